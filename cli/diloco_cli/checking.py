@@ -33,7 +33,8 @@ class Checker:
     """`data_root`: folders that a run may read, as DILOCO_DATA_ROOT says them. `cache`: where text
     is prepared, if not as usual. `checkpoints`: where run-wide checkpoints are, `checkpoint_roots`:
     where else. `factories`: whose modules model.factory may name, as DILOCO_FACTORIES says it.
-    `mesh`: how devices share the work, as DILOCO_MESH says it."""
+    `mesh`: how devices share the work, as DILOCO_MESH says it. `kept_at`: where all hosts of an
+    island keep its checkpoints, as DILOCO_HOSTS_CHECKPOINTS says it."""
 
     data_root: str
     cache: Path | None = None
@@ -41,6 +42,7 @@ class Checker:
     checkpoint_roots: str = ""
     factories: str = ""
     mesh: str = AUTO
+    kept_at: str = ""
     command: Sequence[str] = COMMAND
     check_s_max: float = CHECK_S_MAX
 
@@ -54,7 +56,7 @@ class Checker:
         arguments = ["--data-root", self.data_root, "--factories", self.factories]
         arguments += ["--checkpoint-roots", self.checkpoint_roots, "--parent", str(os.getpid())]
         arguments += ["--checkpoints", self.checkpoints] if self.checkpoints else []
-        arguments += ["--mesh", self.mesh]
+        arguments += ["--mesh", self.mesh, "--kept-at", self.kept_at]
         arguments += [] if self.cache is None else ["--cache", str(self.cache)]
         process = subprocess.Popen(
             [*self.command, *arguments],

@@ -337,6 +337,52 @@ def test_a_name_that_nobody_knows(doctor: Doctor, monkeypatch: pytest.MonkeyPatc
     assert "no answer within 0.2 s" in found["name"]["text"]
 
 
+KEPT = "hosts' checkpoints"
+
+
+def test_where_hosts_keep_their_checkpoints_is_tried(doctor: Doctor, tmp_path: Path) -> None:
+    _, found = doctor(NATS_URL="nats://127.0.0.1:9")
+    assert KEPT not in found, "of most learners there is no such place"
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "file").touch()
+    for place, expected, text in (
+        (f"{tmp_path}/shared", "ok", f"free in {tmp_path}/shared"),
+        (f"{tmp_path}/shared/not/yet", "warn", "is not there yet"),
+        ("shared", "warn", "write its whole path"),
+        (f"{tmp_path}/file", "FAIL", "cannot be written (not a directory)"),
+        ("/proc/none", "FAIL", "cannot be written"),
+        ("gs://bucket/folder", "warn", "nothing was tried there"),
+        ("file:///shared", "FAIL", "write the path of a folder"),
+        ("/s3/bucket", "FAIL", "takes for a bucket"),
+    ):
+        _, found = doctor(NATS_URL="nats://127.0.0.1:9", HOSTS_CHECKPOINTS=place)
+        assert found[KEPT]["verdict"] == expected, found[KEPT]
+        assert text in found[KEPT]["text"] + found[KEPT]["remedy"]
+        assert bool(found[KEPT]["remedy"]) == (expected != "ok")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "shared"]
+    assert not list((tmp_path / "shared").iterdir()), "nothing is left behind"
+
+
+def test_room_for_what_hosts_keep_is_compared_with_the_run() -> None:
+    need = Need("learner", (Term("checkpoints", 100, "x"),), "keeping.checkpoints")
+    assert judging.hosts_place("/s", True, 100, "", need).verdict == "ok"
+    short = judging.hosts_place("/s", True, 99, "", need)
+    assert short.verdict == "FAIL" and "keeping.checkpoints" in short.remedy
+    unknown = judging.hosts_place("/s", True, None, "", need)
+    assert unknown.verdict == "ok" and "does not tell" in unknown.text
+
+
+def test_a_file_system_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands = threading.Event()
+    monkeypatch.setattr(machine_io, "PLACE_S", 0.1)
+    monkeypatch.setattr(machine_io, "_tried", lambda folder: stands.wait(30) and (None, "late"))
+    finding = machine_io.hosts_place(str(tmp_path), None)
+    stands.set()
+    assert verdict(finding) == (KEPT, "FAIL") and "not done within 0.1 s" in finding.text
+
+
 @pytest.mark.whole
 def test_a_run_is_looked_at_by_the_checks_of_diloco_check(doctor: Doctor, tmp_path: Path) -> None:
     """Another corpus than the run names is found before anything is trained."""

@@ -1,15 +1,18 @@
 """`diloco hub` and `diloco site`: what they write, say and refuse."""
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diloco_cli.__main__ import main
 from diloco_cli.words import INVALID
 from diloco_shared.bus.nats.keys import check_public_key, read_credentials
-from diloco_shared.process import hub_folder
+from diloco_shared.process import hub_backup, hub_folder
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
@@ -91,11 +94,66 @@ def test_a_hub_of_three_nodes(
     )
     assert run(monkeypatch, "site", "add", "rome", "--hub", hub) == 0
     assert "copy accounts.conf of that folder" in capsys.readouterr().out
+    assert run(monkeypatch, "hub", "renew", hub) == 0
+    assert "copy all files *.pem of that folder" in capsys.readouterr().out
     for words, text in (
         (("hub", "init", tmp_path / "two", *nodes[:4]), "2 nodes: a hub of several has 3 or 5"),
     ):
         assert run(monkeypatch, *words) == INVALID
         assert text in capsys.readouterr().err
+
+
+def test_a_backup_is_put_back_where_the_hub_looks_for_its_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled: list[tuple[tuple[Path, ...], dict[str, Any]]] = []
+
+    async def put_back(folder: Path, *stores: Path, **how: Any) -> Any:
+        filled.append((stores, how))
+        raise hub_backup.BackupError("no such backup")
+
+    monkeypatch.setattr(hub_backup, "put_back", put_back)
+    hub, elsewhere = tmp_path / "hub", tmp_path / "disk" / "nats"
+    hub_folder.create(hub, listen="127.0.0.1:4222", store=elsewhere)
+    assert run(monkeypatch, "hub", "restore", "b", "--hub", hub) != 0
+    # As a container's configuration names it, it is not to be found here.
+    assert run(monkeypatch, "hub", "restore", "b", "--hub", hub, "--store", tmp_path / "seen") != 0
+    assert run(monkeypatch, "hub", "restore", "b", "--store", tmp_path / "own") != 0
+    assert filled == [
+        ((elsewhere,), {"of_hub": True, "names": ["hub"]}),
+        ((tmp_path / "seen",), {"of_hub": True, "names": ["hub"]}),
+        ((tmp_path / "own",), {"of_hub": False, "names": []}),
+    ]
+    capsys.readouterr()
+
+    async def full(folder: Path, *stores: Path, **how: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as on_a_full_disk:
+        on_a_full_disk.setattr(hub_backup, "put_back", full)
+        assert run(monkeypatch, "hub", "restore", "b", "--hub", hub) != 0
+    said = capsys.readouterr().err
+    assert f"{elsewhere}: no space left on device; what was begun is no backup" in said
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "nodes.json").write_text("[{")
+    for words, text in (
+        ((), "give --hub FOLDER"),
+        (("--hub", tmp_path / "typo"), "is that a folder of 'diloco hub init'?"),
+        (("--hub", tmp_path / "damaged"), "is not a list of nodes"),
+    ):
+        assert run(monkeypatch, "hub", "restore", "b", *words) == INVALID
+        assert text in capsys.readouterr().err
+    assert len(filled) == 3 and not (tmp_path / "typo").exists()
+
+
+async def test_a_backup_is_written_into_no_folder_that_holds_anything(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    nobody: Any = None  # is asked anything before the folder is looked at
+    for path in (tmp_path / "full", tmp_path / "full" / "mine"):
+        with pytest.raises(hub_backup.BackupError, match="is no empty folder"):
+            await hub_backup.take(nobody, path)
+    assert (tmp_path / "full" / "mine").exists()
 
 
 def test_a_site_makes_its_key_itself(
@@ -117,6 +175,11 @@ def test_a_site_makes_its_key_itself(
     ("words", "text"),
     [
         (("hub", "init", "HUB"), "a hub's folder already"),
+        (("hub", "init", "new", "--host", "tls://hub:4222"), "without tls:// before it"),
+        (("hub", "init", "new", "--host", "hub:4222"), "without a port after it"),
+        (("hub", "init", "new", "--host", "höst"), "is no name or address of a host"),
+        (("hub", "init", "new", "--host", ""), "is no name or address of a host"),
+        (("hub", "renew", "HUB", "--host", "tls://hub"), "is no name or address of a host"),
         (("hub", "init", "new", "--cert", "c.pem"), "give --cert and --key together"),
         (("site", "add", "x", "--hub", "none"), "no hub's folder to write in"),
         (("site", "add", "x", "--hub", "HUB", "--role", "coordinator"), "--role coordinator: give"),
@@ -124,6 +187,7 @@ def test_a_site_makes_its_key_itself(
         (("site", "revoke", "x", "--hub", "HUB"), "no identity x; known: coordinator"),
         (("site", "rotate", "reader", "--hub", "HUB", "--finish", "--public-key", "U"), "--finish"),
         (("site", "list", "--hub", "none"), "diloco hub init"),
+        (("hub", "renew", "HUB"), "had it from"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(

@@ -102,9 +102,9 @@ def test_members_whose_disks_are_full_are_named() -> None:
         member("b", state="working"),
         member("c", gone=True, full="/c takes nothing more"),
     ]
-    assert full(notes) == "the disk of s is full: /d takes nothing more"
+    assert full(notes) == "s: /d takes nothing more"
     many = [member(f"x{n}", full="none left") for n in range(5)]
-    assert full(many).endswith("the disk of x2 is full: none left; and 2 more")
+    assert full(many).endswith("x2: none left; and 2 more")
     view = run_view(RECORD, None, "queued", [], beside=full(notes))
     assert view["reason"] == f"queued; {full(notes)}"
 

@@ -362,6 +362,26 @@ def test_a_machine_that_is_too_small_is_found_before_anything_is_begun(
     assert found["devices"].text == "1 x H100"
 
 
+def test_where_hosts_keep_their_checkpoints_there_must_be_the_room(
+    tables: Tables, root: Path, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = dataclasses.replace(MACHINE, platform="cpu", disk_bytes=10)
+    monkeypatch.setattr(checks, "machine_of", lambda _: full)
+    place, free = tmp_path / "shared", {"bytes": 10}
+    monkeypatch.setattr(checks, "free_on", lambda folder: folder == place and free["bytes"])
+    spec = RunSpec.model_validate(tables)
+
+    def disk(kept_at: str) -> Finding:
+        made = check(spec, root, cache, now=time.monotonic, kept_at=kept_at)
+        return next(finding for finding in made if finding.name == "disk")
+
+    assert f"of the disk of {place}, and 10 B are free" in disk(str(place)).text
+    free["bytes"] = 1 << 40
+    assert disk(str(place)).ok and not disk("").ok
+    bucket = disk("gs://bucket/folder")
+    assert bucket.ok and "gs://bucket/folder does not tell" in bucket.text
+
+
 @pytest.mark.parametrize(
     ("mesh", "ok", "words"),
     [

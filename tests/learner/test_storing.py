@@ -54,3 +54,5 @@ async def test_a_large_state_has_longer(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(storing, "STORED_S_MIN", 0.01)
     monkeypatch.setattr(storing, "STORED_BYTES_PER_S", 1)
     await Storing()(60, time.sleep, 0.1)
+    monkeypatch.setattr(storing, "STORED_BYTES_PER_S", 10**9)
+    await Storing()(60, time.sleep, 0.1, beside_s=60.0)

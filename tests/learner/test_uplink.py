@@ -170,6 +170,25 @@ async def test_a_checkpoint_that_fails_is_told(up: Uplink, syncer: Any) -> None:
     assert len(await syncer.events("checkpoint-failed")) == 1
 
 
+async def test_one_that_is_not_even_tried_is_let_go(
+    up: Uplink, syncer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else hosts that write theirs would take it for one that is on its way, for ever."""
+    gone: list[Any] = []
+
+    async def hangs(*_: Any, **__: Any) -> None:
+        raise OSError("an earlier one still hangs there")
+
+    monkeypatch.setattr(up, "own_disk", hangs)
+    monkeypatch.setattr(up.checkpoints, "let_go", gone.append)
+    await syncer.prepare()
+    for step in (9, 10, 11):
+        await up.send(ToSend(Checkpoint(0, step, (0, 0, 0), final=False), step))
+    assert gone == [9, 10, 11]
+    (event,) = await syncer.events("checkpoint-failed")
+    assert event.text == "step 9: an earlier one still hangs there", "and is told once"
+
+
 async def test_checkpoints_of_later_lives_are_newer(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
     await up.send(ToSend(Checkpoint(0, 8, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))

@@ -169,7 +169,7 @@ def test_a_damaged_backup_is_not_put_back(nats_server: NatsServer, tmp_path: Pat
     folder, store = tmp_path / "backup", tmp_path / "store"
     asyncio.run(with_a_bucket(nats_server.url))
     told("backup", str(folder), "--nats-url", nats_server.url)
-    assert "not empty" in told("backup", str(folder), "--nats-url", nats_server.url, status=1)
+    assert "no empty folder" in told("backup", str(folder), "--nats-url", nats_server.url, status=1)
     stream = folder / STREAMS / "KV_runs"
     body = stream.read_bytes()
     stream.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))

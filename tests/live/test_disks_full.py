@@ -51,7 +51,7 @@ def metrics(stack: Stack, member: str) -> list[str]:
 def named(stack: Stack, member: str) -> bool:
     """In the member list, the run's state line and the metrics."""
     folder, shown = str(stack.folder / member), stack.client.member(member)["full"]
-    line = f"the disk of {member} is full: "
+    line = f"{member}: {folder}"
     reason = stack.client.run("r")["reason"]
     return folder in shown and "free disk space there" in shown and line in reason
 

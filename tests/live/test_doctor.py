@@ -86,7 +86,7 @@ async def test_a_site_where_all_is_well_and_nothing_is_left_behind_at_the_hub(
         async with hub.bus("syncer-a") as bus:
             await put_blob(bus, s.publication("r", 0, 0, 0, 0), PAYLOAD, chunk_bytes=256 << 10)
         before = await streams_of(hub)
-        found = await doctor(hub, "oslo", DILOCO_ID="oslo")
+        found = await doctor(hub, "oslo", DILOCO_ID="oslo", DILOCO_HOSTS_CHECKPOINTS=str(tmp_path))
         assert {name: each for name, each in found.items() if each["verdict"] == "FAIL"} == {}
         assert set(found) == set(CHECKS)
         verdicts = {name: each["verdict"] for name, each in found.items()}

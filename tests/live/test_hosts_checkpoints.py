@@ -106,7 +106,8 @@ async def test_an_island_goes_on_from_what_its_hosts_have_written(
         # It comes back as one process of two devices. The newest one is damaged meanwhile.
         last, before = complete(place)[-1], complete(place)[-2]
         (part, *_) = place.glob(f"*/l-1/{last}/moments/ocdbt.process_1/d/*")
-        part.write_bytes(part.read_bytes()[:-1] + b"\0")
+        data = part.read_bytes()
+        part.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         (one,) = start(run, 1, 2, place)
         await life(run, 1)
         (recovered,) = await newest(run, "recovered", 1)

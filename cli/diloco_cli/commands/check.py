@@ -13,6 +13,7 @@ from diloco_cli.cluster import HERE
 from diloco_cli.commands.options import DataRoot, Json, first_of, own_factories
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.words import FAILED, INVALID, CliError, counted
+from diloco_learner.hosts.place import WrongHosts, checkpoints_at
 from diloco_learner.preflight.findings import Finding, skipped
 from diloco_shared.checking import Invalid
 from diloco_shared.checking import check as checked
@@ -47,6 +48,13 @@ def check(
         str,
         typer.Option(envvar="DILOCO_MESH", help="How devices share the work, as for a learner."),
     ] = AUTO,
+    hosts_checkpoints: Annotated[
+        str,
+        typer.Option(
+            envvar="DILOCO_HOSTS_CHECKPOINTS",
+            help="Where all hosts of an island keep its checkpoints, as for a learner.",
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Try a run on this machine: model, weights, corpus, room, and one step. Needs no cluster."""
@@ -54,9 +62,12 @@ def check(
     further = os.environ.get("DILOCO_CHECKPOINT_ROOTS", "")
     try:
         mesh_of(mesh)
+        kept_at = checkpoints_at(hosts_checkpoints)
     except WrongMesh as error:
         raise CliError(f"--mesh: {error}", INVALID) from None
-    checker = Checker(data_root, cache, checkpoints, further, own_factories(), mesh)
+    except WrongHosts as error:
+        raise CliError(str(error), INVALID) from None
+    checker = Checker(data_root, cache, checkpoints, further, own_factories(), mesh, kept_at)
     made = findings_of(*filled(read_run(file), checker, file), checker)
     findings = list(_shown(made, quiet=as_json))
     bad = [f for f in findings if not f.ok and not f.skipped]

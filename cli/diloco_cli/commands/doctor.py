@@ -23,6 +23,7 @@ from diloco_cli.doctor.hub_io import Hub
 from diloco_cli.doctor.judging import CHECKS, Finding
 from diloco_cli.run_file import read_run
 from diloco_cli.words import FAILED, INVALID, CliError
+from diloco_learner.hosts.place import WrongHosts, checkpoints_at
 from diloco_shared.budget import Job, Need, known, streams
 from diloco_shared.budget.memory import disks
 from diloco_shared.bus.nats.access import Address
@@ -98,9 +99,13 @@ def _examine(examined: Examination, file: Path | None, data_root: str, probe: in
     checker = _checker(data_root)
     run = None if file is None else filled(read_run(file), checker, file)
     job = None if run is None else known(run[0])
+    need, place = _need(job), os.environ.get("DILOCO_HOSTS_CHECKPOINTS", "")
     if settings is not None:
         _hub(examined, settings, probe, job)
-        examined.tell(machine_io.disk(settings.data, _need(job)))
+        # What is kept elsewhere needs no room there.
+        examined.tell(machine_io.disk(settings.data, None if place else need))
+    if place:
+        examined.tell(_hosts_place(place, need))
     if run is None:
         examined.tell(machine_io.devices())
         return
@@ -165,6 +170,15 @@ def _hub(examined: Examination, settings: WorkerSettings, probe: int, job: Job |
         tell=examined.tell,
     )
     asyncio.run(hub.ask())
+
+
+def _hosts_place(place: str, need: Need | None) -> Finding:
+    """Where all hosts of an island keep its checkpoints, as a learner reads it."""
+    try:
+        return machine_io.hosts_place(checkpoints_at(place), need)
+    except WrongHosts as error:
+        remedy = "mend the environment: a learner would end with the same words"
+        return judging.failed("hosts' checkpoints", str(error), remedy)
 
 
 def _checker(data_root: str) -> Checker:

@@ -13,12 +13,12 @@ from diloco_cli.cluster import Login, bus_of
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
-from diloco_shared.bus.nats.hub_config import leaf_conf
+from diloco_shared.bus.nats.hub_config import ACCOUNTS, leaf_conf
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.bus.nats.rights import Role
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
-from diloco_shared.process.hub_nodes import Node, nodes_at, nodes_of, url_of
+from diloco_shared.process.hub_nodes import Node, nodes_at, url_of
 from diloco_shared.process.nats_binary import ServerError
 
 T = TypeVar("T")
@@ -42,6 +42,7 @@ Leaves = Annotated[
     ),
 ]
 HERE = Path("hub")
+_BEGUN = "what was begun is no backup, and no hub: remove it"
 
 
 @hub.command()
@@ -136,18 +137,22 @@ def _to_start(folder: Path, nodes: Sequence[Node]) -> None:
 
 @hub.command()
 def renew(
-    host: Annotated[
-        list[str], typer.Option(help="Name or address of the hub, several times for several.")
-    ],
     folder: Annotated[Path, typer.Argument(help="Folder that 'diloco hub init' made.")] = HERE,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or address of the hub, several times for several. A node has one for its "
+            "HOST anyway."
+        ),
+    ] = None,
 ) -> None:
     """Have the hub's own authority sign another certificate of the message server."""
     try:
-        made = hub_folder.renew(folder, host)
+        made = hub_folder.renew(folder, host or ())
     except (ValueError, OSError) as error:
         raise _amiss(folder, error) from None
     print(f"{made}: the message server's certificate is new")
-    _reload(folder)
+    _reload(folder, changed="all files *.pem")
 
 
 @hub.command()
@@ -171,7 +176,7 @@ def backup(
         finally:
             await bus.close()
 
-    found = _backed(act())
+    found = _backed(act(), str(folder))
     lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, in {folder}"]
     show(hub_backup.report(found), as_json, lambda: lines)
 
@@ -181,7 +186,10 @@ def restore(
     folder: Annotated[Path, typer.Argument(help="What 'diloco hub backup' wrote.")],
     store: Annotated[
         Path | None,
-        typer.Option(help="Empty store of a message server that does not run; that of --hub."),
+        typer.Option(
+            help="Empty store of a message server that does not run. With --hub it is the one that "
+            "the hub's configuration names, unless you name another path of it here."
+        ),
     ] = None,
     hub_folder_: Annotated[
         Path | None, typer.Option("--hub", help="Folder that 'diloco hub init' made.")
@@ -189,14 +197,11 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Put a backup back into the empty store of a message server, before you start that."""
-    if (store is None) == (hub_folder_ is None):
-        raise CliError("give either --hub FOLDER or --store FOLDER", INVALID)
-    of_hub, stores, names = hub_folder_ is not None, [store or (hub_folder_ or HERE) / "store"], []
-    if hub_folder_ is not None and (nodes := nodes_of(hub_folder_)):
-        stores = [hub_folder.store_of(hub_folder_, node) for node in nodes]
-        names = [node.server_name for node in nodes]
-    found, done = _backed(hub_backup.put_back(folder, *stores, of_hub=of_hub, names=names))
+    stores, names = _stores(store, hub_folder_)
+    of_hub = hub_folder_ is not None
     where = " and ".join(map(str, stores))
+    work = hub_backup.put_back(folder, *stores, of_hub=of_hub, names=names)
+    found, done = _backed(work, where)
     lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, are in {where}", *done]
     if len(stores) > 1:
         lines.append("carry each of these folders to the machine of its node, to the same place")
@@ -204,17 +209,35 @@ def restore(
     show({**hub_backup.report(found), "done": done}, as_json, lambda: lines)
 
 
-def _backed(work: Coroutine[Any, Any, T]) -> T:
-    """What comes of it; CliError says what is amiss."""
+def _stores(store: Path | None, folder: Path | None) -> tuple[list[Path], list[str]]:
+    """(where streams are put back, names of the servers). Raises CliError."""
+    if folder is None:
+        if store is None:
+            raise CliError(
+                "give --hub FOLDER, of a hub that 'diloco hub init' made, or else --store FOLDER",
+                INVALID,
+            )
+        return [store], []
+    try:
+        there = hub_folder.stores_of(folder)
+    except ValueError as error:
+        raise _amiss(folder, error) from None
+    if store is not None and len(there) > 1:
+        raise CliError("each node of this hub has its own store: leave --store out", INVALID)
+    return [*there.values()] if store is None else [store], [*there]
+
+
+def _backed(work: Coroutine[Any, Any, T], where: str) -> T:
+    """What comes of it; CliError says what is amiss. `where`: what is written."""
     logs.configure("warning")
     try:
         return asyncio.run(work)
     except (hub_backup.BackupError, ServerError) as error:
         raise CliError(str(error)) from None
     except BusError as error:
-        raise CliError(f"{error}; what was begun is no backup, and no hub: remove it") from None
+        raise CliError(f"{error}; {_BEGUN}") from None
     except OSError as error:
-        raise CliError(f"{error.filename}: {why(error)}") from None
+        raise CliError(f"{error.filename or where}: {why(error)}; {_BEGUN}") from None
 
 
 @site.command()
@@ -367,8 +390,8 @@ def _certified(folder: Path, name: str) -> None:
         print(f"{path}: give it to {name} alone, as DILOCO_NATS_CLIENT_CERT, and remove it here")
 
 
-def _reload(folder: Path) -> None:
-    rest = hub_folder.reload(folder)
+def _reload(folder: Path, changed: str = ACCOUNTS) -> None:
+    rest = hub_folder.reload(folder, changed=changed)
     print(rest or "the message server knows it")
 
 

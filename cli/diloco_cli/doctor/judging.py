@@ -38,6 +38,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "bandwidth up": ("rights",),
     "bandwidth down": ("credentials", "nodes"),
     "disk": ("settings",),
+    "hosts' checkpoints": (),
     "devices": (),
 }
 CHECKS = tuple(NEEDS)  # besides those of a run, which have names of their own
@@ -464,3 +465,49 @@ def disk(folder: str, free: int | None, error: str, need: Need | None) -> Findin
         remedy = "that is little: give this command the run's file to hear what it needs"
         return Finding("disk", "warn", text, remedy, figures)
     return Finding("disk", "ok", text, "", figures)
+
+
+def bucket(place: str) -> Finding:
+    """A place for checkpoints of all hosts that is no folder."""
+    return Finding(
+        "hosts' checkpoints",
+        "warn",
+        f"{place} is a bucket: nothing was tried there",
+        "look at the events when a run begins: checkpoint-failed says what is wrong with it",
+    )
+
+
+def hosts_place(
+    folder: str, there: bool, free: int | None, error: str, need: Need | None
+) -> Finding:
+    """The folder in which all hosts of an island keep its checkpoints. `there`: it is.
+
+    `need`: what a learner of the run keeps there.
+    """
+    name = "hosts' checkpoints"
+    if error:
+        return failed(
+            name,
+            f"{folder} cannot be written ({error})",
+            "let the user of this process write there, or name another folder in "
+            "DILOCO_HOSTS_CHECKPOINTS: training would go on without checkpoints",
+        )
+    room = "how much is free it does not tell" if free is None else f"{shown(free)} free"
+    text, figures = f"{room} in {folder}", {} if free is None else {"free_bytes": float(free)}
+    if need is not None:
+        text += f"; the run needs {shown(need.bytes)}"
+        figures["needed_bytes"] = float(need.bytes)
+    if need is not None and free is not None and free < need.bytes:
+        remedy = (
+            "free room there, name another folder in DILOCO_HOSTS_CHECKPOINTS, or change "
+            f"{need.lower}"
+        )
+        return Finding(name, "FAIL", text, remedy, figures)
+    remedies = []
+    if not there:
+        text += ", which is not there yet: a learner makes it"
+        remedies.append("see that the file system that all hosts reach is mounted here")
+    if not folder.startswith("/"):
+        remedies.append("write its whole path: this one begins where each process was started")
+    verdict: Verdict = "warn" if remedies else "ok"
+    return Finding(name, verdict, text, "; and ".join(remedies), figures)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from diloco_shared.process.disk_watch import free_bytes
 
 # Eight GPUs take a minute to be found the first time; a driver that hangs never answers.
 DEVICES_S = 120.0
+# A file system of a network that is slow, but of use, takes a small file in this time.
+PLACE_S = 10.0
 # The last check of a run that is made here: compiling and stepping are left to 'diloco check', and
 # room on the disk is looked for where learners keep what they keep.
 LAST = "host memory"
@@ -53,16 +56,41 @@ def devices() -> Finding:
 
 def disk(folder: Path, need: Need | None) -> Finding:
     """Where members keep what they keep; the folder need not be there yet."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    error = ""
+    free, error = _tried(folder)
+    return judging.disk(str(folder), free, error, need)
+
+
+def hosts_place(place: str, need: Need | None) -> Finding:
+    """Where all hosts of an island keep its checkpoints: a file system of a network, which may not
+    answer."""
+    if "://" in place:
+        return judging.bucket(place)
+    folder, found = Path(place), list[Finding]()
+
+    def look() -> None:
+        free, error = _tried(folder)
+        found.append(judging.hosts_place(place, folder.exists(), free, error, need))
+
+    # One that hangs ends with the process.
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(PLACE_S)
+    why = f"look at the file system of {place}: it does not answer"
+    return found[0] if found else judging.late("hosts' checkpoints", PLACE_S, why)
+
+
+def _tried(folder: Path) -> tuple[int | None, str]:
+    """(bytes that are free, why no file can be written) of a folder, or of where it will be."""
     try:
+        whole = folder.absolute()
+        there = next(path for path in (whole, *whole.parents) if path.exists())
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(bytes(_TRY_BYTES))
             file.flush()
             os.fsync(file.fileno())
     except OSError as trouble:
-        error = (trouble.strerror or str(trouble)).lower()
-    return judging.disk(str(folder), free_bytes(there), error, need)
+        return None, (trouble.strerror or str(trouble)).lower()
+    return free_bytes(there), ""
 
 
 def of_run(made: Iterator[OfRun]) -> Iterator[Finding]:

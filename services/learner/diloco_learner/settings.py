@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator
 
+from diloco_learner.hosts.place import checkpoints_at
 from diloco_learner.training.kept import KEPT_BYTES_MAX, OFF
 from diloco_shared.process.settings import WorkerSettings
 from diloco_shared.reach.local import DataRoots, Factories, Reach
@@ -96,6 +97,11 @@ class Settings(WorkerSettings):
     def _readable(cls, text: str) -> str:
         Factories.of(text)
         return text
+
+    @field_validator("hosts_checkpoints")
+    @classmethod
+    def _writable(cls, text: str) -> str:
+        return checkpoints_at(text)
 
     @field_validator("mesh")
     @classmethod

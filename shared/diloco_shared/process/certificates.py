@@ -14,8 +14,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-# Nobody replaces an authority's certificate without visiting every site; the others are replaced
-# by one command, and `diloco doctor` says when it is time.
+# Nobody replaces an authority's certificate without visiting every site; those that sites see, or
+# present, are replaced by one command, and `diloco doctor` says when it is time. What only the
+# hub's own machines present to each other nobody would look at before it ends: it is good for as
+# long as an authority.
 AUTHORITY_DAYS = 3650
 DAYS = 398
 # Clocks differ: a certificate is good from this long before it was made.
@@ -51,19 +53,19 @@ def new_authority(now: datetime) -> Pair:
     return _pair(built.sign(key, hashes.SHA256()), key)
 
 
-def for_hub(authority: Pair, hosts: Sequence[str], now: datetime) -> Pair:
+def for_hub(authority: Pair, hosts: Sequence[str], now: datetime, days: int = DAYS) -> Pair:
     """Of a message server that is reached under these names or addresses. Raises ValueError."""
     if not hosts or len(hosts) > HOSTS_MAX:
         raise ValueError(f"give 1 to {HOSTS_MAX} names or addresses of the hub, not {len(hosts)}")
     names = x509.SubjectAlternativeName([_host(host) for host in hosts])
     # Servers of a cluster are clients of each other.
     uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    return _signed(authority, hosts[0], uses, names, now)
+    return _signed(authority, hosts[0], uses, names, now, days)
 
 
-def for_site(authority: Pair, name: str, now: datetime) -> Pair:
+def for_site(authority: Pair, name: str, now: datetime, days: int = DAYS) -> Pair:
     """Of an identity that connects to the hub. Raises ValueError for an authority that is none."""
-    return _signed(authority, name, [ExtendedKeyUsageOID.CLIENT_AUTH], None, now)
+    return _signed(authority, name, [ExtendedKeyUsageOID.CLIENT_AUTH], None, now, days)
 
 
 def ends_at(certificate: str) -> datetime:
@@ -80,6 +82,7 @@ def _signed(
     uses: Sequence[x509.ObjectIdentifier],
     names: x509.SubjectAlternativeName | None,
     now: datetime,
+    days: int,
 ) -> Pair:
     above = x509.load_pem_x509_certificate(authority.certificate.encode())
     signing = serialization.load_pem_private_key(authority.key.encode(), password=None)
@@ -89,7 +92,7 @@ def _signed(
     # A common name has 64 letters at most; who looks at names looks at the alternative ones.
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     built = (
-        _begun(subject, above.subject, key, now, DAYS)
+        _begun(subject, above.subject, key, now, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)

@@ -33,15 +33,16 @@ async def watch_disk(
     while True:
         reason, here = "", room()
         if here is not None:
-            free = await asyncio.to_thread(free_bytes, here.folder)
-            reason = here.saw(free, ambient.monotonic()) if free is not None else here.reason
+            folder = here.folder
+            free = None if folder is None else await asyncio.to_thread(free_bytes, folder)
+            reason = here.saw(free, ambient.monotonic())
         reason = reason[:500]  # as much as the record takes
         if reason != membership.record.full:
             membership.update(full=reason)
             if reason:
                 await tell("full", reason)
             elif here is not None:
-                await tell("room-again", f"{here.folder} has room again")
+                await tell("room-again", f"{here.place} has room again")
         await asyncio.sleep(LOOK_S)
 
 

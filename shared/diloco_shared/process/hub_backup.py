@@ -120,8 +120,8 @@ async def take(bus: NatsBus, folder: Path) -> Backup:
 
 def _new(folder: Path) -> None:
     """Nobody else may read it: it holds all that the hub does."""
-    if folder.exists() and any(folder.iterdir()):
-        raise BackupError(f"{folder} is not empty: give the name of a new folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BackupError(f"{folder} is no empty folder: give the name of a new one")
     (folder / STREAMS).mkdir(parents=True)
     folder.chmod(0o700)
 

@@ -47,6 +47,7 @@ CONFIG, IDENTITIES, CREDENTIALS, LOCK = (
     "credentials",
     "lock",
 )
+NAME = "hub"  # of the server, where it is the only one
 AUTHORITY, AUTHORITY_KEY = "authority.pem", "authority-key.pem"
 HUB_CERTIFICATE, HUB_KEY = "hub.pem", "hub-key.pem"
 # Of identities; the folder is there only where the hub demands certificates.
@@ -94,6 +95,8 @@ def create(
             "certificates are demanded of sites over TLS only: give the hub's own certificate, or "
             "its name, for which one is made"
         )
+    for host in hosts:
+        hub_nodes.checked_host(host)
     folder = folder.resolve()
     if (folder / IDENTITIES).exists() or (folder / CONFIG).exists():
         raise ValueError(f"{folder} is a hub's folder already: nothing was changed")
@@ -110,7 +113,7 @@ def create(
                 listen=listen if server is None else f"{_address(listen)}:{server.port}",
                 store=str((store if server is None else store / server.name).resolve()),
                 pid_file=str(at / PID),
-                name="hub" if server is None else server.server_name,
+                name=NAME if server is None else server.server_name,
                 routes=None if server is None else _routes(folder, server, nodes, _address(listen)),
                 certificate=str(at / HUB_CERTIFICATE) if own else certificate,
                 key=str(at / HUB_KEY) if own else key,
@@ -136,16 +139,30 @@ def certificate_of(folder: Path, name: str) -> Path:
     return folder / CERTIFICATES / f"{name}.pem"
 
 
-def store_of(folder: Path, node: Node) -> Path:
-    """Where a node keeps its streams, as its configuration says. Raises ValueError."""
-    path = folder / node.name / CONFIG
+def stores_of(folder: Path) -> dict[str, Path]:
+    """By name of each message server of a hub, where it keeps its streams. Raises ValueError, also
+    where one of them runs."""
+    found: dict[str, Path] = {}
+    for node in nodes_of(folder) or (None,):
+        at, name = (folder, NAME) if node is None else (folder / node.name, node.server_name)
+        found[name] = _store_of(at / CONFIG)
+        if pid := _server(at):
+            raise ValueError(f"the message server of {at} runs (process {pid}): stop it first")
+    return found
+
+
+def _store_of(config: Path) -> Path:
+    """As a server's configuration says, which its operator may have changed. Raises ValueError."""
     try:
-        found = re.search(r'^\s*store_dir: ("[^"]+")$', path.read_text("utf-8"), re.MULTILINE)
+        text = config.read_text("utf-8")
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        raise ValueError(
+            f"{config} cannot be read ({error.strerror}): is that a folder of 'diloco hub init'?"
+        ) from None
+    found = re.search(r"""^\s*store_dir\s*[:=]?\s*("[^"]+"|'[^']+'|[^\s"']+)""", text, re.MULTILINE)
     if found is None:
-        raise ValueError(f"{path} has no line store_dir: add it to the part jetstream")
-    return Path(json.loads(found[1]))
+        raise ValueError(f"{config} has no line store_dir: add it to the part jetstream")
+    return Path(json.loads(found[1]) if found[1].startswith('"') else found[1].strip("'"))
 
 
 def renew(folder: Path, hosts: Sequence[str]) -> Path:
@@ -154,6 +171,8 @@ def renew(folder: Path, hosts: Sequence[str]) -> Path:
     Of a hub of several, each node's, for its name and `hosts`: where the first is. Raises
     ValueError where the hub has no authority, and OSError.
     """
+    for host in hosts:
+        hub_nodes.checked_host(host)
     with _locked(folder):
         nodes = nodes_of(folder)
         first = (folder / nodes[0].name if nodes else folder) / HUB_CERTIFICATE
@@ -236,8 +255,10 @@ def retire(folder: Path, name: str) -> None:
         _change(folder, name, lambda i: replace(i, keys=i.keys[-1:]))
 
 
-def reload(folder: Path, *, between_s: float = BETWEEN_S) -> str:
+def reload(folder: Path, *, changed: str = ACCOUNTS, between_s: float = BETWEEN_S) -> str:
     """Have the running server read its configuration again: what else is to be done, "" if nothing.
+
+    `changed`: what has to be copied to a node on another machine.
 
     Twice, since nats-server 2.15.1 leads an account that it meets for the first time nowhere until
     it reads the configuration once more. Waits `between_s` seconds, and a quarter of that.
@@ -258,18 +279,23 @@ def reload(folder: Path, *, between_s: float = BETWEEN_S) -> str:
             time.sleep(between_s / 4)  # what is done next finds that it has taken effect
     except OSError as error:
         return f"the message server (process {pid}) cannot be told to reload: {error.strerror}"
-    try:
-        for at in (at for at, pid in pids.items() if pid):
+    stay: dict[Path, str] = {}
+    for at in (at for at, pid in pids.items() if pid):
+        try:
             hub_leaves.cut(at, at / CONFIG)
-    except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
+            stay[at] = str(error)
+    if stay:
+        where = f" of {' and '.join(map(str, stay))}" if nodes else ""
         return (
-            f"the message server knows it, but sites' own message servers stay as they are, with "
-            f"the rights that they had ({error}): start it anew to cut off who may be in no more"
+            f"the message server{where} knows it, but sites' own message servers stay as they are, "
+            f"with the rights that they had ({'; '.join(stay.values())}): start it anew to cut off "
+            "who may be in no more"
         )
     away = [str(at) for at, pid in pids.items() if not pid]
     if not away:
         return ""
-    copied = f"copy {ACCOUNTS} of that folder to where one does; " if nodes else ""
+    copied = f"copy {changed} of that folder to where one does; " if nodes else ""
     return (
         f"no message server of {' and '.join(away)} runs on this machine: {copied}"
         "one that keep_hub watches with --reload, as in Compose, sees the change within 5 s; "
@@ -333,7 +359,8 @@ def _may_end_connections(folder: Path, nodes: Sequence[Node]) -> None:
     for place in (folder, *(folder / node.name for node in nodes)):
         replace_for_owner(place / hub_leaves.PASSWORD, password + "\n")
         if (folder / CERTIFICATES).is_dir():
-            signed = _signing().for_site(_authority(folder), "system", datetime.now(UTC))
+            authority, days = _authority(folder), _signing().AUTHORITY_DAYS
+            signed = _signing().for_site(authority, "system", datetime.now(UTC), days)
             replace_for_owner(place / hub_leaves.CERTIFICATE, signed.document)
 
 
@@ -397,14 +424,20 @@ def _sign_for_hub(folder: Path, hosts: Sequence[str], nodes: Sequence[Node], *, 
             replace_for_owner(at / AUTHORITY, _authority(folder).certificate)
         kept = (folder / hub_nodes.ROUTES_AUTHORITY, folder / hub_nodes.ROUTES_AUTHORITY_KEY)
         among = _authority_in(*kept)
-        _write_signed(
-            among, [node.host], at / hub_nodes.ROUTE_CERTIFICATE, at / hub_nodes.ROUTE_KEY
-        )
+        pair = at / hub_nodes.ROUTE_CERTIFICATE, at / hub_nodes.ROUTE_KEY
+        _write_signed(among, [node.host], *pair, days=_signing().AUTHORITY_DAYS)
         replace_for_owner(at / hub_nodes.ROUTES_AUTHORITY, among.certificate)
 
 
-def _write_signed(authority: "Pair", hosts: Sequence[str], certificate: Path, key: Path) -> None:
-    signed = _signing().for_hub(authority, hosts, datetime.now(UTC))
+def _write_signed(
+    authority: "Pair",
+    hosts: Sequence[str],
+    certificate: Path,
+    key: Path,
+    days: int | None = None,
+) -> None:
+    signing = _signing()
+    signed = signing.for_hub(authority, hosts, datetime.now(UTC), days or signing.DAYS)
     # A server that reads both in between refuses them, and goes on with those that it has.
     replace_for_owner(key, signed.key)
     replace_for_owner(certificate, signed.certificate)

@@ -9,7 +9,9 @@ Nodes trust each other wholly. So their certificates are of another authority th
 a site's must not make it a node.
 """
 
+import ipaddress
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ ROUTES_PORT, MONITOR_PORT = 2000, 4000
 # With an even number as many may be away as with one less; the server copies streams five times.
 COUNTS = (3, 5)
 _PORT = 4222
+# Labels of letters, digits, - and _; the first may be * in a certificate.
+_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,22 @@ def _place(text: str) -> tuple[str, int]:
         raise ValueError(f"node {text!r}: give HOST or HOST:PORT")
     if not 0 < int(port) <= 65535 - MONITOR_PORT:
         raise ValueError(f"node {text!r}: give a port from 1 to {65535 - MONITOR_PORT}")
-    return host, int(port)
+    if "*" in host:
+        raise ValueError(f"node {text!r}: give HOST or HOST:PORT")
+    return checked_host(host), int(port)
+
+
+def checked_host(text: str) -> str:
+    """The same, if it can be the name or address of a host; else ValueError."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if _NAME.fullmatch(text) is None or len(text) > 253 or ".." in text:
+            raise ValueError(
+                f"{text[:80]!r} is no name or address of a host: write it as hub.example.org, "
+                "without tls:// before it and without a port after it"
+            ) from None
+    return text
 
 
 def nodes_of(folder: Path) -> list[Node]:

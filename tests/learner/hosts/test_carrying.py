@@ -18,7 +18,7 @@ from diloco_learner.data.leasing_io import Leases
 from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import Contribute
 from diloco_learner.exchange.uplink_io import Uplink
-from diloco_learner.hosts import giving_io
+from diloco_learner.hosts import carrying_io, giving_io
 from diloco_learner.hosts.carrying_io import (
     ERRAND,
     Carrier,
@@ -30,7 +30,7 @@ from diloco_learner.hosts.carrying_io import (
 )
 from diloco_learner.hosts.giving_io import SpreadState
 from diloco_learner.hosts.link_io import BadFrame, HostLost, values_of
-from diloco_learner.hosts.shares import CONTRIBUTION, MOMENTS, Composed, compose, kept
+from diloco_learner.hosts.shares import CONTRIBUTION, MOMENTS, Composed, Kept, compose, kept
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
@@ -389,6 +389,31 @@ async def test_a_state_that_a_host_keeps_no_more_is_not_there(broker: MemoryBrok
         with pytest.raises(CarrierFailed, match="does not keep that any more"):
             await state.store(bus, SUBJECT)
         with pytest.raises(CarrierFailed, match="does not keep that any more"):
+            await state.whole()
+
+
+async def test_one_who_gives_nothing_though_it_lives_is_not_waited_for_for_ever(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrying_io, "ORDER_S_MAX", 0.1)
+    async with an_island(broker) as island:
+        state = island.state()
+        island.gone.add(2)
+        with pytest.raises(CarrierFailed, match="host 2 gave nothing more for"):
+            await state.whole()
+        assert not island.carriers.lent
+
+
+async def test_whatever_fails_at_a_host_process_0_is_told(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_memory(*_: Any) -> Any:
+        raise MemoryError("for a copy")
+
+    async with an_island(broker) as island:
+        state = island.state()
+        monkeypatch.setattr(Kept, "given", without_memory)
+        with pytest.raises(CarrierFailed, match="MemoryError: for a copy"):
             await state.whole()
 
 

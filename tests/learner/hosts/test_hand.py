@@ -1,12 +1,16 @@
 """What a process that follows makes of orders that it cannot carry out, and of a run it may not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from diloco_learner.hosts import plan
+from diloco_learner.hosts import following_io, plan
 from diloco_learner.hosts.computing_io import of_all, programs
+from diloco_learner.hosts.following_io import Leader
 from diloco_learner.hosts.hand import Hand
+from diloco_learner.hosts.place import HostPlace
+from diloco_learner.hosts.sharded import Promised, Told
 from diloco_shared.reach.local import OutOfReach, Reach
 from diloco_shared.spec.mesh import MeshSizes, WrongMesh
 from diloco_shared.spec.run import RunSpec
@@ -44,3 +48,24 @@ def test_every_process_has_a_part_of_the_mesh() -> None:
     assert of_all(sizes, 8, 4) is sizes
     with pytest.raises(WrongMesh, match=r"takes 4 of the 6 devices .*inner.batch_sequences \(it"):
         of_all(MeshSizes(fsdp=4), 6, 8)
+
+
+def test_a_host_that_cannot_fetch_what_it_gives_says_so_and_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its thread would end alone, and all others wait a quarter of an hour for what it gives."""
+    said: list[tuple[Any, ...]] = []
+
+    def lost() -> Told:
+        raise RuntimeError("a device is lost")
+
+    def ends(why: str, status: int) -> None:
+        said.append(("ends", why, status))
+
+    leader = Leader(HostPlace(2, 1, "node0", 8470))
+    monkeypatch.setattr(leader, "_say", lambda *values: said.append(values))
+    monkeypatch.setattr(following_io, "end", ends)
+    leader.give(7, Promised(lost))
+    leader._give()
+    why = "RuntimeError: a device is lost"
+    assert said == [("failed", why), ("ends", why, 1)]

@@ -1,8 +1,15 @@
 """Which of an island's processes this one is."""
 
 import pytest
+from pydantic import ValidationError
 
-from diloco_learner.hosts.place import HostPlace, WrongHosts, first_node, place_of
+from diloco_learner.hosts.place import (
+    HostPlace,
+    WrongHosts,
+    checkpoints_at,
+    first_node,
+    place_of,
+)
 from diloco_learner.settings import Settings
 
 SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_JOB_ID": "123456"}
@@ -81,3 +88,27 @@ def test_limits_of_a_link_are_shared_out_among_those_who_use_it() -> None:
     assert (each.uplink_bytes_per_s, each.downlink_bytes_per_s) == (2e6, 5e5)
     alone = given.model_copy(update={"hosts_carry": "first"})
     assert alone.of_host(4) == alone, "process 0 has the link for itself"
+
+
+def test_where_checkpoints_of_all_hosts_are() -> None:
+    for place in ("", "/shared/diloco", "shared", "gs://bucket/folder", "/srv/s3/x", "/s3x", "."):
+        assert checkpoints_at(f" {place} ") == place
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("file:///shared", "write the path of a folder"),
+        ("http://x/y", "write the path of a folder"),
+        ("~/shared", "write the whole path"),
+        ("/s3/bucket", "takes for a bucket"),
+        ("/gs", "takes for a bucket"),
+        ("/shared/[1]", "finds nothing again"),
+        ("/shared/*", "finds nothing again"),
+    ],
+)
+def test_places_that_the_library_could_not_write_to_are_refused(place: str, why: str) -> None:
+    with pytest.raises(WrongHosts, match=f"DILOCO_HOSTS_CHECKPOINTS is .*{why}"):
+        checkpoints_at(place)
+    with pytest.raises(ValidationError, match=why):
+        Settings(hosts_checkpoints=place)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from diloco_learner.hosts.sharded import (
+    TEXT_MAX,
     Damaged,
     Told,
     Whole,
@@ -89,4 +90,12 @@ def test_of_what_is_wrapped_the_innermost_reason_is_told() -> None:
     except RuntimeError as error:
         assert fault_of(error) == "OUT_OF_RANGE: a chunk"
     assert fault_of(TimeoutError()) == "TimeoutError"
+    path = f"/{'very/long/' * 30}moments"
+    long = ValueError(
+        f'RESOURCE_EXHAUSTED: Error writing "mu" at "{path}": Failed to write 8 bytes to file 4: '
+        "No space left on device [os_error_code='28'] [tensorstore_spec='{}']"
+    )
+    text = fault_of(long)
+    assert len(text) == TEXT_MAX and text.startswith("RESOURCE_EXHAUSTED: Error writing")
+    assert text.endswith("No space left on device"), "the reason is not cut off"
     assert fault_of(OSError(28, "No space left on device")) == "[Errno 28] No space left on device"

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from diloco_learner.hosts import sharded_io
-from diloco_learner.hosts.keeping_io import HostsCheckpoints, Nobody
+from diloco_learner.hosts.keeping_io import HostsCheckpoints, Kept, Nobody
+from diloco_learner.hosts.sharded import Whole
 from diloco_learner.hosts.sharded_io import Shards
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -96,9 +97,196 @@ def test_one_that_hangs_ends_no_training_and_holds_the_next_ones_off(
     assert b'"mu"' in data.read_bytes()
 
 
-def test_a_place_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    stands = threading.Event()
-    with pytest.raises(OSError, match="did not answer within 0 s"):
-        sharded_io.within(0.01, lambda: stands.wait(30))
+def test_a_place_that_does_not_answer_is_named_and_holds_one_thread() -> None:
+    shards, stands = Shards("/nowhere"), threading.Event()
+    tries: list[int] = []
+
+    def hangs() -> None:
+        tries.append(1)
+        stands.wait(30)
+
+    for why in ("did not answer within 0 s", "has not answered", "has not answered"):
+        with pytest.raises(OSError, match=why):
+            shards.within(0.01, hangs)
+    assert len(tries) == 1, "no thread more, however often it is tried"
     stands.set()
-    assert sharded_io.within(5.0, lambda: np.int32(3)) == 3
+    assert shards.left is not None
+    shards.left.join()
+    assert shards.within(5.0, lambda: np.int32(3)) == 3
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_one_that_is_due_while_another_is_written_is_left_out_and_is_no_failure(
+    tmp_path: Path, checkpoints: HostsCheckpoints
+) -> None:
+    first = checkpoints.begin(0, 1)
+    second = checkpoints.begin(0, 2)
+    checkpoints.save(1, first)
+    checkpoints.save(2, second)
+    assert checkpoints.newest == 1 and not checkpoints.room.failed
+    checkpoints.save(3, checkpoints.begin(0, 3))
+    assert names_in(tmp_path / "r.0/l-1") == ["1", "3"]
+
+
+def test_none_begins_while_older_ones_are_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoints: HostsCheckpoints
+) -> None:
+    """It would be taken for one that was never completed."""
+    meanwhile, there = list[Kept](), checkpoints.shards.sequences
+
+    def sequences() -> dict[int, bool]:
+        meanwhile.append(checkpoints.begin(0, 2))
+        return there()
+
+    with monkeypatch.context() as slow:
+        slow.setattr(checkpoints.shards, "sequences", sequences)
+        checkpoints.save(1, checkpoints.begin(0, 1))
+    (second,) = meanwhile
+    checkpoints.save(2, second)
+    checkpoints.save(3, checkpoints.begin(0, 3))
+    assert second.left_out and checkpoints.newest == 3
+    assert names_in(tmp_path / "r.0/l-1") == ["1", "3"]
+
+
+def test_what_another_life_writes_meanwhile_stays(
+    tmp_path: Path, checkpoints: HostsCheckpoints
+) -> None:
+    """An island that was given up, but still runs, keeps its last one."""
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    (tmp_path / "r.0/l-1/0").mkdir()
+    (tmp_path / f"r.0/l-1/{10**9}").mkdir()  # of the life in its place, not complete yet
+    checkpoints.save(2, checkpoints.begin(0, 2))
+    assert names_in(tmp_path / "r.0/l-1") == ["1", str(10**9), "2"]
+
+
+def test_one_that_nobody_saves_does_not_hold_the_next_ones_off(
+    checkpoints: HostsCheckpoints,
+) -> None:
+    begun = checkpoints.begin(0, 1)
+    checkpoints.let_go(checkpoints.begin(0, 2))
+    assert checkpoints.begin(0, 3).left_out, "the first one is still on its way"
+    assert begun.writing is not None
+    begun.writing.told()
+    checkpoints.let_go(begun)
+    checkpoints.save(4, checkpoints.begin(0, 4))
+    assert checkpoints.newest == 4
+
+
+def test_what_cannot_be_removed_makes_the_place_of_no_less_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoints: HostsCheckpoints
+) -> None:
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    (tmp_path / "r.0/l-1/7").mkdir()
+    (tmp_path / "r.0/l-1/8").write_text("no folder")
+
+    def kept(self: Shards, sequence: int) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Shards, "remove", kept)
+    shards = Shards(str(tmp_path))
+    again = HostsCheckpoints(trainer(1.0), shards, Nobody(), {0: "oslo"}, "r.0/l-1", 1, 2)
+    assert not again.fault and again.newest == 1
+    again.save(10**9 + 1, again.begin(0, 1))
+    assert again.newest == 10**9 + 1 and not again.room.failed
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("gs://bucket/folder", "gcsfs"),
+        ("{file}/below", "Not a directory"),
+        ("/proc/none", "No such"),
+    ],
+)
+def test_a_place_of_no_use_is_named_and_training_goes_on(
+    tmp_path: Path, place: str, why: str
+) -> None:
+    (tmp_path / "file").touch()
+    shards = Shards(place.format(file=tmp_path / "file"))
+    found = HostsCheckpoints(trainer(1.0), shards, Nobody(), {0: "oslo"}, "r.0/l-1", 0, 2)
+    assert why in found.fault and found.restore(found.trainer) == []
+    assert found.room.failed == found.fault, "it is known, and need not be told again"
+    with pytest.raises(OSError, match=why):
+        found.save(1, found.begin(0, 1))
+    assert why in found.room.saw(None, 0.0)
+    assert (found.room.folder is None) == place.startswith("gs:"), "whose disk is no bucket's"
+
+
+def test_what_the_library_cannot_find_again_does_not_count_as_complete(tmp_path: Path) -> None:
+    """It looks for the parts of hosts by a pattern: the setting refuses such a path."""
+    shards = Shards(str(tmp_path / "a [1]"))
+    found = HostsCheckpoints(trainer(1.0), shards, Nobody(), {0: "oslo"}, "r.0/l-1", 0, 2)
+    with pytest.raises(OSError, match="orbax has not put together"):
+        found.save(1, found.begin(0, 1))
+    assert found.newest is None and shards.sequences() == {}
+
+
+def test_one_that_is_complete_is_not_written_over(checkpoints: HostsCheckpoints) -> None:
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    assert checkpoints.restore(checkpoints.trainer) == []
+
+
+def test_what_a_host_writes_must_be_seen_by_process_0(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where a host sees what others have written, and keeps its own writes to itself."""
+    monkeypatch.setattr(sharded_io, "SIGN_S", 0.1)
+    first, other = Shards(str(tmp_path), 0, 2), Shards(str(tmp_path), 1, 2)
+    first.look("r.0/l-1", "token", first=True)
+    with pytest.raises(OSError, match=r"what host 1 writes in .* is not seen here"):
+        first.looked("token")
+    other.look("r.0/l-1", "token")
+    first.looked("token")
+    assert names_in(tmp_path / "r.0/l-1") == [], "the signs are gone"
+    first.look("r.0/l-1", "another", first=True)
+    with pytest.raises(OSError, match="is not the folder that process 0 sees"):
+        other.look("r.0/l-1", "token")
+
+
+def test_what_another_host_has_written_must_be_seen_before_it_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sharded_io, "seen", lambda paths: all(path.exists() for path in paths))
+    shards = Shards(str(tmp_path))
+    shards.look("r.0/l-1", "token", first=True)
+    told = shards.keep(1, {"mu": jnp.ones(8)}).told()
+    theirs = "moments/ocdbt.process_1/d/0"
+    leaves: dict[str, Any] = {"mu": ("float32", (8,))}
+    with pytest.raises(OSError, match=f"{theirs} was written by another host and is not seen"):
+        shards.complete(1, Whole(leaves, None, {**told.files, theirs: (8, "0" * 32)}))
+    assert shards.sequences() == {1: False}
+    shards.complete(1, Whole(leaves, None, told.files))
+    assert shards.sequences() == {1: True}
+
+
+def test_a_place_that_is_mended_is_used_from_the_next_one_on(tmp_path: Path) -> None:
+    (tmp_path / "place").touch()
+    shards = Shards(str(tmp_path / "place"))
+    found = HostsCheckpoints(trainer(1.0), shards, Nobody(), {0: "oslo"}, "r.0/l-1", 0, 2)
+    assert found.fault
+    begun = found.begin(0, 1)
+    (tmp_path / "place").unlink()
+    found.save(1, begun)
+    assert not found.fault and not found.room.failed and found.newest is None
+    found.save(2, found.begin(0, 2))
+    assert found.newest == 2
+
+
+def test_what_makes_one_complete_is_there_whole_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoints: HostsCheckpoints
+) -> None:
+    def torn(path: Path, data: bytes) -> None:
+        path.with_name(path.name + ".part").write_bytes(data[:9])
+        raise OSError(errno.EIO, "the power is gone")
+
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    with monkeypatch.context() as short:
+        short.setattr(sharded_io, "replace", torn)
+        short.setattr(checkpoints.shards, "remove", lambda sequence: None)
+        with pytest.raises(OSError, match="the power is gone"):
+            checkpoints.save(2, checkpoints.begin(0, 2))
+    assert checkpoints.shards.sequences() == {1: True, 2: False}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diloco_shared import ambient
-from diloco_shared.bus.nats import api
+from diloco_shared.bus.nats import api, streams
 from diloco_shared.bus.nats.api import NoMajority, answer_of, api_call, headers_of, stored_at
 from diloco_shared.bus.nats.link import ELECTION_S, MAJORITY_LOST, NatsLink, Raw
 from diloco_shared.bus.nats.pulls import Delivered, delivered, unserved
@@ -17,6 +17,7 @@ from diloco_shared.bus.port import (
     BusError,
     Conflict,
     Refused,
+    Stored,
     StreamFull,
     TooFewNodes,
     Unavailable,
@@ -212,3 +213,35 @@ async def test_what_is_stored_in_a_bucket_shows_that_there_is_a_majority(
     assert link.ails == MAJORITY_LOST
     assert await streams.append("$KV.members.a", b"") == 6
     assert link.ails == ""
+
+
+class Copies(NatsStreams):
+    """Of a stream with a copy that answers and one that leads, which is `ahead` by so many; `more`
+    messages are stored whenever somebody has read."""
+
+    def __init__(self, *, ahead: int, more: int) -> None:
+        super().__init__(Link())
+        self.there, self.ahead, self.more = 3, ahead, more
+
+    async def _direct(
+        self, stream: str, subject: str, seq: int, want: int, found: list[Stored]
+    ) -> bool:
+        found += [Stored(subject, b"", {}, n) for n in range(seq, self.there + 1)]
+        self.there += self.more
+        return False
+
+    async def last_raw(self, stream: str, subject: str) -> Stored | None:
+        newest = Stored(subject, b"", {}, self.there + self.ahead)
+        self.there, self.ahead = self.there + min(self.ahead, 1), max(self.ahead - 1, 0)
+        return newest
+
+
+async def test_what_is_stored_meanwhile_does_not_prolong_a_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else whoever reads a stream that others write to without end would never be done."""
+    monkeypatch.setattr(streams, "_BEHIND_S", 0.0)
+    found = await Copies(ahead=0, more=5).fetch_raw("S", "s")
+    assert [message.seq for message in found] == [*range(1, 9)]
+    found = await Copies(ahead=2, more=0).fetch_raw("S", "s")
+    assert [message.seq for message in found] == [1, 2, 3, 4, 5], "a copy that is behind"

@@ -53,6 +53,31 @@ def test_what_fails_is_named_at_once_and_over_with_the_next_that_is_written(
     assert room.saw(10**9, 101.0) == ""
 
 
+@pytest.mark.parametrize(
+    ("error", "to_do"),
+    [
+        ("Disk quota exceeded", "free disk space there"),
+        ("host 1 (b): [Errno 28] No space left on device", "free disk space there"),
+        ("host 1 (b): [Errno 13] Permission denied", "mend that"),
+    ],
+)
+def test_only_where_room_is_short_it_is_to_be_freed(room: DiskRoom, error: str, to_do: str) -> None:
+    attempt(room, error)
+    said = room.saw(10**9, 10.0)
+    assert error in said and f"): {to_do}; training goes on" in said
+
+
+def test_of_a_bucket_only_what_fails_is_known() -> None:
+    bucket = DiskRoom("gs://kept/here", "a checkpoint", "training goes on")
+    bucket.needed = 1000
+    assert bucket.folder is None and bucket.saw(None, 10.0) == bucket.saw(None, 20.0) == ""
+    attempt(bucket, "403 Forbidden")
+    said = "gs://kept/here takes nothing (403 Forbidden): mend that; training goes on"
+    assert bucket.saw(None, 30.0) == said
+    attempt(bucket)
+    assert bucket.saw(None, 40.0) == ""
+
+
 def test_what_failed_for_want_of_room_is_over_once_there_is_some(room: DiskRoom) -> None:
     attempt(room, "No space left on device")
     assert room.saw(0, 10.0)

@@ -1,8 +1,11 @@
 """A hub of several message servers: what each finds in its folder, and what makes one a node."""
 
 import json
+import os
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -10,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePub
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from diloco_shared.process import hub_folder
+from diloco_shared.process.certificates import ends_at
 from diloco_shared.process.hub_nodes import Node, nodes_at, nodes_of, url_of
 
 HOSTS = ("a.example.org", "b.example.org", "c.example.org:4333")
@@ -99,6 +103,38 @@ def test_every_node_learns_who_may_connect(hub: Path) -> None:
     assert told() == {(hub / "accounts.conf").read_text()} and "rome" not in told().pop()
     rest = hub_folder.reload(hub, between_s=0)
     assert "node-1" in rest and "node-3" in rest and "copy accounts.conf" in rest
+    rest = hub_folder.reload(hub, changed="all files *.pem", between_s=0)
+    assert "copy all files *.pem of that folder" in rest and "accounts.conf" not in rest
+
+
+def test_what_nodes_show_each_other_does_not_end_while_nobody_looks(tmp_path: Path) -> None:
+    """No site sees it, so that no `diloco doctor` warns: nodes would lose each other one day."""
+    hub = tmp_path / "hub"
+    given: dict[str, Any] = {"nodes": nodes_at(HOSTS), "mutual_tls": True, "leaves": "0.0.0.0:7422"}
+    hub_folder.create(hub, listen="0.0.0.0:4222", store=tmp_path, **given)
+    years = datetime.now(UTC) + timedelta(days=3649)
+    for name in ("route.pem", "system.pem"):
+        assert ends_at((hub / "node-2" / name).read_text()) > years, name
+    assert ends_at((hub / "node-2" / "hub.pem").read_text()) < datetime.now(UTC) + timedelta(400)
+
+
+def test_where_one_node_does_not_end_connections_the_others_do(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[str] = []
+
+    def fails_once(at: Path, config: Path) -> int:
+        cut.append(at.name)
+        if at.name == "node-1":
+            raise OSError("it hung up")
+        return 0
+
+    monkeypatch.setattr(hub_folder, "_server", lambda folder: os.getpid())
+    monkeypatch.setattr(hub_folder.os, "kill", lambda pid, number: None)
+    monkeypatch.setattr(hub_folder.hub_leaves, "cut", fails_once)
+    rest = hub_folder.reload(hub, between_s=0)
+    assert cut == ["node-1", "node-2", "node-3"]
+    assert f"the message server of {hub / 'node-1'} knows it" in rest and "it hung up" in rest
 
 
 def test_certificates_of_all_nodes_are_renewed(hub: Path) -> None:
@@ -129,12 +165,23 @@ def test_a_certificate_of_ones_own_is_for_sites_and_not_between_nodes(tmp_path: 
     assert f'"cert_file": "{hub / "node-1" / "route.pem"}"' in text
 
 
-def test_where_a_node_keeps_its_streams(hub: Path, tmp_path: Path) -> None:
-    node = nodes_of(hub)[1]
-    assert hub_folder.store_of(hub, node) == tmp_path / "store" / "node-2"
-    (hub / "node-2" / hub_folder.CONFIG).write_text("jetstream {}")
+def test_where_nodes_keep_their_streams(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = {f"hub-node-{n}": tmp_path / "store" / f"node-{n}" for n in (1, 2, 3)}
+    assert hub_folder.stores_of(hub) == stores
+    with monkeypatch.context() as running:
+        running.setattr(hub_folder, "_server", lambda at: 7 if at.name == "node-3" else 0)
+        with pytest.raises(ValueError, match=r"node-3 runs \(process 7\): stop it first"):
+            hub_folder.stores_of(hub)
+    config = hub / "node-2" / hub_folder.CONFIG
+    # Its operator may have changed it: all of these the message server takes.
+    for line in ("store_dir: /moved", "store_dir = '/moved'", '  store_dir "/moved"'):
+        config.write_text(f"jetstream {{\n# store_dir: /before\n{line}\n}}")
+        assert hub_folder.stores_of(hub)["hub-node-2"] == Path("/moved")
+    config.write_text("jetstream {}")
     with pytest.raises(ValueError, match="has no line store_dir"):
-        hub_folder.store_of(hub, node)
+        hub_folder.stores_of(hub)
 
 
 def test_where_nodes_are() -> None:
@@ -158,6 +205,10 @@ def test_where_nodes_are() -> None:
         (["a", "b", "c:99999"], "give a port from 1"),
         (["a", "b", "c:x"], "give HOST or HOST:PORT"),
         (["a", "b", ""], "give HOST or HOST:PORT"),
+        (["a", "b", "*.c"], "give HOST or HOST:PORT"),
+        (["tls://a:4222", "b", "c"], "'tls://a:4222' is no name or address of a host"),
+        (["a b", "b", "c"], "'a b' is no name"),
+        (["höst", "b", "c"], "'höst' is no name"),
     ],
 )
 def test_what_is_no_hub_of_several(places: list[str], text: str) -> None:

@@ -1,6 +1,7 @@
 """The data client of worlds of whole processes: its connections do not wait for each other."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from random import Random
@@ -66,21 +67,49 @@ def test_what_is_overtaken_or_damaged_is_made_good() -> None:
     assert found.counts["overtaken"] and found.counts["corrupted"]
 
 
+CALM = Options.calm(learners=4, syncers=2, fragments=3, steps=36, safety_s=25.0)
+
+
 def test_the_thinnest_link_carries_what_every_process_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a third to spare. Over less nobody would stay a member, whatever the product does."""
-    said = Counter[int]()  # in bytes, by link
+    said = Counter[str]()  # in bytes, both ways, by machine
     send = Net.send
 
     def counted(
         net: Net, way: Way, size: int, arrive: Callable[[], object], *, sure: bool = False
     ) -> None:
-        said[id(way.link)] += size
+        (machine,) = (name for name, link in net.links.items() if link is way.link)
+        said[machine] += size
         send(net, way, size, arrive, sure=sure)
 
     monkeypatch.setattr(Net, "send", counted)
-    options = Options.calm(learners=4, syncers=2, fragments=3, steps=36, safety_s=25.0)
-    found = world.one(5, options)
+    found = world.one(5, CALM)
     assert found.violations == []
     assert 4000 < max(said.values()) / found.virtual_s < min(THIN_LINKS) / 1.5
+    learners = [said[f"learner-{n}"] / found.virtual_s for n in range(4)]
+    assert 1000 < min(learners) and max(learners) < 2000, "docs/how-to/tuning.md says 1,500"
+
+
+@pytest.mark.long
+def test_one_learner_behind_too_thin_a_link_slows_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/how-to/tuning.md says: 5,000 bytes a second are enough, and 1,500 are not."""
+    delay_s, rates = Net._delay_s, [math.inf]
+
+    def thin(net: Net, way: Way, size: int, now: float) -> float:
+        took, link = delay_s(net, way, size, now), way.link
+        if link is not net.links.get("learner-0") or rates[0] == math.inf:
+            return took
+        link.busy_until = max(link.busy_until, now) + size / rates[0]
+        return took + link.busy_until - now
+
+    monkeypatch.setattr(Net, "_delay_s", thin)
+    seconds = {}
+    for rate in (math.inf, 5000.0, 1500.0):
+        rates[0] = rate
+        found = world.one(5, CALM.changed(syncers=1))
+        assert found.violations == []
+        seconds[rate] = found.virtual_s
+    assert seconds[5000.0] < 1.05 * seconds[math.inf]
+    assert seconds[1500.0] > 1.3 * seconds[math.inf]

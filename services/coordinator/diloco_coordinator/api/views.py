@@ -124,8 +124,9 @@ def releases(notes: Iterable[MemberNote]) -> dict[str, list[str]]:
 
 
 def full(notes: Iterable[MemberNote]) -> str:
-    """Which living members of a run find their own disks full, and why; "" if none does."""
-    return _first([f"the disk of {r.id} is full: {r.full}" for r in _living(notes) if r.full])
+    """Which living members of a run cannot keep what they need for a restart, and why; "" if all
+    can. Mostly their disks are full, which the reason says."""
+    return _first([f"{r.id}: {r.full}" for r in _living(notes) if r.full])
 
 
 def _living(notes: Iterable[MemberNote]) -> list[MemberRecord]:

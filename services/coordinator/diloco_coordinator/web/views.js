@@ -135,7 +135,7 @@ function noteOf(member) {
   if (!member.alive) return `for ${ago(member.gone_since)}`;
   const l = member.learner;
   if (member.draining) return "draining";
-  if (member.reason || member.full) return member.reason || `disk full: ${member.full}`;
+  if (member.reason || member.full) return member.reason || member.full;
   if (member.role === "syncer") return behind(member.lag_records);
   if (!l) return "";
   if (!l.alive) return `silent for ${seconds(l.silent_s)}`;

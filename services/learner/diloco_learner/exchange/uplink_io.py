@@ -280,15 +280,18 @@ class Uplink:
         checkpoints are made of."""
         sequence = sequence_of(effect.epoch, self.incarnation, effect.step)
         async with self.checkpoint_lock:
-            known = self.checkpoints.room.failed
+            known, kept = self.checkpoints.room.failed, self.checkpoints
             try:
-                size = self.checkpoints.room.needed
-                await self.own_disk(size, self.checkpoints.save, sequence, pieces)
+                size, beside_s = kept.room.needed, kept.beside_s
+                await self.own_disk(size, kept.save, sequence, pieces, beside_s=beside_s)
             except OSError as error:  # a full disk: training goes on without it
+                kept.room.failed = kept.room.failed or str(error)  # where it still hangs
                 if known:
                     log.warning("checkpoint not written", step=effect.step, error=str(error))
                     return  # told when it began
                 await self.tell("checkpoint-failed", f"step {effect.step}: {error}"[:500], {})
+            finally:
+                kept.let_go(pieces)
 
     async def _keep_part(self, effect: KeepPart, handed: Handed) -> None:
         """This learner's part of a run-wide checkpoint; without it the others' are complete."""

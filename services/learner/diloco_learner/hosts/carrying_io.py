@@ -15,7 +15,7 @@ given to process 0 as they come, and judged there again.
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ import structlog
 from diloco_learner.hosts.link_io import BadFrame, head_of
 from diloco_learner.hosts.parts import Buffer
 from diloco_learner.hosts.shares import CONTRIBUTION, KEPT_MAX, Composed, Kept
-from diloco_learner.hosts.whole import BEAT_S, HostLost
+from diloco_learner.hosts.whole import BEAT_S, ORDER_S_MAX, HostLost
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import fresh, get_chunks, put_chunks
 from diloco_shared.bus.port import Bus, BusError, Traffic, Unavailable
@@ -249,8 +249,9 @@ class Carriers:
         what = (blob.subject, blob.bytes, blob.chunk_bytes, blob.chunks, blob.digest)
         told = (*what, left_s, patience_s)
         try:
-            await asyncio.to_thread(self.say, index, head_of(ERRAND, "put", number, *told))
             async with asyncio.timeout(left_s):
+                # Behind an order of megabytes this waits, too.
+                await asyncio.to_thread(self.say, index, head_of(ERRAND, "put", number, *told))
                 await asyncio.wrap_future(future)
         except TimeoutError:
             text = f"{self.known[index].name} said nothing of its share for {left_s:.1f} s"
@@ -281,7 +282,7 @@ class Carriers:
         wanted = sorted(lent.wanted)
         head = head_of(ERRAND, "get", lent.number, *told, stream, start_seq, *wanted)
         await asyncio.to_thread(self.say, lent.index, head)
-        await asyncio.wrap_future(lent.ended)
+        await self._all_came(lent)
 
     async def give(self, lent: Lent, number: int) -> None:
         """Once a host has given what it was lent, of what it keeps since order `number`.
@@ -290,7 +291,19 @@ class Carriers:
         """
         told = (number, lent.incoming.blob.chunk_bytes, *sorted(lent.wanted))
         await asyncio.to_thread(self.say, lent.index, head_of(ERRAND, "give", lent.number, *told))
-        await asyncio.wrap_future(lent.ended)
+        await self._all_came(lent)
+
+    async def _all_came(self, lent: Lent) -> None:
+        """CarrierFailed also where nothing more came for as long as an answer may take."""
+        ended, left = asyncio.wrap_future(lent.ended), -1
+        try:
+            while left != (left := len(lent.wanted)):
+                if (await asyncio.wait({ended}, timeout=ORDER_S_MAX))[0]:
+                    return ended.result()
+        finally:
+            ended.cancel()
+        text = f"{self.known[lent.index].name} gave nothing more for {ORDER_S_MAX:.0f} s"
+        raise CarrierFailed(text, lent.index)
 
     def over(self, lent: Lent) -> bool:
         """What was lent and has not come is anybody's again; whether there is any."""
@@ -457,10 +470,20 @@ class Carrier:
             "get": self._get,
             "give": self._give_kept,
         }
-        work = works[what](number, *values)
+        work = self._tried(number, works[what](number, *values))
         task = asyncio.get_running_loop().create_task(work)
         self.working[number] = task
         task.add_done_callback(lambda _: self.working.pop(number, None))
+
+    async def _tried(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever it raises, process 0 is told, which would wait for it for ever."""
+        try:
+            await work
+        except Exception as error:
+            log.error("an errand failed", error=repr(error), exc_info=error)
+            fault = f"{type(error).__name__}: {error}"[:300]
+            with suppress(OSError):
+                await asyncio.to_thread(self.say, ERRAND, "carried", number, fault)
 
     def _let_go(self, number: int) -> Kept | None:
         with self.lock:

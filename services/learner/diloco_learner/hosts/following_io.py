@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -188,6 +189,12 @@ class Leader:
                 del given, parts  # they are large, and this waits
         except OSError as error:
             self._lost(str(error))
+        except Exception as error:  # of a device: nobody would hear of it, and all would wait
+            why = f"{type(error).__name__}: {error}"[:500]
+            log.error("failed", error=repr(error), exc_info=error)
+            with suppress(OSError):
+                self.failed(0, why, for_good=True)
+            end(why, 0 if self.stopping else 1)
 
     def _fetched(self, number: int, given: Gift | Got) -> Sequence[Any]:
         if isinstance(given, Got):

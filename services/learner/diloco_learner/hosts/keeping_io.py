@@ -8,10 +8,9 @@
 For the rest of a learner they are what `LocalCheckpoints` are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
@@ -19,7 +18,7 @@ import structlog
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.parts import Buffer
 from diloco_learner.hosts.sharded import Told, Whole, anew, described, fault_of, faults_of, restored
-from diloco_learner.hosts.sharded_io import Shards, Writing, within
+from diloco_learner.hosts.sharded_io import LOOK_S, SEEN_S, Shards, Writing
 from diloco_learner.models import to_named
 from diloco_learner.recovery.checkpoint_io import sequence_of
 from diloco_learner.training.trainer import Trainer
@@ -62,6 +61,8 @@ class Kept:
     sequence: int = 0
     writing: Writing | None = None
     fault: str = ""  # why it was not even begun
+    left_out: bool = False  # nor need be: another one is on its way
+    taken: bool = False  # somebody saves it
 
 
 @dataclass(slots=True)
@@ -79,24 +80,28 @@ class HostsCheckpoints:
     newest: int | None = field(init=False, default=None)
     fault: str = field(init=False, default="")  # why the place could not be used at the beginning
     saving: bool = field(init=False, default=False)
+    # A save looks at the place once more where that was of no use, waits until it sees what the
+    # other hosts have written, and removes older ones.
+    beside_s: float = field(init=False, default=2 * LOOK_S + SEEN_S + 2 * LIST_S)
 
     def __post_init__(self) -> None:
         without = "training goes on, and a restart begins with moments of before"
-        self.room = DiskRoom(Path(self.shards.place), "a checkpoint", without)
+        self.room = DiskRoom(self.shards.place, "a checkpoint", without)
         self.room.needed = self.trainer.inner_state_bytes
         try:
             self._look()
         except OSError as error:
             log.warning("checkpoints of all hosts cannot be kept", reason=str(error))
+            self.room.failed = self.fault  # told with it, and not once more when one is due
 
     def _look(self) -> None:
         """Every host sees the same folder and may write there; what is complete is known then, and
         what is not is removed. Raises OSError, and `fault` is the reason."""
         try:
             self._looked()
-        except OSError as error:
-            self.fault = f"{self.shards.place}: {error}"[:500]
-            raise
+        except Exception as error:  # a bucket's library has exceptions of its own
+            self.fault = f"{self.shards.place}: {fault_of(error)}"[:500]
+            raise OSError(self.fault) from error
         self.fault = ""
 
     def _looked(self) -> None:
@@ -107,10 +112,9 @@ class HostsCheckpoints:
         if fault := faults_of(self._answers(number), self.names):
             raise OSError(fault)
         self.shards.looked(token)
-        there = within(LIST_S, self.shards.sequences)
+        there = self.shards.within(LIST_S, self.shards.sequences)
         self.newest = max((s for s, complete in there.items() if complete), default=None)
-        for sequence in [s for s, complete in there.items() if not complete]:
-            self._remove(sequence)
+        self._remove_all(s for s, complete in there.items() if not complete)
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -123,14 +127,18 @@ class HostsCheckpoints:
             return Kept()
         if self.fault:
             return Kept(fault=self.fault)
-        if self.saving or self.shards.busy:
+        sequence = sequence_of(epoch, self.incarnation, step)
+        if self.saving or sequence == self.newest:
+            return Kept(left_out=True)
+        if self.shards.busy:  # and nobody waits for it any more
             return Kept(fault="an earlier one is still being written")
         self.saving = True
-        return self._begun(sequence_of(epoch, self.incarnation, step))
+        return self._begun(sequence)
 
     def let_go(self, kept: Kept) -> None:
-        """Nobody is going to save it."""
-        self.saving = self.saving and kept.number is None
+        """Nobody saves it, or does so any longer."""
+        if kept.number is not None and not kept.taken:
+            self.saving = False
 
     def _begun(self, sequence: int) -> Kept:
         with self._telling(plan.Keep(sequence)) as number:
@@ -138,24 +146,36 @@ class HostsCheckpoints:
         return Kept(number, sequence, writing)
 
     def save(self, sequence: int, kept: Kept) -> None:
-        """Until it is complete. Raises OSError where it cannot be, and HostLost."""
-        with self.room.writing():
-            if self.fault:
-                self._look()  # it may be mended meanwhile
+        """Until it is complete. Raises OSError where it cannot be."""
+        if kept.left_out:
+            log.info("an earlier checkpoint is still being written", left_out=sequence)
+            return
+        kept.taken = True
+        try:
+            with self.room.writing():
+                self._kept(sequence, kept)
+            self._prune(sequence)
+        finally:
+            # Not before the older ones are gone: what hangs over that holds the next ones off.
+            self.saving = self.saving and bool(kept.fault)
+
+    def _kept(self, sequence: int, kept: Kept) -> None:
+        if self.fault:
+            self._look()  # it may be mended meanwhile
+            log.info("checkpoints of all hosts can be kept now", place=self.shards.place)
             if kept.fault:
-                raise OSError(kept.fault)
-            if sequence == self.newest:
-                return  # of the same step: told to stop right after it
-            try:
-                self._save(sequence, kept)
-            except Exception as error:  # Orbax raises many kinds
-                with suppress(OSError):
-                    self._remove(sequence)
-                raise OSError(fault_of(error)) from error
-            finally:
-                self.saving = False
+                return  # nobody has copied anything for this one
+        if kept.fault:
+            raise OSError(kept.fault)
+        if sequence == self.newest:
+            return  # of the same step: told to stop right after it
+        try:
+            self._save(sequence, kept)
+        except Exception as error:  # Orbax raises many kinds
+            with suppress(Exception):
+                self._remove(sequence)
+            raise OSError(fault_of(error)) from error
         self.newest = sequence
-        self._prune()
 
     def _save(self, sequence: int, kept: Kept) -> None:
         if kept.number is None:
@@ -172,27 +192,38 @@ class HostsCheckpoints:
         passing("checkpoint")
         self.shards.complete(sequence, whole)
 
-    def _prune(self) -> None:
-        """All but the newest ones, and what was never completed."""
+    def _prune(self, sequence: int) -> None:
+        """Of those up to `sequence`, which is complete, all but the newest, and what was never
+        completed. What comes after it is of a later life: an island that was given up may still
+        run, beside the one that works in its place."""
         try:
-            there = within(LIST_S, self.shards.sequences)
-            complete = sorted(s for s, is_complete in there.items() if is_complete)
-            for sequence in there.keys() - set(complete[-self.keep :]):
+            there = self.shards.within(LIST_S, self.shards.sequences)
+        except Exception as error:
+            log.warning("older checkpoints are not removed", error=fault_of(error))
+            return
+        complete = sorted(s for s, is_complete in there.items() if is_complete)
+        kept = set(complete[-self.keep :])
+        self._remove_all(sorted(s for s in there if s <= sequence and s not in kept))
+
+    def _remove_all(self, sequences: Iterable[int]) -> None:
+        """As far as that goes: what is left takes room, and harms nothing else."""
+        for sequence in sequences:
+            try:
                 self._remove(sequence)
-        except OSError as error:
-            log.warning("older checkpoints are not removed", error=str(error))
+            except Exception as error:
+                log.warning("a checkpoint is not removed", of=sequence, error=fault_of(error))
 
     def _remove(self, sequence: int) -> None:
-        within(LIST_S, lambda: self.shards.remove(sequence))
+        self.shards.within(LIST_S, lambda: self.shards.remove(sequence))
 
     # --- reading -------------------------------------------------------------------------------
 
     def restore(self, trainer: Trainer) -> list[str]:
         """Take over the newest sound one, if there is any; why newer ones were passed over."""
         try:
-            there = within(LIST_S, self.shards.sequences) if not self.fault else {}
-        except OSError as error:
-            return [str(error)[:200]]
+            there = {} if self.fault else self.shards.within(LIST_S, self.shards.sequences)
+        except Exception as error:  # a bucket's library has exceptions of its own
+            return [fault_of(error)]
         faults: list[str] = []
         for sequence in sorted((s for s, complete in there.items() if complete), reverse=True):
             if not (fault := self._restored(trainer, sequence)):

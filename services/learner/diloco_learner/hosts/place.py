@@ -1,4 +1,5 @@
-"""Which of an island's processes this one is, by its settings or by those who started it.
+"""Which of an island's processes this one is, by its settings or by those who started it; and
+where their checkpoints are.
 
 DILOCO_HOSTS=4 DILOCO_HOST_INDEX=1 DILOCO_HOST_ADDRESS=node0:8470    # said
 DILOCO_HOSTS=slurm                                                   # asked of `srun`
@@ -9,6 +10,7 @@ DILOCO_HOSTS=4 DILOCO_HOST_ADDRESS=island-0.island:8470              # a Job of 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 SLURM = "slurm"
 # Where process 0 is listened to, where nothing else is said.
@@ -17,6 +19,11 @@ PORT = 8470
 HOSTS_MAX = 1024
 # Jobs of Slurm that share a node must not share a port: theirs are this, and up to 9999 above.
 SLURM_PORT = 20_000
+# What checkpoints of all hosts may be in, besides folders.
+BUCKETS = ("gs://", "s3://")
+# The library that writes them takes a folder directly below / of one of these names for a bucket,
+# and looks for what hosts have written by patterns, in which these letters mean something else.
+_NOT_FOLDERS, _NOT_LETTERS = ("gs", "s3", "az", "hf"), "*?[]\\"
 
 
 class WrongHosts(ValueError):
@@ -70,6 +77,38 @@ def place_of(
             "same for all of them"
         )
     return HostPlace(many, index, *_address(address))
+
+
+def checkpoints_at(text: str) -> str:
+    """What DILOCO_HOSTS_CHECKPOINTS means: a bucket's address, the path of a folder, or "".
+
+    Raises WrongHosts.
+    """
+    said = text.strip()
+    if not said or said.startswith(BUCKETS):
+        return said
+    if "://" in said:
+        raise WrongHosts(
+            f"DILOCO_HOSTS_CHECKPOINTS is {said[:80]!r}: write the path of a folder, or an address "
+            f"that begins with {' or '.join(BUCKETS)}"
+        )
+    if said.startswith("~"):
+        raise WrongHosts(
+            f"DILOCO_HOSTS_CHECKPOINTS is {said[:80]!r}, and nobody replaces the ~ here: write the "
+            "whole path"
+        )
+    if odd := sorted(set(_NOT_LETTERS).intersection(said)):
+        raise WrongHosts(
+            f"DILOCO_HOSTS_CHECKPOINTS is {said[:80]!r}: the library that writes there finds "
+            f"nothing again in a folder with {odd[0]!r} in its path: name a link to it"
+        )
+    path = PurePosixPath(said)
+    if path.is_absolute() and path.parts[1:2] and path.parts[1] in _NOT_FOLDERS:
+        raise WrongHosts(
+            f"DILOCO_HOSTS_CHECKPOINTS is {said[:80]!r}, which the library that writes there takes "
+            "for a bucket: mount that folder elsewhere, or name a link to it"
+        )
+    return said
 
 
 def _of_slurm(

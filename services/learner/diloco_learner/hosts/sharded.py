@@ -27,6 +27,8 @@ from diloco_learner.models import from_named, to_named
 from diloco_learner.training.trainer import Trainer
 from diloco_shared.numerics.arrays import digest_bytes
 
+# Of what went wrong, in letters.
+TEXT_MAX = 300
 # What the moments lie in, and the file that makes them count.
 MOMENTS = "moments"
 _WHOLE = re.compile(r"whole\.([0-9a-f]{32})\.json")
@@ -132,11 +134,18 @@ class Told:
 
 
 def fault_of(error: BaseException) -> str:
-    """In a line. Of what Orbax wraps, the innermost words: those tell what happened."""
+    """In a line. Of what Orbax wraps, the innermost words: those tell what happened.
+
+    Of a long line the beginning and the end stay, which says why; between them are paths.
+    """
     while isinstance(error.__cause__, Exception) and not isinstance(error, OSError | Damaged):
         error = error.__cause__
-    text = str(error).strip().partition("\n")[0].partition(" [tensorstore_spec")[0]
-    return f"{text or type(error).__name__}"[:300]
+    text = str(error).strip().partition("\n")[0]
+    for known in (" [os_error_code", " [tensorstore_spec"):
+        text = text.partition(known)[0]
+    if len(text) > TEXT_MAX:
+        text = f"{text[: TEXT_MAX // 3]} ... {text[-TEXT_MAX * 2 // 3 + 5 :]}"
+    return text or type(error).__name__
 
 
 def faults_of(told: Mapping[int, Told], names: Mapping[int, str]) -> str:

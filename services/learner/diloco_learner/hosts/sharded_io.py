@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -41,7 +42,7 @@ from diloco_learner.hosts.whole import ORDER_S_MAX
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.checkpoint_io import STORED_BYTES_PER_S, STORED_S_MIN
 from diloco_shared import ambient
-from diloco_shared.durable import settle
+from diloco_shared.durable import replace, settle
 
 T = TypeVar("T")
 
@@ -51,6 +52,8 @@ SETTING = "DILOCO_HOSTS_CHECKPOINTS"
 SEEN_S = 65.0
 # A file of a name that nobody has asked for before.
 SIGN_S = 5.0
+# What makes one store of the parts of all hosts.
+_TOGETHER = f"{MOMENTS}/manifest.ocdbt"
 # A host that only looks at a place, or reads a small file there.
 LOOK_S = 120.0
 # Whatever an order waits for must end before the island counts as stuck.
@@ -104,6 +107,7 @@ class Shards:
         self.place, self.index, self.hosts = place, index, hosts
         self.folder: Any = None  # an epath.Path, once it was looked at
         self.writing: Writing | None = None  # the newest one
+        self.left: threading.Thread | None = None  # waits for a place that does not answer
 
     # --- the beginning -------------------------------------------------------------------------
 
@@ -130,7 +134,7 @@ class Shards:
                 )
             (folder / _sign(token, self.index)).write_text(token)
 
-        within(LOOK_S, look)
+        self.within(LOOK_S, look)
 
     def looked(self, token: str) -> None:
         """In process 0: what each host has written there is seen, and removed. Raises OSError."""
@@ -143,7 +147,7 @@ class Shards:
             for sign in (*signs.values(), self.folder / _sign(token)):
                 sign.unlink(missing_ok=True)
 
-        within(LOOK_S, look)
+        self.within(LOOK_S, look)
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -180,12 +184,19 @@ class Shards:
             raise OSError(f"{missing} was written by another host and is not seen in {folder}")
         _handler().finalize(folder / MOMENTS)
         rest = {n: p for n, p in files_in(folder, MOMENTS).items() if n not in paths}
+        if _TOGETHER not in rest:
+            raise OSError(f"orbax has not put together in {folder} what the hosts have written")
         files = {**whole.files, **hashed(rest)}
         name, data = Whole(whole.leaves, whole.stacked, files).encoded()
-        (folder / name).write_bytes(data)
-        if "://" not in self.place:
-            settle(folder / name)
-            settle(folder)
+        if "://" in self.place:
+            (folder / name).write_bytes(data)  # which is there whole or not at all
+            return
+        for path in rest.values():
+            settle(path)
+        # Before it: all else is on the disk, and what there is of it after a power cut is whole.
+        replace(Path(folder) / name, data)
+        settle(folder)
+        settle(folder.parent)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -193,7 +204,7 @@ class Shards:
         """Those that lie here, and whether each is complete. Raises OSError."""
         if not self.folder.exists():
             return {}
-        there = [p for p in self.folder.iterdir() if is_sequence(p.name)]
+        there = [p for p in self.folder.iterdir() if is_sequence(p.name) and p.is_dir()]
         return {int(p.name): any(is_whole(f.name) for f in p.iterdir()) for p in there}
 
     def remove(self, sequence: int) -> None:
@@ -232,7 +243,7 @@ class Shards:
                 raise Damaged(f"an inner state that is not finite: {', '.join(wrong[:5])}")
             return found
 
-        return within(limit_s(held_bytes(leaves)), restore)
+        return self.within(limit_s(held_bytes(leaves)), restore)
 
     def _whole(self, sequence: int) -> Whole:
         folder = self._of(sequence)
@@ -250,6 +261,35 @@ class Shards:
             if (path.stat().length, _digest(path)) != whole.files[name]:
                 raise Damaged(f"{name} is not what was written: it is damaged")
 
+    # --- waits that end ------------------------------------------------------------------------
+
+    def within(self, seconds: float, work: Callable[[], T]) -> T:
+        """What it returns or raises; OSError once it has taken longer.
+
+        Its thread is left behind then. Until that has ended nothing else is asked of the place: so
+        there is one of those, however often it is tried.
+        """
+        if self.left is not None and self.left.is_alive():
+            raise OSError("the place of checkpoints has not answered what it was asked before")
+        found: list[T] = []
+        failed: list[BaseException] = []
+
+        def body() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=body, name="store", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if failed:
+            raise failed[0]
+        if not found:
+            self.left = thread
+            raise OSError(f"the place of checkpoints did not answer within {seconds:.0f} s")
+        return found[0]
+
     def _of(self, sequence: int) -> Any:
         if self.folder is None:
             raise OSError(f"{SETTING} is not set here, or was not looked at")
@@ -257,7 +297,7 @@ class Shards:
 
 
 # --------------------------------------------------------------------------------------------------
-# Waits that end: a store that hangs says nothing at all.
+# Limits: a store that hangs says nothing at all.
 
 
 def held_bytes(leaves: Mapping[str, jax.Array]) -> int:
@@ -273,27 +313,6 @@ def held_bytes(leaves: Mapping[str, jax.Array]) -> int:
 def limit_s(size: int) -> float:
     """Seconds in which a host stores or reads so many bytes, if it ever does."""
     return min(STORED_S_MIN + size / STORED_BYTES_PER_S, STORED_S_MAX)
-
-
-def within(seconds: float, work: Callable[[], T]) -> T:
-    """What it returns or raises; OSError once it has taken longer: its thread is left behind."""
-    found: list[T] = []
-    failed: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=body, name="store", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failed:
-        raise failed[0]
-    if not found:
-        raise OSError(f"the place of checkpoints did not answer within {seconds:.0f} s")
-    return found[0]
 
 
 def seen(paths: Sequence[Any], seconds: float = SEEN_S) -> bool:

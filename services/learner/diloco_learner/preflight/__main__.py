@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", default="", help="where run-wide checkpoints are")
     parser.add_argument("--checkpoint-roots", default="", help="where they may be besides")
     parser.add_argument("--mesh", default="auto", help="how devices share the work (DILOCO_MESH)")
+    parser.add_argument("--kept-at", default="", help="where all hosts keep their checkpoints")
     parser.add_argument("--parent", type=int, help="process with which this one is to end")
     given = parser.parse_args()
     if given.parent is not None:
@@ -42,7 +43,8 @@ def main() -> None:
     try:
         places = roots_of(given.checkpoints, given.checkpoint_roots)
         reach = Reach(DataRoots.of(given.data_root), Factories.of(given.factories), places)
-        findings = _checked(reach, given.cache, mesh_of(given.mesh), sys.stdin.read(), say)
+        mesh, run = mesh_of(given.mesh), sys.stdin.read()
+        findings = _checked(reach, given.cache, mesh, given.kept_at, run, say)
     except ImportError as error:
         remedy = "install what learners need: pip install 'decoupled-diloco[learner]'"
         findings = [wrong(SOFTWARE, str(error), remedy)]
@@ -64,7 +66,7 @@ def _mouth() -> Say:
 
 
 def _checked(
-    reach: Reach, cache: Path | None, mesh: MeshSizes | None, run: str, say: Say
+    reach: Reach, cache: Path | None, mesh: MeshSizes | None, kept_at: str, run: str, say: Say
 ) -> list[Finding]:
     """What each check found, said as it is found. Raises ImportError where software is missing."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -86,6 +88,7 @@ def _checked(
         begins=lambda name: say({"begins": name}),
         factories=reach.factories,
         mesh=mesh,
+        kept_at=kept_at,
         beginning=lambda model, root: beginning_of(
             model, root, reach.checkpoint_root, reach.checkpoints
         ),

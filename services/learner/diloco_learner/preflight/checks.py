@@ -32,7 +32,7 @@ from diloco_learner.preflight.findings import (
     told,
     wrong,
 )
-from diloco_learner.preflight.machine import Machine, machine_of, room
+from diloco_learner.preflight.machine import Machine, free_on, machine_of, room
 from diloco_learner.training.data_parallel import LearnerStream
 from diloco_learner.training.evaluate import held_out_of
 from diloco_learner.training.mesh import mesh_over
@@ -93,6 +93,7 @@ def check(
     beginning: BeginningOf = weights_of,
     factories: Factories | None = None,
     mesh: MeshSizes | None = None,
+    kept_at: str = "",
 ) -> Iterator[Finding]:
     """Every check in turn; one that needs what is wrong is skipped.
 
@@ -100,9 +101,10 @@ def check(
     files are counted too. `now`: seconds, monotonic. `begins` hears the name of each check before
     it is made, so that one that ends this process is known. `beginning` opens what the run begins
     from; by default a folder. `factories`: whose modules the run's model may be of; by default any.
-    `mesh`: of this machine's devices, None for "auto".
+    `mesh`: of this machine's devices, None for "auto". `kept_at`: where all hosts of an island keep
+    its checkpoints, if they do.
     """
-    made = _Checks(spec, root, cache, now, beginning, factories, mesh)
+    made = _Checks(spec, root, cache, now, beginning, factories, mesh, kept_at)
     causes = Causes()
     for name in CHECKS:
         if (left_out := causes.skip(name)) is not None:
@@ -150,8 +152,10 @@ class _Checks:
         beginning: BeginningOf,
         factories: Factories | None,
         mesh: MeshSizes | None,
+        kept_at: str,
     ) -> None:
         self.beginning, self.factories, self.wanted = beginning, factories, mesh
+        self.kept_at = kept_at
         self.spec, self.root, self.cache, self.now = spec, root, cache, now
         self.sequences_B = spec.inner.batch_sequences * spec.inner.accumulation
 
@@ -297,10 +301,14 @@ class _Checks:
     def disk(self) -> Found:
         """For the learner's checkpoints."""
         need, free = disks(self.job, streams(self.job))["learner"], self.machine.disk_bytes
+        place: str | Path = self.cache.folder
+        if self.kept_at:
+            place = self.kept_at
+            free = None if "://" in place else free_on(Path(place).absolute())
         if free is None:
-            text = f"{shown(need.bytes)}; how much is free the file system does not tell"
+            text = f"{shown(need.bytes)}; how much is free {place} does not tell"
             return text, {"needed_bytes": need.bytes}
-        return room(f"the disk of {self.cache.folder}", need, free)
+        return room(f"the disk of {place}", need, free)
 
     # --- one step ------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def machine_of(disk: Path) -> Machine:
         device_bytes = int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
     kind = found[0].device_kind
     host = min([int(psutil.virtual_memory().available), *_left_to_group()])
-    return Machine(found[0].platform, kind, len(found), device_bytes, host, _free_on(disk))
+    return Machine(found[0].platform, kind, len(found), device_bytes, host, free_on(disk))
 
 
 def _left_to_group() -> list[int]:
@@ -56,7 +56,7 @@ def _left_to_group() -> list[int]:
     return found
 
 
-def _free_on(folder: Path) -> int | None:
+def free_on(folder: Path) -> int | None:
     """Bytes, on the disk of a folder that need not be there yet."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     try:

@@ -42,6 +42,7 @@ class OwnCheckpoints(Protocol):
 
     room: DiskRoom
     fault: str  # why none can be kept, as known at the beginning, or ""
+    beside_s: float  # seconds that `save` may wait beside what its bytes take
 
     @property
     def newest(self) -> int | None:
@@ -49,6 +50,9 @@ class OwnCheckpoints(Protocol):
 
     def save(self, sequence: int, pieces: Any) -> None:
         """Durably, under an ever-growing `sequence`. OSError where that cannot be."""
+
+    def let_go(self, kept: Any) -> None:
+        """Nobody saves what was handed out for it, or does so any longer."""
 
     def restore(self, trainer: Any) -> list[str]:
         """Take over the newest sound one, if there is any; why newer ones were passed over."""
@@ -61,6 +65,7 @@ class LocalCheckpoints:
     """
 
     fault = ""
+    beside_s = 0.0
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder.absolute()
@@ -94,6 +99,9 @@ class LocalCheckpoints:
             raise
         settle(self.folder)
         self._prune()
+
+    def let_go(self, kept: Any) -> None:
+        """See `OwnCheckpoints`: the state is whoever's who handed it out."""
 
     @property
     def newest(self) -> int | None:
@@ -222,11 +230,16 @@ class Storing:
     def __init__(self) -> None:
         self._hanging: asyncio.Task[Any] | None = None
 
-    async def __call__(self, size: int, write: Callable[..., Any], *args: Any) -> None:
-        """`write` so many bytes, in a thread; OSError also once it has taken too long."""
+    async def __call__(
+        self, size: int, write: Callable[..., Any], *args: Any, beside_s: float = 0.0
+    ) -> None:
+        """`write` so many bytes, in a thread; OSError also once it has taken too long.
+
+        `beside_s`: seconds that it may wait for something else.
+        """
         if self._hanging is not None and not self._hanging.done():
             raise OSError("an earlier one still hangs there")
-        limit_s = STORED_S_MIN + size / STORED_BYTES_PER_S
+        limit_s = STORED_S_MIN + size / STORED_BYTES_PER_S + beside_s
         task = asyncio.create_task(asyncio.to_thread(write, *args))
         try:
             done, _ = await asyncio.wait({task}, timeout=limit_s)

@@ -7,6 +7,7 @@ consumers stay blind for seconds after a server restart.
 import asyncio
 import base64
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -269,17 +270,20 @@ class NatsStreams(StreamKv):
     ) -> list[Stored]:
         """Direct-get batches until nothing is pending, with the server's own headers.
 
-        Any copy of a stream answers them. One that is behind does not end the reading.
+        Any copy of a stream answers them. One that is behind does not end the reading; nor does
+        what is stored meanwhile prolong it.
         """
         found: list[Stored] = []
-        failures, looks = 0, 0
+        failures, looks, end = 0, 0, math.inf
         while limit is None or len(found) < limit:
             seq = found[-1].seq + 1 if found else max(1, start_seq)
             want = _FETCH_BATCH if limit is None else min(_FETCH_BATCH, limit - len(found))
             before = len(found)
             try:
                 if not await self._direct(stream, subject, seq, want, found):
-                    if await self._is_end(stream, subject, found[-1].seq if found else seq - 1):
+                    # What was the newest may be gone by now, so it is asked for again.
+                    end = min(end, await self._newest(stream, subject))
+                    if (found[-1].seq if found else seq - 1) >= end:
                         break
                     looks += 1
                     if looks == _LOOKS_MAX:
@@ -294,12 +298,10 @@ class NatsStreams(StreamKv):
                 await asyncio.sleep(0.1 * failures)
         return found
 
-    async def _is_end(self, stream: str, subject: str, seq: int) -> bool:
-        """Whether the copy that leads has nothing newer either."""
-        if not self._link.several_nodes:
-            return True
-        newest = await self.last_raw(stream, subject)
-        return newest is None or newest.seq <= seq
+    async def _newest(self, stream: str, subject: str) -> int:
+        """Sequence of the newest one that the copy that leads has; 0 where there are no others."""
+        newest = await self.last_raw(stream, subject) if self._link.several_nodes else None
+        return 0 if newest is None else newest.seq
 
     async def _direct(
         self, stream: str, subject: str, seq: int, want: int, found: list[Stored]
