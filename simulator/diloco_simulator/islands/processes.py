@@ -22,6 +22,8 @@ from diloco_learner.hosts.whole import (
     ORDER_S_MAX,
     Hearing,
     HostLost,
+    OfWork,
+    Over,
     Whole,
     silence,
 )
@@ -189,9 +191,22 @@ class Leading:
 
     # --- orders --------------------------------------------------------------------------------
 
-    def tell(self, order: plan.Order, parts: ForEach | None = None) -> int:
+    def work(self) -> OfWork:
+        """As of `leading_io.Hosts`."""
+        return OfWork(self, self.whole.work)
+
+    def end_work(self) -> None:
+        """As of `leading_io.Hosts`."""
+        if self.whole.leaves():
+            self.tell(plan.Leave())
+
+    def tell(self, order: plan.Order, parts: ForEach | None = None, of: int | None = None) -> int:
         """See `hosts.trainer.Link`."""
-        number, head = self.whole.tells(order, ambient.monotonic())
+        try:
+            number, head = self.whole.tells(order, ambient.monotonic(), of)
+        except Over:
+            self.island.watch.counts["islands: an order of work that is over"] += 1
+            raise
         self.life.told(number, head)
         for index, connection in self.connections.items():
             data = b"" if parts is None else b"".join(parts(index))
@@ -461,7 +476,7 @@ class IslandComputing(TinyComputing):
         built = super().build(spec)
         batches: Batches = built.batches
         self._close()
-        trainer = LeadingTrainer(spec, self.learner, self.leading, self.report)
+        trainer = LeadingTrainer(spec, self.learner, self.leading.work(), self.report)
         self.holder = trainer.holder
         return Built(trainer, batches, built.held_out)
 
@@ -484,8 +499,8 @@ class IslandComputing(TinyComputing):
 
     def over(self) -> None:
         self._close()
-        if not self.leading.lost and self.leading.whole.told:
-            self.leading.tell(plan.Leave())
+        if not self.leading.lost:
+            self.leading.end_work()
 
     def _close(self) -> None:
         """As the product's."""

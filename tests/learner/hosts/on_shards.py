@@ -93,7 +93,7 @@ def saved(four: Trainer) -> list[bytes]:
         found.append(bytes(four.inner_state()))
         begun = kept.begin(0, n + 1)
         busy = kept.begin(0, n + 1)
-        assert busy.fault, "one at a time"
+        assert busy.left_out, "one at a time"
         steps(four, 10 + n, 2)
         kept.save(sequence_of(0, 0, n + 1), begun)
         assert kept.newest == n + 1 and not kept.room.failed

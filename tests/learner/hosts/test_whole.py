@@ -1,9 +1,20 @@
 """Whether an island is whole: who is silent, who is late, and whose answer is missing."""
 
+from typing import Any
+
 import pytest
 
 from diloco_learner.hosts import plan
-from diloco_learner.hosts.whole import ANSWERS_MAX, BEAT_S, ORDER_S_MAX, Hearing, HostLost, Whole
+from diloco_learner.hosts.whole import (
+    ANSWERS_MAX,
+    BEAT_S,
+    ORDER_S_MAX,
+    Hearing,
+    HostLost,
+    OfWork,
+    Over,
+    Whole,
+)
 
 SILENCE_S = 4.0
 STEP = plan.Step(0.1, False, (2, 17), "int32")
@@ -54,6 +65,37 @@ def test_an_island_that_is_not_whole_tells_nothing_and_gives_nothing() -> None:
     for act in (lambda: of.answers(1), lambda: of.tells(STEP, 100.0)):
         with pytest.raises(HostLost, match=r"host 2 is gone.*The island ends"):
             act()
+
+
+class Link:
+    """Tells into a list."""
+
+    def __init__(self) -> None:
+        self.whole, self.told = whole(), list[plan.Order]()
+        self.chunk = 7
+
+    def tell(self, order: plan.Order, parts: Any = None, of: int | None = None) -> int:
+        number, _ = self.whole.tells(order, 100.0, of)
+        self.told.append(order)
+        return number
+
+
+def test_orders_of_work_that_is_over_reach_nobody() -> None:
+    """Its thread may still build the model, or wait for an answer."""
+    link = Link()
+    first = OfWork(link, link.whole.work)
+    prepare = plan.Prepare("{}", "data=2", -1)
+    assert first.tell(prepare) == 1 and first.chunk == 7
+    assert link.whole.leaves(), "the others have prepared"
+    second = OfWork(link, link.whole.work)
+    assert second.tell(prepare) == 2
+    for act in (lambda: first.tell(plan.Begin()), lambda: first.tell(prepare), first.check):
+        with pytest.raises(Over, match="the work for this run is over"):
+            act()
+    second.check()
+    assert second.tell(plan.Begin()) == 3, "no number is left out"
+    assert link.told == [prepare, prepare, plan.Begin()]
+    assert link.whole.leaves() and not link.whole.leaves(), "told once"
 
 
 def test_one_that_ends_in_order_has_lost_nobody() -> None:

@@ -184,10 +184,10 @@ def of_orders_that_are_left_out(patch: pytest.MonkeyPatch) -> None:
     """And the rule that would notice it is gone too."""
     tell = processes.Leading.tell
 
-    def forgetful(self: processes.Leading, order: plan.Order, parts: Any = None) -> int:
+    def forgetful(self: processes.Leading, order: plan.Order, parts: Any = None, **of: Any) -> int:
         if isinstance(order, plan.Adopt) and self.whole.told > 20:
             self.whole.told += 1
-        return tell(self, order, parts)
+        return tell(self, order, parts, **of)
 
     patch.setattr(processes.Leading, "tell", forgetful)
     patch.setattr(plan.Following, "take", lambda self, number: None)
@@ -210,8 +210,8 @@ def of_half_a_contribution(patch: pytest.MonkeyPatch) -> None:
     answers, tells = Whole.answers, Whole.tells
     contributions: set[int] = set()
 
-    def noted(self: Whole, order: plan.Order, now: float) -> Any:
-        found = tells(self, order, now)
+    def noted(self: Whole, order: plan.Order, now: float, of: int | None = None) -> Any:
+        found = tells(self, order, now, of)
         if isinstance(order, plan.Contribute):
             contributions.add(found[0])
         return found

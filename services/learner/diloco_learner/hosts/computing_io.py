@@ -6,6 +6,7 @@ devices.
 """
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded_io import Shards
 from diloco_learner.hosts.trainer import HostsTrainer
-from diloco_learner.hosts.whole import HostLost
+from diloco_learner.hosts.whole import HostLost, OfWork
 from diloco_learner.models import forget
 from diloco_learner.training.computing_io import Built, OnThisMachine, island_of, run, threaded
 from diloco_learner.training.mailbox_io import Mailbox
@@ -59,7 +60,7 @@ class OnHosts(OnThisMachine):
         self.hosts = hosts
         self.checkpoints = checkpoints
         self.tell: Callable[[str, str], Awaitable[None]] | None = None  # an event, once it is set
-        self.built = False
+        self.building = threading.local()  # its `work`: of a run whose model is built
         self.holder: Holder | None = None  # of the anchors of the trainer that works
 
     def there(self) -> Sequence[Any]:
@@ -72,25 +73,28 @@ class OnHosts(OnThisMachine):
         """Once every host has what the run needs. Raises ValueError where one has not."""
         text = program.spec.model_dump_json()
         order = plan.Prepare(text, str(sizes), -1 if separator is None else separator)
+        link: OfWork = self.building.work
+        link.check()
         self._close()  # a restore begins a new life in this process
-        self.built = True
-        answers = self.hosts.answers(self.hosts.tell(order))
+        answers = link.answers(link.tell(order))
         if faults := [bytes(fault).decode() for fault in answers.values() if len(fault)]:
             raise ValueError("; ".join(faults))
-        trainer = HostsTrainer(program, self.hosts)
+        trainer = HostsTrainer(program, link)
         self.holder = trainer.holder
         return trainer
 
     def build(self, spec: RunSpec) -> Built:
-        """With checkpoints that all hosts write, where there is a place for them."""
+        """With checkpoints that all hosts write, where there is a place for them.
+
+        In a thread, which goes on should the work be over before it is done: see `OfWork`.
+        """
+        link = self.building.work = self.hosts.work()
         built = super().build(spec)
         if not self.checkpoints:
             return built
         names = {0: "process 0"} | {n: host.name for n, host in self.hosts.hosts.items()}
         shards = Shards(self.checkpoints, 0, self.hosts.place.hosts)
-        return replace(
-            built, keeper=partial(HostsCheckpoints, built.trainer, shards, self.hosts, names)
-        )
+        return replace(built, keeper=partial(HostsCheckpoints, built.trainer, shards, link, names))
 
     def island(self) -> Island:
         """Memory is that of this host."""
@@ -105,9 +109,8 @@ class OnHosts(OnThisMachine):
 
     def over(self) -> None:
         self._close()
-        if self.built and not self.hosts.lost:
-            self.hosts.tell(plan.Leave())
-        self.built = False
+        if not self.hosts.lost:
+            self.hosts.end_work()
 
     def _close(self) -> None:
         """A thread may still be taking in an anchor of what is left."""

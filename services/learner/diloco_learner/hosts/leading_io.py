@@ -39,6 +39,7 @@ from diloco_learner.hosts.whole import (
     LAST_WORDS_S,
     ORDER_S_MAX,
     HostLost,
+    OfWork,
     Whole,
     silence,
 )
@@ -203,13 +204,24 @@ class Hosts:
 
     # --- orders --------------------------------------------------------------------------------
 
-    def tell(self, order: plan.Order, parts: ForEach | None = None) -> int:
-        """See `hosts.trainer.Link`."""
+    def work(self) -> OfWork:
+        """The same for the work that begins now."""
+        return OfWork(self, self.whole.work)
+
+    def end_work(self) -> None:
+        """The work for a run is over, however it went. Raises HostLost."""
+        with self.changed:
+            prepared = self.whole.leaves()
+        if prepared:
+            self.tell(plan.Leave())
+
+    def tell(self, order: plan.Order, parts: ForEach | None = None, of: int | None = None) -> int:
+        """See `hosts.trainer.Link`, and `OfWork` of `of`."""
         with self.next_turn:
             self.telling.acquire()
         try:
             with self.changed:
-                number, head = self.whole.tells(order, ambient.monotonic())
+                number, head = self.whole.tells(order, ambient.monotonic(), of)
             for host in self.hosts.values():
                 try:
                     host.send(head, () if parts is None else parts(host.index))

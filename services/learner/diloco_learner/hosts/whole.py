@@ -29,6 +29,34 @@ class HostLost(ConnectionError):
     """A process of the island is gone, or does not answer: the island ends, and begins again."""
 
 
+class Over(HostLost):
+    """The work is over that an order belongs to: it reaches nobody."""
+
+
+class OfWork:
+    """The connections to the others, as the work for one run has them.
+
+    Whoever still builds or computes for it when it is over, in a thread that nobody can end, must
+    not tell the others what they are not prepared for, nor come between the orders of another run.
+    """
+
+    def __init__(self, link: Any, work: int) -> None:
+        """`link`: as of `hosts.trainer.Link`; `work`: its number, see `Whole.work`."""
+        self.link, self.work = link, work
+
+    def check(self) -> None:
+        """Raises Over once the work is."""
+        self.link.whole.of_work(self.work)
+
+    def tell(self, order: plan.Order, parts: Any = None) -> int:
+        """See `hosts.trainer.Link`. Raises Over."""
+        number: int = self.link.tell(order, parts, of=self.work)
+        return number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.link, name)
+
+
 @dataclass(slots=True)
 class Hearing:
     """Another process's signs of life, as one hears them that may have stood still itself."""
@@ -72,6 +100,8 @@ class Whole:
     def __init__(self) -> None:
         self.others: dict[int, Other] = {}
         self.told = 0  # orders
+        self.work = 0  # how many runs this island has ceased to work for
+        self.prepared = False  # for the run that it works for now
         self.came: dict[tuple[int, int], Buffer] = {}  # answers by (order, host)
         self.lost = ""  # why the island ends
         self.stopped_by = ""  # the host that was told to stop, and told this one
@@ -84,13 +114,30 @@ class Whole:
 
     # --- orders --------------------------------------------------------------------------------
 
-    def tells(self, order: plan.Order, now: float) -> tuple[int, bytes]:
-        """The next order of the plan: its number, and what goes out to all. Raises HostLost."""
+    def tells(self, order: plan.Order, now: float, of: int | None = None) -> tuple[int, bytes]:
+        """The next order of the plan: its number, and what goes out to all. Raises HostLost.
+
+        `of`: the work that it belongs to. Raises Over once that is.
+        """
         self.check()
+        if of is not None:
+            self.of_work(of)
+        self.prepared = self.prepared or isinstance(order, plan.Prepare)
         self.told += 1
         for other in self.others.values():
             other.pace.told(self.told, now, step=isinstance(order, plan.Step))
         return self.told, plan.encode(self.told, order)
+
+    def of_work(self, number: int) -> None:
+        """Raises Over unless that is the work of now."""
+        if number != self.work:
+            raise Over("the work for this run is over")
+
+    def leaves(self) -> bool:
+        """The work for a run is over. Whether the others have to be told."""
+        prepared, self.prepared = self.prepared, False
+        self.work += 1
+        return prepared
 
     def gave(self, index: int, number: int, data: Buffer, fault: str = "") -> None:
         """What a host gives for an order; or why it could not get ready for a run, which is no
