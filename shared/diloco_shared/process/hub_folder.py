@@ -24,7 +24,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -267,48 +267,50 @@ def reload(folder: Path, *, changed: str = ACCOUNTS, between_s: float = BETWEEN_
     nodes = nodes_of(folder)
     places = [folder / node.name for node in nodes] or [folder]
     pids = {at: _server(at) for at in places}
-    running = [pid for pid in pids.values() if pid]
-    loaded = {at: _loaded_at(at) for at, pid in pids.items() if pid}
-    try:
-        for pid in running:
-            os.kill(pid, signal.SIGHUP)
-        if running:
-            time.sleep(between_s)
-        for pid in running:
-            os.kill(pid, signal.SIGHUP)
-        if running:
-            time.sleep(between_s / 4)  # what is done next finds that it has taken effect
-    except OSError as error:
-        return f"the message server (process {pid}) cannot be told to reload: {error.strerror}"
-    if deaf := [str(at) for at, then in loaded.items() if then and then == _loaded_at(at)]:
-        return (
-            f"the message server of {' and '.join(deaf)} goes on with what it knew before, and "
-            "lets in whoever it let in: its log says why, mostly a mistake in its configuration or "
-            "a file that its user may not read"
+    running = {at: pid for at, pid in pids.items() if pid}
+    amiss = _told(running, between_s) if running else []
+    if away := [str(at) for at, pid in pids.items() if not pid]:
+        copied = f"copy {changed} of that folder to where one does; " if nodes else ""
+        amiss.append(
+            f"no message server of {' and '.join(away)} runs on this machine: {copied}"
+            "one that keep_hub watches with --reload, as in Compose, sees the change within 5 s; "
+            "tell another one "
+            "with 'nats-server --signal reload=PID', wait a second, and tell it once more"
         )
-    stay: dict[Path, str] = {}
-    for at in (at for at, pid in pids.items() if pid):
+    return ". And ".join(amiss)
+
+
+def _told(running: Mapping[Path, int], between_s: float) -> list[str]:
+    """Have these servers read it, by their folders: what is amiss with some of them."""
+    before = {at: _loaded_at(at) for at in running}
+    amiss: dict[Path, str] = {}
+    for wait_s in (between_s, between_s / 4):  # what is done next finds that it has taken effect
+        for at, pid in running.items():
+            try:
+                os.kill(pid, signal.SIGHUP)
+            except OSError as error:
+                amiss[at] = (
+                    f"the message server of {at} (process {pid}) cannot be told to reload: "
+                    f"{error.strerror}"
+                )
+        time.sleep(wait_s)
+    for at in running.keys() - amiss.keys():
+        if before[at] and before[at] == _loaded_at(at):
+            amiss[at] = (
+                f"the message server of {at} goes on with what it knew before, and lets in whoever "
+                "it let in: its log says why, mostly a mistake in its configuration or a file that "
+                "its user may not read"
+            )
+            continue
         try:
             hub_leaves.cut(at, at / CONFIG)
         except (OSError, ValueError) as error:
-            stay[at] = str(error)
-    if stay:
-        where = f" of {' and '.join(map(str, stay))}" if nodes else ""
-        return (
-            f"the message server{where} knows it, but sites' own message servers stay as they are, "
-            f"with the rights that they had ({'; '.join(stay.values())}): start it anew to cut off "
-            "who may be in no more"
-        )
-    away = [str(at) for at, pid in pids.items() if not pid]
-    if not away:
-        return ""
-    copied = f"copy {changed} of that folder to where one does; " if nodes else ""
-    return (
-        f"no message server of {' and '.join(away)} runs on this machine: {copied}"
-        "one that keep_hub watches with --reload, as in Compose, sees the change within 5 s; "
-        "tell another one "
-        "with 'nats-server --signal reload=PID', wait a second, and tell it once more"
-    )
+            amiss[at] = (
+                f"the message server of {at} knows it, but sites' own message servers stay as they "
+                f"are, with the rights that they had ({error}): start it anew to cut off who may "
+                "be in no more"
+            )
+    return [amiss[at] for at in running if at in amiss]
 
 
 def _loaded_at(at: Path) -> str:
