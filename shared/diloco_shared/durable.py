@@ -23,16 +23,31 @@ def replace(path: Path, content: bytes | memoryview | str) -> None:
     _replace(path, content, 0o666)  # less what this process's umask takes away
 
 
-def replace_for_owner(path: Path, content: str) -> None:
-    """`replace` a file that nobody but its owner may read at any moment."""
-    _replace(path, content, 0o600)
+def replace_for_owner(path: Path, content: str, *, like: Path | None = None) -> None:
+    """`replace` a file that nobody but its owner may read at any moment.
+
+    `like`: what root writes belongs to whom this belongs to (`give`).
+    """
+    _replace(path, content, 0o600, like)
 
 
-def _replace(path: Path, content: bytes | memoryview | str, mode: int) -> None:
+def give(what: Path | int, like: Path) -> None:
+    """A path, or an open file, to whoever owns `like`; only root can, and for others nothing is
+    done. Raises OSError."""
+    if os.geteuid() == 0:
+        owner = like.stat()
+        os.chown(what, owner.st_uid, owner.st_gid)
+
+
+def _replace(
+    path: Path, content: bytes | memoryview | str, mode: int, like: Path | None = None
+) -> None:
     aside = path.with_name(path.name + _PART)
     aside.unlink(missing_ok=True)  # what a dead process left has the rights that it had then
     try:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            if like is not None:
+                give(file.fileno(), like)
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from live.hubs import Hub, a_hub
+from live.hubs import Hub, a_hub, address, started
 from shared.bus.test_rights import ALL, HEARD, PUBLISHED
 from waiting import until
 
+from diloco_cli.up.stack import free_port
 from diloco_coordinator.runs import events
 from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
@@ -393,6 +394,26 @@ async def test_who_has_no_credentials_or_unknown_ones_is_told_so(tmp_path: Path)
             assert "secret" not in str(error.value)
         with pytest.raises(BusError, match="cannot be read"):
             await NatsBus.connect(hub.url, name="x", credentials=tmp_path / "none")
+
+
+async def test_a_server_that_cannot_read_the_change_is_not_said_to_know_it(tmp_path: Path) -> None:
+    """Else somebody who is revoked would stay in, and the operator would believe otherwise."""
+    hub, (own, monitor) = tmp_path / "hub", (free_port(0), free_port(0))
+    told = {"listen": f"127.0.0.1:{own}", "monitor": f"127.0.0.1:{monitor}"}
+    hub_folder.create(hub, store=tmp_path / "store", **told)
+    process = started(hub)
+    try:
+        await address(hub)
+        hub_folder.add(hub, "oslo", "learner")
+        assert await asyncio.to_thread(hub_folder.reload, hub, between_s=0.2) == ""
+        with (hub / hub_folder.CONFIG).open("a") as config:
+            config.write("a mistake {")
+        hub_folder.revoke(hub, "oslo")
+        rest = await asyncio.to_thread(hub_folder.reload, hub, between_s=0.2)
+        assert f"the message server of {hub} goes on with what it knew before" in rest
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_without_a_server_at_hand_it_is_said_how_to_reload(tmp_path: Path) -> None:

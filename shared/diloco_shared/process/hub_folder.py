@@ -24,7 +24,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING
 from diloco_shared.bus.nats.hub_config import ACCOUNTS, PID, Routes, accounts_conf, hub_conf
 from diloco_shared.bus.nats.keys import Credentials, check_public_key
 from diloco_shared.bus.nats.rights import KEYS_MAX, Identity, Role
-from diloco_shared.durable import replace_for_owner
-from diloco_shared.process import hub_leaves, hub_nodes
+from diloco_shared.durable import give, replace_for_owner
+from diloco_shared.process import hub_leaves, hub_nodes, hub_watch
 from diloco_shared.process.hub_nodes import Node, nodes_of
 
 if TYPE_CHECKING:  # it needs a package that only a hub has
@@ -103,7 +103,7 @@ def create(
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _locked(folder):
         if mutual_tls:
-            (folder / CERTIFICATES).mkdir(exist_ok=True, mode=0o700)
+            _make(folder / CERTIFICATES)
         own = not certificate and bool(hosts or nodes)
         _sign_for_hub(folder, hosts, nodes, own=own)
         texts = {}
@@ -126,10 +126,10 @@ def create(
             _may_end_connections(folder, nodes)
         made = [(Credentials.new(name), role) for name, role in FIRST]
         if nodes:
-            replace_for_owner(folder / hub_nodes.NODES, hub_nodes.listed(nodes))
+            _write(folder / hub_nodes.NODES, hub_nodes.listed(nodes))
         _write_identities(folder, [Identity(c.name, role, (c.public_key,)) for c, role in made])
         for path, text in texts.items():
-            replace_for_owner(path, text)
+            _write(path, text)
         found = (_hand_out(folder, credentials.name, credentials) for credentials, _ in made)
         return [path for path in found if path is not None]
 
@@ -267,41 +267,59 @@ def reload(folder: Path, *, changed: str = ACCOUNTS, between_s: float = BETWEEN_
     nodes = nodes_of(folder)
     places = [folder / node.name for node in nodes] or [folder]
     pids = {at: _server(at) for at in places}
-    running = [pid for pid in pids.values() if pid]
-    try:
-        for pid in running:
-            os.kill(pid, signal.SIGHUP)
-        if running:
-            time.sleep(between_s)
-        for pid in running:
-            os.kill(pid, signal.SIGHUP)
-        if running:
-            time.sleep(between_s / 4)  # what is done next finds that it has taken effect
-    except OSError as error:
-        return f"the message server (process {pid}) cannot be told to reload: {error.strerror}"
-    stay: dict[Path, str] = {}
-    for at in (at for at, pid in pids.items() if pid):
+    running = {at: pid for at, pid in pids.items() if pid}
+    amiss = _told(running, between_s) if running else []
+    if away := [str(at) for at, pid in pids.items() if not pid]:
+        copied = f"copy {changed} of that folder to where one does; " if nodes else ""
+        amiss.append(
+            f"no message server of {' and '.join(away)} runs on this machine: {copied}"
+            "one that keep_hub watches with --reload, as in Compose, sees the change within 5 s; "
+            "tell another one "
+            "with 'nats-server --signal reload=PID', wait a second, and tell it once more"
+        )
+    return ". And ".join(amiss)
+
+
+def _told(running: Mapping[Path, int], between_s: float) -> list[str]:
+    """Have these servers read it, by their folders: what is amiss with some of them."""
+    before = {at: _loaded_at(at) for at in running}
+    amiss: dict[Path, str] = {}
+    for wait_s in (between_s, between_s / 4):  # what is done next finds that it has taken effect
+        for at, pid in running.items():
+            try:
+                os.kill(pid, signal.SIGHUP)
+            except OSError as error:
+                amiss[at] = (
+                    f"the message server of {at} (process {pid}) cannot be told to reload: "
+                    f"{error.strerror}"
+                )
+        time.sleep(wait_s)
+    for at in running.keys() - amiss.keys():
+        if before[at] and before[at] == _loaded_at(at):
+            amiss[at] = (
+                f"the message server of {at} goes on with what it knew before, and lets in whoever "
+                "it let in: its log says why, mostly a mistake in its configuration or a file that "
+                "its user may not read"
+            )
+            continue
         try:
             hub_leaves.cut(at, at / CONFIG)
         except (OSError, ValueError) as error:
-            stay[at] = str(error)
-    if stay:
-        where = f" of {' and '.join(map(str, stay))}" if nodes else ""
-        return (
-            f"the message server{where} knows it, but sites' own message servers stay as they are, "
-            f"with the rights that they had ({'; '.join(stay.values())}): start it anew to cut off "
-            "who may be in no more"
-        )
-    away = [str(at) for at, pid in pids.items() if not pid]
-    if not away:
+            amiss[at] = (
+                f"the message server of {at} knows it, but sites' own message servers stay as they "
+                f"are, with the rights that they had ({error}): start it anew to cut off who may "
+                "be in no more"
+            )
+    return [amiss[at] for at in running if at in amiss]
+
+
+def _loaded_at(at: Path) -> str:
+    """When the server of that folder has last read its configuration; "" where it does not tell."""
+    try:
+        _, port = hub_leaves.place(at / CONFIG)
+        return hub_watch.loaded_at(hub_leaves.place(at / CONFIG, "http"), port)
+    except (OSError, ValueError):
         return ""
-    copied = f"copy {changed} of that folder to where one does; " if nodes else ""
-    return (
-        f"no message server of {' and '.join(away)} runs on this machine: {copied}"
-        "one that keep_hub watches with --reload, as in Compose, sees the change within 5 s; "
-        "tell another one "
-        "with 'nats-server --signal reload=PID', wait a second, and tell it once more"
-    )
 
 
 def write_secret(path: Path, document: str) -> None:
@@ -322,10 +340,24 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ValueError(f"{folder} is no hub's folder to write in: {error.strerror}") from None
     try:
+        give(fd, folder)
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
+
+
+def _write(path: Path, text: str) -> None:
+    """For whoever owns the folder: a command that root types must not lock the server out, which
+    would go on with what it has, and let in who was revoked."""
+    replace_for_owner(path, text, like=path.parent)
+
+
+def _make(folder: Path) -> None:
+    """A folder, likewise."""
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700)
+        give(folder, folder.parent)
 
 
 def _one(identities: Sequence[Identity], name: str) -> Identity:
@@ -348,32 +380,32 @@ def _write_identities(folder: Path, identities: Sequence[Identity]) -> None:
     text = accounts_conf(identities, kept.read_text("ascii").strip() if kept.exists() else "")
     body = json.dumps([asdict(identity) for identity in identities], indent=1)
     for place in (folder, *(folder / node.name for node in nodes_of(folder))):
-        place.mkdir(exist_ok=True, mode=0o700)
-        replace_for_owner(place / ACCOUNTS, text)
-    replace_for_owner(folder / IDENTITIES, body + "\n")
+        _make(place)
+        _write(place / ACCOUNTS, text)
+    _write(folder / IDENTITIES, body + "\n")
 
 
 def _may_end_connections(folder: Path, nodes: Sequence[Node]) -> None:
     """What cuts off sites' message servers (hub_leaves.py), at every node."""
     password = hub_nodes.new_password()
     for place in (folder, *(folder / node.name for node in nodes)):
-        replace_for_owner(place / hub_leaves.PASSWORD, password + "\n")
+        _write(place / hub_leaves.PASSWORD, password + "\n")
         if (folder / CERTIFICATES).is_dir():
             authority, days = _authority(folder), _signing().AUTHORITY_DAYS
             signed = _signing().for_site(authority, "system", datetime.now(UTC), days)
-            replace_for_owner(place / hub_leaves.CERTIFICATE, signed.document)
+            _write(place / hub_leaves.CERTIFICATE, signed.document)
 
 
 def _hand_out(folder: Path, name: str, credentials: Credentials | None) -> Path | None:
     """What an identity takes away; where its credentials are, if it has not made them itself."""
     if (folder / CERTIFICATES).is_dir():
         signed = _signing().for_site(_authority(folder), name, datetime.now(UTC))
-        replace_for_owner(certificate_of(folder, name), signed.document)
+        _write(certificate_of(folder, name), signed.document)
     if credentials is None:
         return None
     there = folder / CREDENTIALS
-    there.mkdir(exist_ok=True, mode=0o700)
-    replace_for_owner(there / name, credentials.document())
+    _make(there)
+    _write(there / name, credentials.document())
     return there / name
 
 
@@ -400,7 +432,7 @@ def _routes(folder: Path, node: Node, nodes: Sequence[Node], address: str) -> Ro
     """Raises OSError."""
     kept = folder / hub_nodes.ROUTES_PASSWORD
     if not kept.exists():
-        replace_for_owner(kept, hub_nodes.new_password() + "\n")
+        _write(kept, hub_nodes.new_password() + "\n")
     encrypted = (folder / hub_nodes.ROUTES_AUTHORITY).exists()
     password = kept.read_text("ascii").strip()
     at = folder / node.name
@@ -416,17 +448,17 @@ def _sign_for_hub(folder: Path, hosts: Sequence[str], nodes: Sequence[Node], *, 
         _write_signed(_authority(folder), hosts, folder / HUB_CERTIFICATE, folder / HUB_KEY)
     for node in nodes:
         at = folder / node.name
-        at.mkdir(exist_ok=True, mode=0o700)
+        _make(at)
         named = list(dict.fromkeys((node.host, *hosts)))
         if own:
             _write_signed(_authority(folder), named, at / HUB_CERTIFICATE, at / HUB_KEY)
         if own or (folder / CERTIFICATES).is_dir():
-            replace_for_owner(at / AUTHORITY, _authority(folder).certificate)
+            _write(at / AUTHORITY, _authority(folder).certificate)
         kept = (folder / hub_nodes.ROUTES_AUTHORITY, folder / hub_nodes.ROUTES_AUTHORITY_KEY)
         among = _authority_in(*kept)
         pair = at / hub_nodes.ROUTE_CERTIFICATE, at / hub_nodes.ROUTE_KEY
         _write_signed(among, [node.host], *pair, days=_signing().AUTHORITY_DAYS)
-        replace_for_owner(at / hub_nodes.ROUTES_AUTHORITY, among.certificate)
+        _write(at / hub_nodes.ROUTES_AUTHORITY, among.certificate)
 
 
 def _write_signed(
@@ -439,8 +471,8 @@ def _write_signed(
     signing = _signing()
     signed = signing.for_hub(authority, hosts, datetime.now(UTC), days or signing.DAYS)
     # A server that reads both in between refuses them, and goes on with those that it has.
-    replace_for_owner(key, signed.key)
-    replace_for_owner(certificate, signed.certificate)
+    _write(key, signed.key)
+    _write(certificate, signed.certificate)
 
 
 def _authority(folder: Path) -> "Pair":
@@ -453,8 +485,8 @@ def _authority_in(*kept: Path) -> "Pair":
         there: Pair = _signing().Pair(*(path.read_text("ascii") for path in kept))
         return there
     made: Pair = _signing().new_authority(datetime.now(UTC))
-    replace_for_owner(kept[0], made.certificate)
-    replace_for_owner(kept[1], made.key)
+    _write(kept[0], made.certificate)
+    _write(kept[1], made.key)
     return made
 
 

@@ -41,7 +41,7 @@ def cut(folder: Path, config: Path) -> int:
         return 0
     until = time.monotonic() + PATIENCE_S
     try:
-        server = socket.create_connection(_place(config), PATIENCE_S)
+        server = socket.create_connection(place(config), PATIENCE_S)
     except ConnectionRefusedError:
         return 0
     with closing(_Asking(server, until)) as asking:
@@ -119,11 +119,14 @@ class _Asking:
         self._held += some
 
 
-def _place(config: Path) -> tuple[str, int]:
-    """Where the server listens, as this machine reaches it. Raises ValueError."""
+def place(config: Path, what: str = "listen") -> tuple[str, int]:
+    """Where the server listens, or has its monitoring (`http`), as this machine reaches it.
+
+    Raises OSError and ValueError.
+    """
     text = config.read_text("utf-8")
-    said = re.search(r'^\s*listen: "?([^"\s]*):(\d+)"?\s*$', text, re.MULTILINE)
+    said = re.search(rf'^\s*{what}: "?([^"\s]*):(\d+)"?\s*$', text, re.MULTILINE)
     if said is None:
-        raise ValueError(f"{config} has no line listen: ADDRESS:PORT")
+        raise ValueError(f"{config} has no line {what}: ADDRESS:PORT")
     host = said[1].strip("[]")
     return ("127.0.0.1" if host in ("", "0.0.0.0") else host), int(said[2])

@@ -114,6 +114,19 @@ def answers(
     return said is not False
 
 
+def loaded_at(monitor: tuple[str, int], port: int) -> str:
+    """When the server of that port has last read its configuration; "" where this is not its
+    monitoring, or there is none.
+
+    One that could not read it goes on with the one of before, and tells its log alone.
+    """
+    try:
+        body = _got(monitor, "/varz", ANSWER_S)
+    except (OSError, ValueError, http.client.HTTPException):
+        return ""
+    return str(body.get("config_load_time", "")) if body.get("port") == port else ""
+
+
 def _asked(server: socket.socket, token: str, until: float) -> bool | None:
     """Over the connection itself; None: it does not let us in."""
     inbox = f"_INBOX.{secrets.token_hex(8)}"

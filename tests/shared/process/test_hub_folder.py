@@ -1,6 +1,7 @@
 """A hub's folder: what stands in it after every change, and what is refused and changes nothing."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -148,6 +149,20 @@ def test_a_named_hub_has_a_certificate_of_its_own_authority(tmp_path: Path) -> N
     assert (hub / "hub.pem").read_text() != first
     files = [path for path in hub.rglob("*") if path.is_file()]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can")
+def test_what_root_writes_belongs_to_the_folders_owner(tmp_path: Path) -> None:
+    """Else the message server could not read it, and would let in who was revoked."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    os.chown(folder, 10001, 10002)
+    hub = created(folder, hosts=("hub.example.org",), mutual_tls=True)
+    hub_folder.add(hub, "rome", "learner")
+    hub_folder.revoke(hub, "rome")
+    hub_folder.renew(hub, ("hub.example.org",))
+    there = [hub, *hub.rglob("*")]
+    assert {(p.stat().st_uid, p.stat().st_gid) for p in there} == {(10001, 10002)}
 
 
 def test_a_hub_that_demands_certificates_hands_one_to_everybody(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A hub of several message servers: what each finds in its folder, and what makes one a node."""
 
 import json
-import os
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -129,12 +128,29 @@ def test_where_one_node_does_not_end_connections_the_others_do(
             raise OSError("it hung up")
         return 0
 
-    monkeypatch.setattr(hub_folder, "_server", lambda folder: os.getpid())
+    here = {"node-1": 7, "node-2": 8}  # the third one is on another machine
+    monkeypatch.setattr(hub_folder, "_server", lambda folder: here.get(folder.name, 0))
     monkeypatch.setattr(hub_folder.os, "kill", lambda pid, number: None)
     monkeypatch.setattr(hub_folder.hub_leaves, "cut", fails_once)
     rest = hub_folder.reload(hub, between_s=0)
-    assert cut == ["node-1", "node-2", "node-3"]
+    assert sorted(cut) == ["node-1", "node-2"]
     assert f"the message server of {hub / 'node-1'} knows it" in rest and "it hung up" in rest
+    assert f". And no message server of {hub / 'node-3'} runs on this machine: copy" in rest
+
+
+def test_a_server_that_may_not_be_told_is_named_beside_the_others(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(pid: int, number: int) -> None:
+        if pid == 7:
+            raise PermissionError(1, "Operation not permitted")
+
+    here = {"node-1": 7, "node-2": 8}
+    monkeypatch.setattr(hub_folder, "_server", lambda folder: here.get(folder.name, 0))
+    monkeypatch.setattr(hub_folder.os, "kill", refused)
+    rest = hub_folder.reload(hub, between_s=0)
+    assert "node-1 (process 7) cannot be told to reload: Operation not permitted. And no" in rest
+    assert "node-2" not in rest and "copy accounts.conf" in rest
 
 
 def test_certificates_of_all_nodes_are_renewed(hub: Path) -> None:
