@@ -89,7 +89,7 @@ def test_the_thinnest_link_carries_what_every_process_says(
     assert found.violations == []
     assert 4000 < max(said.values()) / found.virtual_s < min(THIN_LINKS) / 1.5
     learners = [said[f"learner-{n}"] / found.virtual_s for n in range(4)]
-    assert 1000 < min(learners) and max(learners) < 2000, "docs/how-to/tuning.md says 1,500"
+    assert min(learners) > 1000 and max(learners) < 2000, "docs/how-to/tuning.md says 1,500"
 
 
 @pytest.mark.long
