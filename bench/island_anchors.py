@@ -27,6 +27,7 @@ import json
 import statistics
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ def measured(others: Any, hosts: int, model: str, times: int, place: str) -> dic
     ways: dict[str, list[float]] = {"sending": [], "adopt": [], "alone": [], "beside": []}
     for n in range(times):
         p = n % len(sizes)
-        ways["sending"].append(took(lambda p=p: trainer.hold(p, wholes[p])))
-        ways["adopt"].append(took(lambda p=p: adopted(trainer, p, parts[p])))
+        ways["sending"].append(took(partial(trainer.hold, p, wholes[p])))
+        ways["adopt"].append(took(partial(adopted, trainer, p, parts[p])))
     for n in range(min(times, STEPS)):
         ways["alone"].append(step())
         with Taking(trainer, parts, wholes, n % len(sizes)):
