@@ -99,7 +99,8 @@ docs: $(VENV)/.docs
 
 sim: install
 	$(BIN)/python -m diloco_simulator.check --seeds $(SEEDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh) \
-		--crash-points $(CRASH_POINTS) --keep diloco-data/found --shrink $(if $(JSON),--json $(JSON))
+		--crash-points $(CRASH_POINTS) --keep diloco-data/found --shrink $(if $(JSON),--json $(JSON)) \
+		$(if $(FURTHER),--further)
 
 ends: install
 	$(BIN)/python -m diloco_simulator.worlds.ends --seeds $(ENDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh)

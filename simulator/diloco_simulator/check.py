@@ -2,6 +2,9 @@
 
 With `--crash-points 50` also one small world again and again, in which a process dies at its first
 place to die, its fiftieth, its hundredth … of every role (worlds/crash_points.py).
+
+Thousands of worlds take hours. With `--json FILE` the totals are there after every few worlds, and
+`--further` adds to them: what was broken off goes on from its newest seed.
 """
 
 import argparse
@@ -19,6 +22,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from diloco_shared.durable import replace
 from diloco_simulator import shrink
 from diloco_simulator.coverage.required import ENOUGH, RequiredStates
 from diloco_simulator.worlds import crash_points, found
@@ -113,6 +117,7 @@ class Sums:
     """Over all worlds that were played."""
 
     seeds: int = 0
+    pieces: list[list[int]] = field(default_factory=list)  # [first seed, seeds], one for each call
     violations: int = 0  # worlds that broke a promise
     rounds: int = 0
     virtual_s: float = 0.0
@@ -128,6 +133,16 @@ class Sums:
             self.places[task.place] += 1
         else:
             self.seeds, self.rounds = self.seeds + 1, self.rounds + verdict.rounds
+            self.pieces[-1][1] += 1
+
+    def further(self, result: dict[str, Any]) -> None:
+        """What an earlier call has found counts too. KeyError for what is no such file."""
+        self.seeds, self.violations = result["seeds"], result["violations"]
+        self.rounds, self.virtual_s = result["rounds"], result["virtual_s"]
+        self.pieces, self.places = result["pieces"], Counter(result["crash_points"])
+        self.states.counts = Counter(result["counts"])
+        self.states.worlds = Counter(result["coverage"])
+        self.states.looks = Counter(result["looks"])
 
     def result(self) -> dict[str, Any]:
         """As a file says it: the named counters; `coverage`: how many worlds reached each state;
@@ -136,6 +151,7 @@ class Sums:
         counts, worlds = self.states.counts, self.states.worlds
         return {
             "seeds": self.seeds,
+            "pieces": self.pieces,
             "violations": self.violations,
             "rounds": self.rounds,
             "virtual_s": round(self.virtual_s),
@@ -164,6 +180,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--kept", type=Path, help="play such a file again, and nothing else")
     parser.add_argument("--json", type=Path, help="write the totals there")
+    parser.add_argument("--further", action="store_true", help="add to the totals that are there")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--syncers", type=int, help="this many in every world")
     parser.add_argument("--shards", type=int, choices=(1, 2), help="of the syncer, in every world")
@@ -174,6 +191,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.shrink and not args.keep:
         parser.error("--shrink says how worlds are kept: give --keep too")
+    if args.further and not args.json:
+        parser.error("--further adds to the totals in a file: give --json too")
     if args.workers < 1:
         parser.error("--workers: one at least")
     if args.dies and args.dies[0] not in (*crash_points.ROLES, "nobody"):
@@ -202,7 +221,8 @@ def show(task: Task, verdict: WorldResult) -> None:
 
 def check(args: argparse.Namespace) -> Sums:
     """Play all, print what breaks, keep and shrink it."""
-    sums, kept = Sums(), dict[str, tuple[Path, Case]]()  # the first of each promise
+    sums, kept = begun(args), dict[str, tuple[Path, Case]]()  # the first of each promise
+    before = sums.seeds + sums.places.total()
     began = said = time.monotonic()
     everything = list(tasks(args))
     for task, verdict in zip(everything, verdicts(everything, args.workers), strict=True):
@@ -212,12 +232,31 @@ def check(args: argparse.Namespace) -> Sums:
             path = found.keep(args.keep, task.case, verdict.violations, task.name)
             kept.setdefault(shrink.promise(verdict.violations[0]), (path, task.case))
         if (now := time.monotonic()) > said + PROGRESS_S:
-            said, n = now, sums.seeds + sums.places.total()
+            said, n = now, sums.seeds + sums.places.total() - before
+            write(args, sums)
             far = f"{n} of {len(everything)} worlds, {sums.violations} broken"
             print(f"{far} ({now - began:.0f} s)", file=sys.stderr, flush=True)
     for path, case in kept.values() if args.shrink else ():
         shrink.shrink_kept(path, case, shrink.WORLDS_MAX)
     return sums
+
+
+def begun(args: argparse.Namespace) -> Sums:
+    """Totals to add to. SystemExit where those of earlier calls cannot be read."""
+    sums = Sums()
+    if args.further and args.json.exists():
+        try:
+            sums.further(json.loads(args.json.read_text("utf-8")))
+        except (ValueError, KeyError) as error:
+            sys.exit(f"{args.json} has no totals of this program ({error!r}): name another file")
+    sums.pieces.append([args.first, 0])
+    return sums
+
+
+def write(args: argparse.Namespace, sums: Sums) -> None:
+    """As a whole: what is broken off leaves what was found before."""
+    if args.json:
+        replace(args.json, json.dumps(sums.result(), indent=2) + "\n")
 
 
 def main() -> None:
@@ -231,8 +270,7 @@ def main() -> None:
     sums = check(args)
     result = sums.result()
     report(sums, result, time.monotonic() - began)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write(args, sums)
     sys.exit(1 if sums.violations or not complete(args, result) else 0)
 
 
@@ -249,7 +287,7 @@ def report(sums: Sums, result: dict[str, Any], seconds: float) -> None:
 
 def complete(args: argparse.Namespace, result: dict[str, Any]) -> bool:
     """Whether enough seeds as they are drawn have reached what they must."""
-    if args.seeds < ENOUGH or args.syncers is not None or args.shards is not None:
+    if max(args.seeds, result["seeds"]) < ENOUGH or args.syncers is not None or args.shards is not None:
         return True
     if result["missing"]:
         print(f"{ENOUGH} worlds must reach, and did not: {', '.join(result['missing'])}")

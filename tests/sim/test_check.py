@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_places_to_die_are_named_as_they_are_played_again(
 def test_enough_worlds_that_missed_what_they_must_reach_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sums = check.Sums()
+    sums = check.Sums(pieces=[[2, 0]])
     sums.add(check.place("leader", 1), WorldResult(1))
     sums.add(check.Task(Case(2, SHORT), "", ""), WorldResult(2, ["I1 at 1.00 s: x"], rounds=3))
     result = sums.result()
@@ -102,7 +103,39 @@ def test_enough_worlds_that_missed_what_they_must_reach_fail(
     assert REQUIRED[0] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("said", [("--shrink",), ("--dies", "nobody-else", 3), ("--workers", 0)])
+@pytest.mark.whole
+def test_totals_of_several_calls_are_those_of_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was broken off goes on, and another file is not taken for one of totals."""
+
+    def told(name: str, first: int, seeds: int, *more: str) -> dict[str, Any]:
+        file = tmp_path / name
+        said = ("--seeds", seeds, "--from", first, "--workers", 1, "--json", file, *more)
+        arguments(monkeypatch, *said)
+        with pytest.raises(SystemExit):
+            check.main()
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+    monkeypatch.setattr(Options, "drawn", lambda seed: SHORT)
+    at_once = told("whole.json", 1, 3)
+    told("pieces.json", 1, 2)
+    in_pieces = told("pieces.json", 3, 1, "--further")
+    assert in_pieces.pop("pieces") == [[1, 2], [3, 1]]
+    assert at_once.pop("pieces") == [[1, 3]] and at_once["seeds"] == 3
+    at_once.pop("virtual_s")  # each call rounds its own
+    in_pieces.pop("virtual_s")
+    assert in_pieces == at_once
+    (tmp_path / "other.json").write_text("{}")
+    arguments(monkeypatch, "--json", tmp_path / "other.json", "--further")
+    with pytest.raises(SystemExit, match=r"other.json has no totals of this program"):
+        check.main()
+
+
+@pytest.mark.parametrize(
+    "said", [("--shrink",), ("--dies", "nobody-else", 3), ("--workers", 0), ("--further",)]
+)
 def test_what_makes_no_sense_is_refused(
     monkeypatch: pytest.MonkeyPatch, said: tuple[object, ...]
 ) -> None:
