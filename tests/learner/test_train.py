@@ -339,7 +339,7 @@ def test_what_long_steps_hand_out_is_looked_for_less_often(monkeypatch: pytest.M
     for step_s in (0.01, 0.32, 60.0):
         list(machine.pace.of(turns(step_s)))
         asyncio.run(machine.handed(0.005))
-    assert slept == pytest.approx([0.005, 0.02, 0.05])
+    assert slept == pytest.approx([0.005, 0.04, 0.05])
 
 
 class Hosts:
