@@ -287,7 +287,11 @@ def report(sums: Sums, result: dict[str, Any], seconds: float) -> None:
 
 def complete(args: argparse.Namespace, result: dict[str, Any]) -> bool:
     """Whether enough seeds as they are drawn have reached what they must."""
-    if max(args.seeds, result["seeds"]) < ENOUGH or args.syncers is not None or args.shards is not None:
+    if (
+        max(args.seeds, result["seeds"]) < ENOUGH
+        or args.syncers is not None
+        or args.shards is not None
+    ):
         return True
     if result["missing"]:
         print(f"{ENOUGH} worlds must reach, and did not: {', '.join(result['missing'])}")

@@ -6,6 +6,7 @@ decided by the product's `hosts.whole`; what travels between them are the produc
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from diloco_learner.events import Leave
 from diloco_learner.hosts import plan, whole
 from diloco_learner.hosts.computing_io import unless_lost
 from diloco_learner.hosts.held_anchors import Holder
+from diloco_learner.hosts.leading_io import LOOK_S
+from diloco_learner.hosts.link_io import GATHERING_S
 from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.whole import (
     BEAT_S,
@@ -159,7 +162,12 @@ class Leading:
         """Wait until all are there; from then on hear them."""
         self.working = asyncio.current_task()
         self.all_there = asyncio.Event()
-        await self.all_there.wait()
+        while not self.all_there.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self.all_there.wait()
+                    break
+            self._still_gathering()
         names = {n: f"host {n} (vm{n})" for n in self.connections}
         self.whole.begins(names, self.island.silence_s, ambient.monotonic())
         self.life.whole_at = self.island.loop.now
@@ -171,6 +179,15 @@ class Leading:
             self._begin(self._hear(index, connection))
             self._begin(self._collect(index, connection))
         self._begin(self._beat())
+
+    def _still_gathering(self) -> None:
+        """As of `leading_io.Hosts`."""
+        for index, connection in list(self.connections.items()):
+            try:
+                connection.orders.send(("alive",))
+            except HostLost:
+                connection.close()
+                del self.connections[index]
 
     def takes(self, index: int) -> Connection | None:
         """A host comes; None while this process does not listen."""
@@ -397,7 +414,7 @@ class Follower:
                 break
             await asyncio.sleep(AGAIN_S)
         self.connection = connection
-        _, silence_s = await connection.orders.receive()
+        silence_s = await self._welcomed(connection)
         now = ambient.monotonic()
         self.hearing = Hearing(silence_s, now, now)
         self.life = leading.life
@@ -413,6 +430,19 @@ class Follower:
         for work in (self._work(connection, trainer), self._beat(connection)):
             self.process.run(self._guarded(work))
         await self._read(connection)
+
+    async def _welcomed(self, connection: Connection) -> float:
+        """Once all are there. Raises HostLost where process 0 gives no sign of life meanwhile."""
+        while True:
+            try:
+                async with asyncio.timeout(GATHERING_S):
+                    what, *values = await connection.orders.receive()
+            except TimeoutError:
+                self.island.watch.counts["islands: process 0 gone before all were there"] += 1
+                raise HostLost(silence(GATHERING_S)) from None
+            if what == "welcome":
+                silence_s: float = values[0]
+                return silence_s
 
     async def _read(self, connection: Connection) -> None:
         assert self.life is not None

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import pytest
 from waiting import until, wait_until
 
-from diloco_learner.hosts import plan
+from diloco_learner.hosts import following_io, leading_io, plan
 from diloco_learner.hosts.carrying_io import ERRAND
 from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.link_io import (
     BadFrame,
+    close,
     head_of,
     receive,
     send,
@@ -108,6 +109,50 @@ def gathered(hosts: Hosts) -> list[ByHand]:
     for follower in followers:
         assert follower.hears()[0] == ("welcome", hosts.meeting, PATIENCE_S)
     return followers
+
+
+def test_who_waits_for_the_others_hears_signs_of_life_and_may_come_again(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that dies before all are there is missed, and takes its place anew."""
+    monkeypatch.setattr(leading_io, "LOOK_S", 0.02)
+    gathering = threading.Thread(target=hosts.gather)
+    gathering.start()
+    first = ByHand(hosts.place, 1)
+    for _ in range(2):
+        assert values_of(receive(first.sockets["orders"])[0]) == ("alive",)
+    first.dies()
+    wait_until(lambda: not hosts.hosts, "host 1 missed")
+    followers = [ByHand(hosts.place, index) for index in (2, 1)]
+    gathering.join(PATIENCE_S)
+    assert not gathering.is_alive()
+    assert [f.hears()[0][0] for f in followers] == ["welcome", "welcome"]
+
+
+def test_a_host_goes_to_another_process_0_where_the_first_says_nothing(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine is gone, which closes no connection."""
+    monkeypatch.setattr(following_io, "GATHERING_S", 0.05)
+    monkeypatch.setattr(following_io, "AGAIN_S", 0.01)
+    monkeypatch.setattr(leading_io, "LOOK_S", 0.01)
+    place, came = hosts.place, list[str]()
+    leader = following_io.Leader(HostPlace(3, 1, place.address, place.port))
+    joining = threading.Thread(target=lambda: came.append(leader.join()))
+    with socket.create_server((place.address, place.port)) as server:
+        joining.start()
+        said_nothing = [server.accept()[0] for _ in range(2)]
+        third = server.accept()[0]  # it has given the first up
+    for sock in (*said_nothing, third):
+        sock.close()
+    monkeypatch.setattr(following_io, "GATHERING_S", PATIENCE_S)
+    gathering = threading.Thread(target=hosts.gather)
+    gathering.start()
+    ByHand(place, 2)
+    for thread in (joining, gathering):
+        thread.join(PATIENCE_S)
+    assert came == [hosts.meeting]
+    close(leader.reading, leader.writing, leader.answering)
 
 
 def test_all_hear_the_same_orders_each_with_its_own_part_and_give_theirs(hosts: Hosts) -> None:

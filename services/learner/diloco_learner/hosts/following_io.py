@@ -22,6 +22,7 @@ from diloco_learner.hosts import plan
 from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Connect, Got
 from diloco_learner.hosts.hand import Gift, GivenShare, Hand
 from diloco_learner.hosts.link_io import (
+    GATHERING_S,
     JOIN_S,
     BadFrame,
     close,
@@ -96,8 +97,10 @@ class Leader:
             for kind, sock in (("orders", orders), ("answers", answers)):
                 hello = ("hello", kind, self.place.index, self.place.hosts, own_host(), VERSION)
                 send(sock, head_of(*hello))
-            orders.settimeout(JOIN_S)
-            what, *values = values_of(receive(orders, data_max=0)[0])
+            orders.settimeout(GATHERING_S)
+            what, *values = ("alive",)
+            while what == "alive":
+                what, *values = values_of(receive(orders, data_max=0)[0])
             if what == "refused":
                 raise Refused(values[0])
             if what != "welcome":

@@ -155,6 +155,7 @@ class Hosts:
                 if ambient.monotonic() > until:
                     raise HostLost(f"of this island, {missing} did not come within {JOIN_S:.0f} s")
                 self._take_some(server)
+                self._still_gathering()
         self._welcome()
 
     def missing(self) -> list[int]:
@@ -163,6 +164,17 @@ class Hosts:
 
     def _is(self, index: int) -> bool:
         return self.hosts[index].whole
+
+    def _still_gathering(self) -> None:
+        """A sign of life to those that are there. Who cannot be told any more is not there."""
+        for index, host in list(self.hosts.items()):
+            try:
+                if host.whole:
+                    host.beat()
+            except OSError as error:
+                log.warning("a host is gone before all are here", host=host.name, error=_why(error))
+                host.close()
+                del self.hosts[index]
 
     def _take_some(self, server: socket.socket) -> None:
         """One more connection, or none for a while."""

@@ -20,9 +20,11 @@ from diloco_learner.hosts.parts import Buffer
 from diloco_learner.hosts.whole import ORDER_S_MAX, HostLost
 from diloco_shared.memory.pages import pages
 
-# All are started at about the same time. Whoever comes to process 0 and hears nothing for so long
-# tries again; so nobody sits in an island that never became whole.
+# All are started at about the same time: so long process 0 waits for the others, in seconds.
 JOIN_S = 600.0
+# Meanwhile it gives those that are there a sign of life every second or so, unless a stranger
+# connects, who may take ten. Whoever hears none for so long comes again: that process 0 is gone.
+GATHERING_S = 30.0
 
 _LENGTHS = struct.Struct("!IQ")
 # A run's specification is the largest head.
