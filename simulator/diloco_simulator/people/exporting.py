@@ -107,7 +107,8 @@ class Exporting:
         self.counts[f"exports answered with {status}"] += 1
         if status != 202:
             return ""
-        self._note(said)
+        if said["id"] not in self.seen:  # else it shows what was, and came behind a look
+            self._note(said)
         return str(said["id"])
 
     async def removes(self) -> None:
