@@ -3,9 +3,11 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 from live.gate import connected
+from nats.aio.client import Client
 from waiting import until
 
 from diloco_shared.bus.blobs import get_blob, put_blob
@@ -55,6 +57,25 @@ async def test_a_blob_under_way_survives_a_stopped_server(nats_server: NatsServe
         blob = await putting
         assert (await bus.stream_info("S")).messages == blob.chunks
         assert await get_blob(bus, "S", blob, timeout_s=20) == payload
+
+
+async def test_a_closed_client_ends_although_its_cancellation_is_lost(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `asyncio.wait_for` loses it: nats-py would go on connecting for ever."""
+    began, before = asyncio.Event(), asyncio.all_tasks()
+
+    async def loses(self: Client) -> None:
+        began.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(30)
+        raise OSError("refused")
+
+    async with connected(nats_server.url):
+        monkeypatch.setattr(Client, "_select_next_server", loses)
+        await nats_server.kill()
+        await began.wait()
+    await until(lambda: asyncio.all_tasks() <= before)
 
 
 async def test_a_server_that_reads_no_more_is_noticed_and_left(

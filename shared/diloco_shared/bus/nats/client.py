@@ -61,6 +61,7 @@ class RepairedClient(Client):
         self._traffic = traffic
         self._address = address
         self._identity: Credentials | None = None
+        self.over = False  # nobody wants a connection any more
 
     # It reads the files of TLS once, and has no client certificate in any other form.
     @property
@@ -123,8 +124,12 @@ class RepairedClient(Client):
         await super()._attempt_reconnect()
 
     # The library forgets the socket of a handshake that failed: one more open for every attempt.
+    # And it connects again for ever where a cancellation is lost, as `asyncio.wait_for` loses one
+    # that comes when what it waits for ends: then neither `close` nor the loop itself would end it.
     async def _select_next_server(self) -> None:
         self.drop_socket()
+        if self.over:
+            raise asyncio.CancelledError
         await super()._select_next_server()
 
     # The library writes a ping past what still waits to be written: a subscription may be after it.

@@ -300,6 +300,7 @@ class NatsLink:
     async def close(self) -> None:
         """Close, sending what is pending if the server takes it within two seconds."""
         self._end()
+        self._client.over = True
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._client.close()
