@@ -45,6 +45,16 @@ def test_every_run_that_is_shown_would_be_taken(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_every_run_that_is_typed_is_there(page: Path) -> None:
+    """A page shows what it submits or checks, or writes it with a command of its own."""
+    found = blocks(page)
+    commands = "\n".join(b.body for b in found if b.language == RUN)
+    written = re.findall(r"(?:> ?|--write |cp \S+ )([\w./-]+\.toml)", commands)
+    shown = {block.file for block in found} | {*written}
+    assert {*re.findall(r"[\w./-]+\.toml", commands)} <= shown
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_every_program_that_is_shown_is_one(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
