@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from diloco_shared.budget import Size
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Beat,
@@ -178,7 +179,7 @@ def test_how_large_the_run_is_told_by_those_who_are_let_in(driver: Any) -> None:
             learner=learner, incarnation=0, nonce=learner, config=config, parameters=parameters
         )
         driver.give(JoinSeen(join))
-    assert size(driver.machine) == (7000, 2)
+    assert size(driver.machine) == Size(7000, 2)
 
 
 def test_another_layout_is_refused(running: Any) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from diloco_shared.budget import assumed, limits
+from diloco_shared.budget import Size, assumed, limits
+from diloco_shared.budget.job import ROUND_S, rounds_at
 from diloco_shared.bus.port import StreamSpec, TooFewNodes
 from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.protocol import subjects
@@ -22,7 +23,7 @@ class Hub:
     def __init__(self) -> None:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, "syncer")
-        self.size = (0, 0)
+        self.size = Size()
         self.told: list[Tell] = []
         self.storage = Storage(SPEC, self.bus, lambda: self.size, self.told.append)
 
@@ -65,10 +66,9 @@ async def test_what_the_bus_does_not_tell_stays_as_it_was() -> None:
 async def test_limits_grow_with_what_learners_tell_and_with_their_number() -> None:
     hub = Hub()
     await hub.begin()
-    for hub.size in ((10**9, 1), (10**9, 5)):
+    for hub.size in (Size(10**9, 1), Size(10**9, 5)):
         await hub.storage.look()
-        parameters, learners = hub.size
-        needed = limits(assumed(SPEC, learners=learners, parameters=parameters))
+        needed = limits(assumed(SPEC, **hub.size._asdict()))
         assert await hub.limits() == needed
     assert needed["DN"] > 4 * 10**9 and needed["STATE"] > 5 * 8 * 10**9
 
@@ -76,7 +76,7 @@ async def test_limits_grow_with_what_learners_tell_and_with_their_number() -> No
 async def test_what_was_told_once_holds_for_those_who_come_later() -> None:
     hub = Hub()
     await hub.begin()
-    for hub.size in ((10**9, 1), (0, 5)):
+    for hub.size in (Size(10**9, 1), Size(0, 5)):
         await hub.storage.look()
     assert await hub.limits() == limits(assumed(SPEC, learners=5, parameters=10**9))
 
@@ -84,21 +84,53 @@ async def test_what_was_told_once_holds_for_those_who_come_later() -> None:
 async def test_limits_never_shrink() -> None:
     hub = Hub()
     await hub.begin()
-    hub.size = (10**9, 5)
+    hub.size = Size(10**9, 5)
     await hub.storage.look()
     most = await hub.limits()
-    hub.size = (0, 1)
+    hub.size = Size(0, 1)
     await hub.storage.look()
     # A standby, or a restarted syncer, knows of fewer learners than there are.
     await ensure_run_streams(hub.bus, "r", limits(assumed(SPEC)))
     assert await hub.limits() == most
 
 
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "fraction", "expected"),
+    [
+        (None, 100, 0.5, 0),  # steps or tokens say how many there will be
+        (1000.0, 0, 0.0, 0),
+        (1000.0, 2000, 0.5, 4000),  # as assumed
+        (1000.0, 10, 0.5, 4000),  # never fewer
+        (1000.0, 2001, 0.5, 8000),
+        (1000.0, 1000, 0.1, 16_000),
+    ],
+)
+def test_a_run_that_ends_by_the_clock_counts_its_rounds_by_its_pace(
+    seconds: float | None, rounds: int, fraction: float, expected: int
+) -> None:
+    assert ROUND_S == 0.25
+    assert rounds_at(seconds, rounds, fraction) == expected
+
+
+async def test_limits_grow_with_rounds_that_come_faster_than_was_assumed() -> None:
+    """All contributions of 2000 s are kept: 8000 rounds were assumed, and there are four times as
+    many. Without more room the run would be full before its time is over."""
+    given = {"budget": {"seconds": 2000}, "keeping": {"contributions": "all"}}
+    fast = RunSpec.model_validate({"name": "r", "model": OWN, **given})
+    hub = Hub()
+    await ensure_run_streams(hub.bus, "r", limits(assumed(fast)))
+    before = (await hub.limits())["UP"]
+    hub.storage = Storage(fast, hub.bus, lambda: hub.size, hub.told.append)
+    hub.size = Size(learners=1, rounds=rounds_at(2000.0, 1600, 0.05))
+    await hub.storage.look()
+    assert (await hub.limits())["UP"] > 3.5 * before
+
+
 async def test_a_server_without_room_is_told_once_and_asked_again() -> None:
     hub = Hub()
     await hub.begin()
     hub.broker.storage_max = 10 << 30
-    hub.size = (10**9, 5)
+    hub.size = Size(10**9, 5)
     for _ in range(3):
         await hub.storage.look()
     assert [t.kind for t in hub.told] == ["no-room"]

@@ -9,9 +9,11 @@ docs/how-to/budget.md derives them by hand for a model of 12B parameters.
 """
 
 from diloco_shared.budget.job import Job as Job
+from diloco_shared.budget.job import Size as Size
 from diloco_shared.budget.job import assumed as assumed
 from diloco_shared.budget.job import known as known
 from diloco_shared.budget.job import learners_of as learners_of
+from diloco_shared.budget.job import rounds_at as rounds_at
 from diloco_shared.budget.streams import limits as limits
 from diloco_shared.budget.streams import streams as streams
 from diloco_shared.budget.terms import Need as Need

@@ -1,7 +1,9 @@
 """What the figures of a run are functions of: its specification, N, the fragments' sizes and M."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from diloco_shared.budget.overhead import layout_bytes
 from diloco_shared.protocol.messages import TensorSpec
@@ -16,8 +18,8 @@ ASSUMED_TENSORS = 1_000
 # Every tensor above twice the mean fragment is cut, so that none is larger than that
 # (spec/fragmentation.py).
 LARGEST_OVER_MEAN = 2
-# Between two rounds of a shard, in seconds, where a run ends by the clock: messages and commits of
-# a round take about as much.
+# Between two rounds of a shard, in seconds, where a run ends by the clock, until its own pace is
+# known (`rounds_at`): messages and commits of a round take about as much.
 ROUND_S = 0.25
 
 
@@ -32,6 +34,7 @@ class Job:
     state: int  # bytes of a learner's moments and counts
     shape: Shape | None = None  # of a preset
     assumed: bool = False  # nobody knows N yet
+    rounds_seen: int = 0  # of a shard by its own pace, as `rounds_at` says; 0: not known yet
 
     @property
     def parameters(self) -> int:
@@ -51,9 +54,21 @@ class Job:
         budget, algorithm = self.spec.budget, self.spec.algorithm
         owned = algorithm.fragments // algorithm.shards
         if budget.seconds is not None:
-            return int(budget.seconds / ROUND_S) + owned
+            return max(int(budget.seconds / ROUND_S), self.rounds_seen) + owned
         steps = budget.steps or -(-(budget.tokens or 0) // self.spec.tokens_per_step)
         return -(-steps // algorithm.steps_per_round) + owned
+
+
+class Size(NamedTuple):
+    """A run as large as it is known to be: what `assumed` takes beside its specification."""
+
+    parameters: int = 0  # N, as far as learners told it
+    learners: int = 0  # M
+    rounds: int = 0  # of `rounds_at`
+
+    def at_least(self, other: "Size") -> "Size":
+        """The larger of each."""
+        return Size(*(max(pair) for pair in zip(self, other, strict=True)))
 
 
 def learners_of(spec: RunSpec) -> int:
@@ -64,17 +79,38 @@ def learners_of(spec: RunSpec) -> int:
     return max(spec.membership.learners_min, spec.algorithm.quorum)
 
 
+def rounds_at(seconds: float | None, rounds: int, fraction: float) -> int:
+    """Rounds that a shard will have made in all, if `rounds` took `fraction` of its `seconds`.
+
+    0 where `seconds` is None: any other run's are known from the beginning. What is assumed until a
+    run's pace is known is doubled until it is enough, so that it seldom changes.
+    """
+    if seconds is None or rounds <= 0 or fraction <= 0:
+        return 0
+    first = seconds / ROUND_S
+    doublings: int = math.ceil(math.log2(max(rounds / fraction / first, 1.0)))
+    return math.ceil(math.ldexp(first, doublings))
+
+
 def known(
-    spec: RunSpec, *, learners: int | None = None, parameters: int | None = None
+    spec: RunSpec,
+    *,
+    learners: int | None = None,
+    parameters: int | None = None,
+    rounds: int = 0,
 ) -> Job | None:
-    """The run, if its size is known; `parameters` is what learners said. Raises WrongModel."""
+    """The run, if its size is known. Raises WrongModel.
+
+    `learners`, `parameters`, `rounds`: as `Size` has them, so far as they are known.
+    """
     m = learners_of(spec) if learners is None else max(learners, 1)
     algorithm, optimizer = spec.algorithm, spec.inner.optimizer
     if spec.model.factory is None:
         shape = shape_of(spec.model)
-        return Job(spec, m, *_measured(shape, algorithm.fragments, optimizer), shape)
+        sizes, layout, state = _measured(shape, algorithm.fragments, optimizer)
+        return Job(spec, m, sizes, layout, state, shape, rounds_seen=rounds)
     n = max(parameters or 0, spec.model.parameters or 0)
-    return _unseen(spec, m, n) if n else None
+    return _unseen(spec, m, n, rounds) if n else None
 
 
 @lru_cache(maxsize=256)  # of a thousand layers it takes a tenth of a second, and all ask for it
@@ -85,16 +121,24 @@ def _measured(shape: Shape, fragments: int, optimizer: str) -> tuple[tuple[int, 
     return sizes, layout_bytes(every), inner_state_bytes(optimizer, every)
 
 
-def assumed(spec: RunSpec, *, learners: int | None = None, parameters: int | None = None) -> Job:
+def assumed(
+    spec: RunSpec,
+    *,
+    learners: int | None = None,
+    parameters: int | None = None,
+    rounds: int = 0,
+) -> Job:
     """`known`, or the same run of a modest model until learners say how large theirs is."""
-    found = known(spec, learners=learners, parameters=parameters)
+    found = known(spec, learners=learners, parameters=parameters, rounds=rounds)
     if found is not None:
         return found
     m = learners_of(spec) if learners is None else max(learners, 1)
-    return _unseen(spec, m, ASSUMED_PARAMETERS, assumed=True)
+    return _unseen(spec, m, ASSUMED_PARAMETERS, rounds, assumed=True)
 
 
-def _unseen(spec: RunSpec, learners: int, parameters: int, *, assumed: bool = False) -> Job:
+def _unseen(
+    spec: RunSpec, learners: int, parameters: int, rounds: int, *, assumed: bool = False
+) -> Job:
     """N values in fragments of whose sizes only the sum is known."""
     count = spec.algorithm.fragments
     sizes = tuple(parameters * (p + 1) // count - parameters * p // count for p in range(count))
@@ -102,4 +146,4 @@ def _unseen(spec: RunSpec, learners: int, parameters: int, *, assumed: bool = Fa
     state = inner_state_bytes(spec.inner.optimizer, (whole,))
     named = TensorSpec(name="x" * 60, shape=(1,), embedding=False)
     layout = layout_bytes((named,)) * ASSUMED_TENSORS
-    return Job(spec, learners, sizes, layout, state, None, assumed)
+    return Job(spec, learners, sizes, layout, state, None, assumed, rounds)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from diloco_shared.budget import Job, assumed, learners_of, streams
+from diloco_shared.budget import Job, Size, assumed, learners_of, rounds_at, streams
 from diloco_shared.budget.memory import processes
 from diloco_shared.protocol.records import MemberRecord, RunRecord, RunStatus
 from diloco_shared.spec.run import RunSpec
@@ -22,9 +22,7 @@ def used(
     A stream's `limit` is what the server has, `needed` what the run needs at its worst moment with
     the learners that are there; so less than that is a wall ahead.
     """
-    alive = 0 if status is None else len(status.alive)
-    parameters = 0 if status is None else status.parameters
-    found = _figures(json.dumps(record.spec, sort_keys=True), alive, parameters)
+    found = _figures(json.dumps(record.spec, sort_keys=True), _seen(record, status))
     if found is None:
         return None
     needed, memory = found
@@ -46,13 +44,22 @@ def used(
     }
 
 
+def _seen(record: RunRecord, status: RunStatus | None) -> Size:
+    """As large as the run's own status says."""
+    if status is None:
+        return Size()
+    stamp, budget = status.stamp, record.spec.get("budget")
+    seconds = budget.get("seconds") if isinstance(budget, dict) else None
+    rounds = rounds_at(seconds, stamp.round + 1, stamp.fraction)
+    return Size(status.parameters, len(status.alive), rounds)
+
+
 @lru_cache(maxsize=256)  # of runs as they are looked at twice a second
-def _figures(
-    spec: str, alive: int, parameters: int
-) -> tuple[dict[str, int], dict[str, int]] | None:
+def _figures(spec: str, seen: Size) -> tuple[dict[str, int], dict[str, int]] | None:
     try:
         run = RunSpec.model_validate(json.loads(spec))
-        job = assumed(run, learners=max(learners_of(run), alive), parameters=parameters)
+        size = seen.at_least(Size(learners=learners_of(run)))
+        job = assumed(run, **size._asdict())
     except (WrongModel, ValidationError):  # another release may have submitted it
         return None
     return {kind: need.bytes for kind, need in streams(job).items()}, _memory(job)

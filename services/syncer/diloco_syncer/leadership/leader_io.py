@@ -217,8 +217,7 @@ class Leader:
 
     def _payload_bytes(self) -> int:
         """What the run may need, as large as it is known to be."""
-        parameters, learners = size(self.machine)
-        return payloads(assumed(self.spec, learners=learners, parameters=parameters))
+        return payloads(assumed(self.spec, **size(self.machine)._asdict()))
 
     # --- the loop ------------------------------------------------------------------------------
 

@@ -3,16 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
+from diloco_shared.budget import Size, rounds_at
 from diloco_shared.protocol.records import RunStatus, StreamUse
 from diloco_syncer.history.ledger import of_run
 from diloco_syncer.machine import Machine
 from diloco_syncer.members.roster import Member
 
 
-def size(machine: Machine) -> tuple[int, int]:
-    """N as far as anybody told it, and how many learners are live."""
-    own = sum(machine.history.sizes_P) * machine.spec.algorithm.shards  # they are about as large
-    return max(own, machine.admission.parameters), len(machine.announcer.alive)
+def size(machine: Machine) -> Size:
+    """The run as large as it is known to be."""
+    h, spec = machine.history, machine.spec
+    own = sum(h.sizes_P) * spec.algorithm.shards  # they are about as large
+    return Size(
+        parameters=max(own, machine.admission.parameters),
+        learners=len(machine.announcer.alive),
+        rounds=rounds_at(spec.budget.seconds, h.stamp.round + 1, h.stamp.fraction),
+    )
 
 
 def status(

@@ -1,7 +1,8 @@
 """What the run's streams hold against what they may, and limits that grow with the run.
 
-Read every few seconds: shown in the run's status, and raised when learners tell of a larger model
-or more of them join than the run was submitted for.
+Read every few seconds: shown in the run's status, and raised when learners tell of a larger model,
+more of them join than the run was submitted for, or a run that ends by the clock makes more rounds
+than were assumed.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
-from diloco_shared.budget import assumed, limits
+from diloco_shared.budget import Size, assumed, limits
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import Bus, BusError, StreamFull
 from diloco_shared.bus.repeating import left_undone
@@ -22,15 +23,11 @@ from diloco_syncer.events import Tell
 log = structlog.get_logger()
 
 
-# (N as far as learners told it, learners that are live)
-Size = Callable[[], tuple[int, int]]
-
-
 class Storage:
     """Of one leader's term. `streams`: kind (subjects.STREAM_KINDS) -> as it was last seen."""
 
     def __init__(
-        self, spec: RunSpec, control: Bus, size: Size, tell: Callable[[Tell], None]
+        self, spec: RunSpec, control: Bus, size: Callable[[], Size], tell: Callable[[Tell], None]
     ) -> None:
         self.spec = spec
         self.control = control
@@ -38,9 +35,9 @@ class Storage:
         self.tell = tell
         self.streams: dict[str, StreamUse] = {}
         self.last_seqs: dict[str, int] = {}  # kind -> newest sequence seen
-        self.budgeted = (0, 0)  # what `needed` is for: only ever more
+        self.budgeted = Size()  # what `needed` is for: only ever more
         self.needed: dict[str, int] = {}
-        self.told: tuple[int, int] | None = None  # of what it was told that there is no room
+        self.told: Size | None = None  # of what it was told that there is no room
 
     async def look(self) -> None:
         """Look once; what the bus does not tell stays as it was."""
@@ -56,10 +53,10 @@ class Storage:
 
     async def _grow(self) -> None:
         """Raise what is too small for the run as it is now."""
-        parameters, learners = (max(pair) for pair in zip(self.budgeted, self.size(), strict=True))
-        if (parameters, learners) != self.budgeted or not self.needed:
-            self.budgeted = (parameters, learners)
-            self.needed = limits(assumed(self.spec, learners=learners, parameters=parameters))
+        size = self.budgeted.at_least(self.size())
+        if size != self.budgeted or not self.needed:
+            self.budgeted = size
+            self.needed = limits(assumed(self.spec, **size._asdict()))
         small = {k: u for k, u in self.streams.items() if 0 < u.limit < self.needed[k]}
         if not small:
             return
