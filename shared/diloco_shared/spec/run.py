@@ -220,7 +220,12 @@ class Budget(Spec):
         None, ge=1, le=2**53, description="Tokens processed by all learners."
     )
     seconds: float | None = Field(
-        None, gt=0, le=SECONDS_MAX, description="Seconds since the first round."
+        None,
+        gt=0,
+        le=SECONDS_MAX,
+        description="Seconds since the first round, pauses too. The run ends with the rounds that "
+        "come after them. While none can come, since no learner is there or a stream is full, it "
+        "waits; 'diloco stop' ends it.",
     )
 
     @model_validator(mode="after")
