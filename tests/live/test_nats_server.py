@@ -20,7 +20,7 @@ from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.hub_config import ACCOUNTS
 from diloco_shared.bus.port import BusError, StreamSpec, Unavailable
-from diloco_shared.process import hub_folder, hub_watch
+from diloco_shared.process import hub_folder, hub_watch, keep_hub
 from diloco_shared.process import nats_server as nats_server_module
 from diloco_shared.process.hub_watch import answers
 from diloco_shared.process.nats_binary import ServerError, find_binary
@@ -171,7 +171,8 @@ def keeper_of(port: int, monitor: int, store: Path, config: Path) -> psutil.Pope
     where = ["--at", f"127.0.0.1:{port}", "--monitor", f"127.0.0.1:{monitor}"]
     where += ["--reload", str(config.parent / ACCOUNTS)]
     server = [str(find_binary()), "-c", str(config)]
-    return psutil.Popen([sys.executable, "-c", code, *where, str(store), *server])
+    with (store / "keeper.log").open("wb") as log:
+        return psutil.Popen([sys.executable, "-c", code, *where, str(store), *server], stderr=log)
 
 
 async def revoked_is_out(folder: Path, port: int) -> None:
@@ -239,6 +240,42 @@ async def test_the_keeper_starts_anew_what_answers_nothing(closed: bool, tmp_pat
         keeper.terminate()
         assert await asyncio.to_thread(keeper.wait, 30) == 0
         assert not second.is_running()
+    finally:
+        for process in (*(keeper.children() if keeper.is_running() else ()), keeper):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        await asyncio.to_thread(keeper.wait, 30)
+
+
+async def test_the_keeper_says_that_nobody_is_shut_out_while_the_list_cannot_be_read(
+    tmp_path: Path,
+) -> None:
+    """The server goes on with the list of before, and would have said so in its log alone."""
+    port, monitor = free_port(), free_port()
+    hub = tmp_path / "hub"
+    hub_folder.create(
+        hub,
+        listen=f"127.0.0.1:{port}",
+        store=tmp_path,
+        hosts=("127.0.0.1",),
+        mutual_tls=True,
+        monitor=f"127.0.0.1:{monitor}",
+    )
+    keeper = keeper_of(port, monitor, tmp_path, hub / hub_folder.CONFIG)
+    log = tmp_path / "keeper.log"
+
+    def reads() -> str:
+        return hub_watch.loaded_at(("127.0.0.1", monitor), port)
+
+    try:
+        await until(lambda: listens(port) and bool(reads()))
+        before = reads()
+        (hub / ACCOUNTS).write_text("accounts { nobody closes this")
+        await until(lambda: keep_hub.UNREAD in log.read_text())
+        assert reads() == before
+        await revoked_is_out(hub, port)  # which writes the list anew
+        assert reads() != before
+        assert log.read_text().count(keep_hub.UNREAD) == 1
     finally:
         for process in (*(keeper.children() if keeper.is_running() else ()), keeper):
             with suppress(psutil.NoSuchProcess):

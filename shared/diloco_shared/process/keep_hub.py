@@ -6,7 +6,8 @@
 A server that wants TLS or credentials is asked at its monitoring, `http: 127.0.0.1:8222` in its
 configuration, which only this machine reaches (--monitor says where it is elsewhere).
 Where a file of --reload changes, such as accounts.conf of a hub's folder, the server reads its
-configuration again: `diloco site revoke` counts within seconds, wherever it was typed.
+configuration again: `diloco site revoke` counts within seconds, wherever it was typed. A server
+that cannot read it goes on with what it knew, so it is asked until it says that it has.
 Its log passes through; its exit status is ours. Only the standard library: the image of the message
 server has nothing else.
 """
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diloco_shared.process import hub_leaves
-from diloco_shared.process.hub_watch import LOOK_S, Changes, HubWatch, answers
+from diloco_shared.process.hub_watch import LOOK_S, Changes, HubWatch, answers, loaded_at
 
 # For a server that is told to end, in seconds; then it is killed. One that holds a lock never ends.
 ENDS_S = 10.0
@@ -31,9 +32,59 @@ ENDS_S = 10.0
 FILES_S = 1.0
 # Until it has read its configuration again, in seconds: it takes milliseconds.
 READS_S = 0.3
+# Until it is asked once more to read what it could not, in seconds: somebody has to mend the file.
+AGAIN_S = 10.0
+UNREAD = (
+    "its configuration could not be read, so whoever was revoked is still let in: its own log says "
+    "what is wrong, 'diloco site' and 'diloco hub' write those files anew. It is asked again"
+)
 
 
 Place = tuple[str, int]
+
+
+class Rereading:
+    """Has a server read its configuration, and looks whether it did."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        at: Place,
+        monitor: Place | None,
+        files: Sequence[str],
+    ) -> None:
+        self.process, self.port, self.monitor, self.files = process, at[1], monitor, files
+        self.asked_at: float | None = None  # of a reading that is under way
+        self.before = ""  # when it had last read it until then; "" where it does not say
+        self.told = False  # since it was asked
+
+    def ask(self, now: float) -> None:
+        """Its files have changed."""
+        print("keep_hub: its configuration is read again", file=sys.stderr, flush=True)
+        self.before = self._loaded_at()
+        self._hang_up(now)
+        time.sleep(READS_S)
+
+    def look(self, now: float) -> None:
+        """Ask again, if it has not read it."""
+        if self.asked_at is None:
+            return
+        found = self._loaded_at()
+        if not self.before or found not in ("", self.before):
+            self.asked_at = None
+            _cut_leaves(self.files)
+        elif now - self.asked_at >= AGAIN_S:
+            self._hang_up(now)
+        elif not self.told:
+            self.told = True
+            print(f"keep_hub: {UNREAD}", file=sys.stderr, flush=True)
+
+    def _hang_up(self, now: float) -> None:
+        self.asked_at, self.told = now, False
+        self.process.send_signal(signal.SIGHUP)
+
+    def _loaded_at(self) -> str:
+        return loaded_at(self.monitor, self.port) if self.monitor else ""
 
 
 def run(
@@ -48,6 +99,7 @@ def run(
     changes = Changes(_versions(files))
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     watch = HubWatch()
+    reading = Rereading(process, at, monitor, files)
 
     def pass_on() -> None:
         assert process.stderr is not None
@@ -65,9 +117,8 @@ def run(
             pass
         why = ""
         if changes.look(_versions(files)):
-            print("keep_hub: its configuration is read again", file=sys.stderr, flush=True)
-            process.send_signal(signal.SIGHUP)
-            _cut_leaves(files)
+            reading.ask(time.monotonic())
+        reading.look(time.monotonic())
         if not told.is_set() and time.monotonic() - asked_at < LOOK_S:
             continue
         asked_at = time.monotonic()
@@ -97,7 +148,6 @@ def _version(file: str) -> object:
 
 def _cut_leaves(files: Sequence[str]) -> None:
     """Sites' message servers come back with the rights that they have now, or not at all."""
-    time.sleep(READS_S)
     for folder in {os.path.dirname(file) for file in files}:
         try:
             hub_leaves.cut(Path(folder), Path(folder, "nats-server.conf"))
