@@ -103,6 +103,10 @@ async def test_limits_never_shrink() -> None:
         (1000.0, 10, 0.5, 4000),  # never fewer
         (1000.0, 2001, 0.5, 8000),
         (1000.0, 1000, 0.1, 16_000),
+        (1000.0, 24, 1e-6, 0),  # the first of each fragment, together
+        (1000.0, 720, 0.03, 32_000),
+        (100.0, 30, 0.01, 0),
+        (100.0, 30, 0.05, 800),
     ],
 )
 def test_a_run_that_ends_by_the_clock_counts_its_rounds_by_its_pace(

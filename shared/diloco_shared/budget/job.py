@@ -21,6 +21,8 @@ LARGEST_OVER_MEAN = 2
 # Between two rounds of a shard, in seconds, where a run ends by the clock, until its own pace is
 # known (`rounds_at`): messages and commits of a round take about as much.
 ROUND_S = 0.25
+# Of its time, what shows a run's pace: its first rounds, one of each fragment, end together.
+PACE_S, PACE_FRACTION = 30.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,10 @@ def learners_of(spec: RunSpec) -> int:
 def rounds_at(seconds: float | None, rounds: int, fraction: float) -> int:
     """Rounds that a shard will have made in all, if `rounds` took `fraction` of its `seconds`.
 
-    0 where `seconds` is None: any other run's are known from the beginning. What is assumed until a
-    run's pace is known is doubled until it is enough, so that it seldom changes.
+    0 where `seconds` is None: any other run's are known from the beginning; and as long as its pace
+    is not known. What is assumed until then is doubled until it is enough, so it seldom changes.
     """
-    if seconds is None or rounds <= 0 or fraction <= 0:
+    if seconds is None or rounds <= 0 or fraction < min(PACE_FRACTION, PACE_S / seconds):
         return 0
     first = seconds / ROUND_S
     doublings: int = math.ceil(math.log2(max(rounds / fraction / first, 1.0)))
