@@ -224,6 +224,9 @@ class Leading:
         except Over:
             self.island.watch.counts["islands: an order of work that is over"] += 1
             raise
+        except HostLost:
+            self.island.watch.counts["islands: no order without a host"] += 1
+            raise
         self.life.told(number, head)
         for index, connection in self.connections.items():
             data = b"" if parts is None else b"".join(parts(index))

@@ -154,11 +154,11 @@ class LeadingTrainer(VirtualTrainer):
     # --- steps ---------------------------------------------------------------------------------
 
     def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Any:
-        self.leading.acts()
         shape = tuple(tokens_BxL1.shape)
         order = plan.Step(float(rate), poisoned, shape, str(tokens_BxL1.dtype))
         rows = rows_of(shape, self.leading.hosts)
         number = self.leading.tell(order, lambda n: cut(tokens_BxL1, rows[n]))
+        self.leading.acts()  # it was told: an island that has lost a host tells nothing
         loss = self.tiny.step(rate)[1]
         self.reference.step(rate)
         self._carried(number)
@@ -184,8 +184,8 @@ class LeadingTrainer(VirtualTrainer):
         return number
 
     def contribution(self, p: int, round_: int) -> Any:
-        self.leading.acts()
         number = self.leading.tell(plan.Contribute(p, round_))
+        self.leading.acts()
         met = self.leading.programs.meet(number, 0, self.tiny.gives(p))
         payload = self.tiny.sent(p, round_, np.concatenate(waited(met)))
         expected = self.reference.contribution(p, round_)
