@@ -384,7 +384,7 @@ class Follower:
         self.connection, self.life = None, None
         self.orders: asyncio.Queue[tuple[int, plan.Order, Buffer]] = asyncio.Queue(ORDERS_MAX)
         self.following = plan.Following()
-        process.run(self._guarded(self._follow()))
+        process.run(self._guarded(self._follow))
 
     def dies(self, *, closes: bool = True) -> None:
         """As by SIGKILL; or with its machine, which closes no connection."""
@@ -398,11 +398,11 @@ class Follower:
             self.connection.close()
         self.cable.later(RESTART_S + self.island.rng.uniform(0.0, 2.0), self.start)
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A process ends with what ends it; only a fault of the plan is none of the world's."""
         process = self.process
         try:
-            await work
+            await work()
         except HostLost:
             pass
         except Exception as error:
@@ -430,7 +430,7 @@ class Follower:
             partial(self.life.took, self.index),
         )
         assert self.process is not None
-        for work in (self._work(connection, trainer), self._beat(connection)):
+        for work in (partial(self._work, connection, trainer), partial(self._beat, connection)):
             self.process.run(self._guarded(work))
         await self._read(connection)
 
