@@ -32,6 +32,8 @@ ENDS_S = 10.0
 FILES_S = 1.0
 # Until it has read its configuration again, in seconds: it takes milliseconds.
 READS_S = 0.3
+# Until it is said that it has not, in seconds: a busy machine may take one.
+SAYS_S = 3.0
 # Until it is asked once more to read what it could not, in seconds: somebody has to mend the file.
 AGAIN_S = 10.0
 UNREAD = (
@@ -44,7 +46,10 @@ Place = tuple[str, int]
 
 
 class Rereading:
-    """Has a server read its configuration, and looks whether it did."""
+    """Has a server read its configuration, and looks whether it did.
+
+    One that does not answer for itself is taken to have done so: whether it lives is `HubWatch`'s.
+    """
 
     def __init__(
         self,
@@ -75,7 +80,7 @@ class Rereading:
             _cut_leaves(self.files)
         elif now - self.asked_at >= AGAIN_S:
             self._hang_up(now)
-        elif not self.told:
+        elif found and not self.told and now - self.asked_at >= SAYS_S:
             self.told = True
             print(f"keep_hub: {UNREAD}", file=sys.stderr, flush=True)
 
