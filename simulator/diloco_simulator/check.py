@@ -236,6 +236,7 @@ def check(args: argparse.Namespace) -> Sums:
             write(args, sums)
             far = f"{n} of {len(everything)} worlds, {sums.violations} broken"
             print(f"{far} ({now - began:.0f} s)", file=sys.stderr, flush=True)
+    write(args, sums)  # shrinking takes minutes, and may be broken off
     for path, case in kept.values() if args.shrink else ():
         shrink.shrink_kept(path, case, shrink.WORLDS_MAX)
     return sums

@@ -104,6 +104,26 @@ def test_enough_worlds_that_missed_what_they_must_reach_fail(
 
 
 @pytest.mark.whole
+def test_totals_are_there_before_a_world_is_made_smaller(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That takes minutes. What is broken off meanwhile counts the world that broke a promise."""
+    file = tmp_path / "sums.json"
+
+    def broken_off(*_: object) -> None:
+        assert json.loads(file.read_text())["violations"] == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Options, "drawn", lambda seed: SHORT)
+    monkeypatch.setattr(check, "play", lambda task: WorldResult(1, ["I1 at 1.00 s: x"]))
+    monkeypatch.setattr(check.shrink, "shrink_kept", broken_off)
+    said = ("--seeds", 1, "--workers", 1, "--json", file, "--keep", tmp_path, "--shrink")
+    arguments(monkeypatch, *said)
+    with pytest.raises(KeyboardInterrupt):
+        check.main()
+
+
+@pytest.mark.whole
 def test_totals_of_several_calls_are_those_of_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

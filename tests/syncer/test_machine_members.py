@@ -33,6 +33,7 @@ from diloco_syncer.machine import Machine
 from diloco_syncer.members import admission as admission_module
 from diloco_syncer.members import roster as roster_module
 from diloco_syncer.members.roster import GONE_S, LEFT_S, MEMBERS_MAX, REFUSED_MAX
+from diloco_syncer.rounds.rounds import DESERTED
 from diloco_syncer.status.status import size
 
 
@@ -81,6 +82,49 @@ def test_nobody_waits_for_a_life_that_another_has_replaced(driver_of: Any, sent:
     assert record.outcome == "committed", "without another second"
     of_b = {v.learner: (v.incarnation, v.outcome) for v in record.verdicts}["b"]
     assert of_b == (0, "merged" if sent else "missed")
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_nobody_waits_for_silent_ones_while_others_could_make_the_next_round(
+    driver_of: Any, others: bool
+) -> None:
+    """With nobody else the pull has its time: an answer may outlive its sender's signs of life."""
+    driver = driver_of(quorum=1, pull_timeout_s_min=60.0)
+    driver.start("a", "b")
+    driver.step("a", 4)
+    driver.step("b", 4)
+    pull = driver.pulls[0]
+    assert pull.participants == ("a", "b")
+    driver.join("b", incarnation=1)  # that leaves the silent one
+    for n in range(2):
+        driver.wait(4.0)
+        if others:
+            driver.step("b", 4, incarnation=1)
+        assert len(driver.rounds) == (others and n == 1)
+    if not others:
+        driver.answer(pull, "a")
+    first = driver.rounds[0]
+    assert first.outcome == ("skipped" if others else "committed")
+    if others:
+        assert first.reason == f"{DESERTED}: 0 contributions, 1 needed"
+        assert driver.pulls[-1].round == 1 and driver.pulls[-1].participants == ("b",)
+
+
+def test_silent_ones_are_awaited_while_somebody_live_may_still_answer(driver_of: Any) -> None:
+    driver = driver_of(quorum=2, pull_timeout_s_min=60.0)
+    driver.start("a", "b", "c", "d")
+    for learner in "abcd":
+        driver.step(learner, 4)
+    pull = driver.pulls[0]
+    driver.answer(pull, "b")
+    for _ in range(2):
+        driver.wait(4.0)
+        for learner in "bc":
+            driver.step(learner, 4)
+    assert not driver.rounds, "c lives, and has not answered"
+    driver.answer(pull, "c")
+    driver.wait(4.0)
+    assert driver.rounds[0].outcome == "committed"
 
 
 def test_a_shard_that_has_not_begun_follows_the_epoch_of_another(driver_of: Any) -> None:

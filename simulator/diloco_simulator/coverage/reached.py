@@ -15,6 +15,7 @@ from diloco_shared.protocol.messages import (
     TapeRound,
     TapeSetting,
 )
+from diloco_syncer.rounds.rounds import DESERTED
 
 if TYPE_CHECKING:
     from diloco_simulator.checkers.watch import RunWatch
@@ -241,6 +242,8 @@ def _of_round(watch: "RunWatch", of: "OfShard", r: TapeRound) -> None:
         watch.reached("skipped round")
         members = "eligible" in r.reason
         watch.reached("skipped for want of", "members" if members else "answers")
+        if r.reason.startswith(DESERTED):
+            watch.reached("skipped: nobody awaited was live")
         if of.skipped_before:
             watch.reached("two rounds skipped in a row")
     of.skipped_before = r.outcome == "skipped"

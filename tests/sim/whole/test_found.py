@@ -26,8 +26,11 @@ SEEDS_MAX = 10
 
 
 def test_each_names_what_it_must_reach() -> None:
+    """And nothing of when it was found: neither what broke then, nor where its file lay."""
     assert KEPT
-    assert all(json.loads(path.read_text())["reached"] for path in FOLDER.iterdir())
+    for path in FOLDER.iterdir():
+        body = json.loads(path.read_text())
+        assert body["reached"] and not {"violations", "command"} & set(body), path.name
 
 
 @pytest.mark.whole

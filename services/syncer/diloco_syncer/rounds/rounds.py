@@ -37,6 +37,8 @@ RESEND_S = 0.5
 # Faults of what answers somebody else's pull, or comes of another life: refused, and the learner's
 # own answer is still awaited. Any other fault is its answer: it gives one to each pull.
 NO_ANSWERS = frozenset({"epoch", "term", "incarnation"})
+# Why a round ends that waits for silent ones alone.
+DESERTED = "those that have not answered are silent"
 
 
 class Rounds:
@@ -123,6 +125,8 @@ class Rounds:
             self._without_replaced(r)
             if r.complete or now >= r.deadline:
                 effects += self._close(r, now)
+            elif self._deserted(r, now):
+                effects += self._close(r, now, f"{DESERTED}: ")
             elif now >= r.resend_at:
                 effects.append(self._send_pull(r, now))
         return effects
@@ -139,6 +143,18 @@ class Rounds:
         asked = r.participants[learner]
         if newest > asked:
             r.leave_out(learner, asked, "missed", f"incarnation {newest} has taken its place")
+
+    def _deserted(self, r: Round, now: float) -> bool:
+        """Whether it waits for silent ones alone, while others could make the next round.
+
+        Without such others there is nothing to win: over a slow link an answer may outlive the
+        signs of life of whoever sends it.
+        """
+        awaited, h = r.unanswered, self.history
+        if not all(self.roster.silent(who, r.participants[who], now) for who in awaited):
+            return False
+        stepping = [m.learner for m in self.roster.stepping(now, h.epoch)]
+        return not h.enough.answer(r.kept).enough and h.enough.answer(stepping).enough
 
     def _collect(self, r: Round, now: float) -> None:
         reached, why = self._quorum(r, now)
