@@ -132,9 +132,9 @@ class StreamKv(RawStreams):
     ) -> int:
         return await self._kv_write(bucket, key, value, ttl_s, revision)
 
-    async def kv_delete(self, bucket: str, key: str) -> None:
+    async def kv_delete(self, bucket: str, key: str) -> int:
         headers = {"KV-Operation": "DEL", **ttl_header(MARKER_S)}
-        await self.append(self._written(bucket, key), b"", headers=headers)
+        return await self.append(self._written(bucket, key), b"", headers=headers)
 
     async def kv_all(self, bucket: str, key: str = ">") -> dict[str, KeyEntry]:
         found = await self.fetch_raw(bucket_stream(bucket), _subject(bucket, key))

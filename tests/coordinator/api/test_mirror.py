@@ -117,6 +117,29 @@ async def test_a_token_is_not_brought_back_by_the_echo_of_its_making(world: Any)
         assert "alice" in desk.registry.tokens
 
 
+async def test_a_token_is_not_brought_back_by_a_use_whose_noting_was_not_answered(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note is kept, its answer is lost, and its echo comes after the token was revoked."""
+    async with world.coordinator() as desk:
+        await desk.makes("alice", "read")
+        held: list[KeyEntry] = []
+        take = desk.registry._take
+
+        async def late(bucket: str, entry: KeyEntry) -> None:
+            await take(bucket, entry) if bucket != registry.TOKENS else held.append(entry)
+
+        monkeypatch.setattr(desk.registry, "_take", late)
+        token = desk.registry.tokens["alice"]
+        used = token.model_copy(update={"used_at": 1.0}).model_dump_json().encode()
+        await world.bus.kv_put(registry.TOKENS, "alice", used)
+        assert (await desk.ask("DELETE", "/v1/tokens/alice")).status_code == 204
+        await until(lambda: len(held) >= 2)
+        for entry in held:
+            await take(registry.TOKENS, entry)
+            assert "alice" not in desk.registry.tokens
+
+
 async def test_nothing_is_kept_of_members_that_are_forgotten(world: Any) -> None:
     async with world.coordinator() as desk:
         for name in ("a", "b", "c"):

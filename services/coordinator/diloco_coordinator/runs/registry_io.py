@@ -558,16 +558,17 @@ class Registry:
                 self.tokens[known.name], self.revisions[place] = changed, revision
 
     async def delete_token(self, name: str) -> None:
-        """At once: the echo of its making, or of its last use, may still be on its way."""
+        """At once: the echo of its making, or of its last use, may still be on its way, even of a
+        use whose noting was not known to have arrived."""
         place = (TOKENS, name)
         async with self._changing_tokens:
             token = self.tokens.get(name)
-            await self.bus.kv_delete(*place)
+            revision = await self.bus.kv_delete(*place)
             there = self.tokens.get(name)
             # Else another one has the name by now, which another coordinator made.
             if there is None or token is None or there.created_at == token.created_at:
                 self.tokens.pop(name, None)
-                self.revisions[place] = self.revisions.get(place, 0) + 1
+                self.revisions[place] = max(revision, self.revisions.get(place, 0))
 
     async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
         """Write to the event log; of what a request caused, `data` says whose it was."""
