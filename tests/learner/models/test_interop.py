@@ -80,8 +80,16 @@ def test_logits_are_those_of_transformers(weights: HfWeights) -> None:
 
 
 HOWS = [("none", 4), ("layer", 0), ("products", 9)]
-# How experts are computed has nothing to do with how layers are: once is enough.
-CASES = [(n, *how) for n in FAMILIES for how in HOWS if n not in WITH_EXPERTS or how == HOWS[0]]
+# How experts are computed has nothing to do with how layers are: once is enough. Of the others one
+# family, whose layers differ from each other, is computed in every way; `make test-long` does so
+# with each.
+EVERY_WAY = "gemma3"
+CASES = [
+    pytest.param(n, *how, marks=[] if how == HOWS[0] or n == EVERY_WAY else [pytest.mark.long])
+    for n in FAMILIES
+    for how in HOWS
+    if n not in WITH_EXPERTS or how == HOWS[0]
+]
 
 
 @pytest.mark.parametrize(("weights", "remat", "unrolled"), CASES, indirect=["weights"])
