@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
+    if _wants_large_pages():
+        os.environ[TUNABLES] = LARGE_PAGES
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     from pydantic import ValidationError
 
     from diloco_learner.hosts.place import place_of
@@ -33,9 +36,6 @@ def main() -> None:
     except (ValidationError, ValueError) as error:
         print(f"diloco-learner: {error}", file=sys.stderr)
         sys.exit(2)
-    if _wants_large_pages():
-        os.environ[TUNABLES] = LARGE_PAGES
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     _set_up_jax(settings)
     hosts = None if place is None else _hosts(place, settings)
     import uvloop
