@@ -1,9 +1,9 @@
 """A decoder-only transformer, of every shape that `diloco_shared.spec.shapes` knows.
 
 Plain jax: parameters are a nested dict, shapes stand in names (B batch, L length, D model, H query
-heads, G key-value heads, K head dimension, F hidden, V vocabulary, N layers, E experts). The
-tensors of all layers are stacked along a first axis, and one layer's program runs over them: 48
-layers take as long to compile as one.
+heads, G key-value heads, K head dimension, F hidden, V vocabulary, N layers, E experts, T tokens of
+a batch). The tensors of all layers are stacked along a first axis, and one layer's program runs
+over them: 48 layers take as long to compile as one.
 
 The sign of a token says whether it is to be predicted: the bitwise complement (~token, negative) of
 a token is read like the token, and left out of the loss.
@@ -254,12 +254,12 @@ def projected(
     """Queries (B, L, H, K), keys and values (B, L, G, K); the first two turned to their places."""
     s = shape
     batch, length, _ = x_BxLxD.shape
-    h = norm(s, x_BxLxD, layer["norm_D"])
+    h_TxD = rows(norm(s, x_BxLxD, layer["norm_D"]))
 
     def heads(name: str, sizes: str, count: int) -> jax.Array:
-        flat = linear(h, layer[f"{name}_Dx{sizes}"])
+        flat: jax.Array = h_TxD @ layer[f"{name}_Dx{sizes}"].astype(h_TxD.dtype)
         if s.qkv_bias:
-            flat = flat + layer[f"{name}_bias_{sizes}"].astype(h.dtype)
+            flat = flat + layer[f"{name}_bias_{sizes}"].astype(h_TxD.dtype)
         split = flat.reshape(batch, length, count, s.head_width)
         split = spread(split, BATCH, None, "tensor")
         normed = s.qk_norm and name != "value"
@@ -273,8 +273,8 @@ def projected(
 def joined(shape: Shape, layer: Params, mixed_BxLxHxK: jax.Array) -> jax.Array:
     """What attention adds: (B, L, D)."""
     batch, length, heads, width = mixed_BxLxHxK.shape
-    flat = mixed_BxLxHxK.reshape(batch, length, heads * width)
-    out = linear(flat, layer["out_HKxD"])
+    flat = mixed_BxLxHxK.reshape(batch * length, heads * width)
+    out = (flat @ layer["out_HKxD"].astype(flat.dtype)).reshape(batch, length, -1)
     return norm(shape, out, layer["post_norm_D"]) if shape.post_norms else out
 
 
@@ -289,20 +289,26 @@ def mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> tuple[jax.Array, jax
 
 
 def _dense(shape: Shape, layer: Params, h: jax.Array) -> jax.Array:
-    gate_BxLxF = spread(linear(h, layer["gate_DxF"]), BATCH, None, "tensor")
-    up_BxLxF = spread(linear(h, layer["up_DxF"]), BATCH, None, "tensor")
-    return linear(gated(shape, gate_BxLxF, up_BxLxF), layer["down_FxD"])
+    batch, length, _ = h.shape
+    h_TxD = rows(h)
+
+    def wide(name: str) -> jax.Array:
+        y_TxF = h_TxD @ layer[name].astype(h.dtype)
+        return spread(y_TxF.reshape(batch, length, -1), BATCH, None, "tensor")
+
+    let_TxF = rows(gated(shape, wide("gate_DxF"), wide("up_DxF")))
+    down: jax.Array = (let_TxF @ layer["down_FxD"].astype(h.dtype)).reshape(batch, length, -1)
+    return down
 
 
-def linear(x_BxLxD: jax.Array, w_DxF: jax.Array) -> jax.Array:
-    """x @ w, in the type of x: (B, L, F).
+def rows(x_BxLxD: jax.Array) -> jax.Array:
+    """All tokens of a batch along one axis: (T, D).
 
-    All tokens lie along one axis. With two of them, the compiler for processors turns the gradients
-    around before it computes that of `w`, which takes half as long again: a tenth of a step.
+    With two of them, the compiler for processors turns gradients around before it computes those of
+    a matrix, which takes half as long again: a tenth of a step. Made once for all matrices that
+    read it, since each copy would be kept for the way back.
     """
-    batch, length, _ = x_BxLxD.shape
-    rows: jax.Array = x_BxLxD.reshape(batch * length, -1) @ w_DxF.astype(x_BxLxD.dtype)
-    return rows.reshape(batch, length, -1)
+    return x_BxLxD.reshape(-1, x_BxLxD.shape[-1])
 
 
 @_again
