@@ -188,6 +188,8 @@ class Leading:
             except HostLost:
                 connection.close()
                 del self.connections[index]
+                assert self.all_there is not None
+                self.all_there.clear()  # it came, and went while this process stood still
 
     def takes(self, index: int) -> Connection | None:
         """A host comes; None while this process does not listen."""

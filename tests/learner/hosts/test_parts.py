@@ -108,3 +108,11 @@ def test_bytes_that_are_too_few_or_too_many_are_refused() -> None:
     for size in (7, 9):
         with pytest.raises(ValueError, match="its parts take 8"):
             parts.split(spans, np.dtype(np.float32), bytes(size))
+
+
+def test_an_array_of_which_a_part_is_missing_is_refused() -> None:
+    """Its place would hold whatever was in the memory before."""
+    whole = np.arange(12, dtype=np.float32)
+    found = {((0, 4),): whole[:4], ((8, 12),): whole[8:]}
+    with pytest.raises(ValueError, match="parts of 8 values are no array of 12"):
+        parts.put_together(whole.shape, whole.dtype, found)

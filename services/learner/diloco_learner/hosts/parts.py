@@ -123,8 +123,13 @@ def own_parts(
 def put_together(
     shape: tuple[int, ...], dtype: np.dtype[Any], parts: Mapping[Span, NDArray[Any]]
 ) -> NDArray[Any]:
-    """The whole array. Parts may overlap only where they are equal."""
+    """The whole array. Parts may overlap only where they are equal.
+
+    ValueError where they cannot be all: what is missing would be whatever the memory held before.
+    """
     whole = np.empty(shape, dtype)
+    if (there := sum(part.size for part in parts.values())) < whole.size:
+        raise ValueError(f"parts of {there} values are no array of {whole.size}: some are missing")
     for span, part in parts.items():
         # With the dots a view also of an array without dimensions.
         place: Any = (..., *_slices(span))
