@@ -558,8 +558,7 @@ class Registry:
                 self.tokens[known.name], self.revisions[place] = changed, revision
 
     async def delete_token(self, name: str) -> None:
-        """At once: the echo of its making, or of its last use, may still be on its way, even of a
-        use whose noting was not known to have arrived."""
+        """At once: echoes of its making and of uses, answered or not, may still be on their way."""
         place = (TOKENS, name)
         async with self._changing_tokens:
             token = self.tokens.get(name)
