@@ -42,6 +42,7 @@ def test_a_wrong_set_up_ends_a_process_with_the_status_that_says_so(
 ) -> None:
     """A supervisor may tell it from a fault that a new start may mend."""
     monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", "/nowhere/token")
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # else a learner begins by starting itself over
     main = importlib.import_module(f"diloco_{service}.__main__").main
     with pytest.raises(SystemExit) as ended:
         main()
