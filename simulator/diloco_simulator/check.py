@@ -250,8 +250,17 @@ def begun(args: argparse.Namespace) -> Sums:
             sums.further(json.loads(args.json.read_text("utf-8")))
         except (ValueError, KeyError) as error:
             sys.exit(f"{args.json} has no totals of this program ({error!r}): name another file")
+    args.first = behind(sums.pieces, args.first)
     sums.pieces.append([args.first, 0])
     return sums
+
+
+def behind(pieces: list[list[int]], first: int) -> int:
+    """The first seed from `first` on that no piece has played: none counts twice."""
+    for begun_at, seeds in sorted(pieces):
+        if begun_at <= first < begun_at + seeds:
+            first = begun_at + seeds
+    return first
 
 
 def write(args: argparse.Namespace, sums: Sums) -> None:

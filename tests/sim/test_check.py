@@ -144,9 +144,13 @@ def test_totals_of_several_calls_are_those_of_one(
     in_pieces = told("pieces.json", 3, 1, "--further")
     assert in_pieces.pop("pieces") == [[1, 2], [3, 1]]
     assert at_once.pop("pieces") == [[1, 3]] and at_once["seeds"] == 3
+    told("again.json", 1, 2)
+    twice = told("again.json", 1, 1, "--further")
+    assert twice.pop("pieces") == [[1, 2], [3, 1]], "no seed is played twice"
     at_once.pop("virtual_s")  # each call rounds its own
     in_pieces.pop("virtual_s")
-    assert in_pieces == at_once
+    twice.pop("virtual_s")
+    assert twice == in_pieces == at_once
     (tmp_path / "other.json").write_text("{}")
     arguments(monkeypatch, "--json", tmp_path / "other.json", "--further")
     with pytest.raises(SystemExit, match=r"other.json has no totals of this program"):
