@@ -4,7 +4,7 @@ Nesterov SGD is part of the merge's own passes (merge_kernels.py), with the roun
 has when it runs eagerly, one operation at a time; so do the others. Of those optax compiles parts,
 and some (`lamb`, `lars`, `adafactor`) reduce over the fragment: they repeat to the bit on one kind
 of machine and one version of jax. Whoever uses Nesterov SGD needs neither: both are imported where
-they are used, which spares a syncer 40 % of its start, and 115 MB.
+they are used, which spares a syncer time at its start, and memory.
 """
 
 import inspect

@@ -73,7 +73,7 @@ def test_nesterov_begins_with_the_state_that_optax_gives_it(momentum: float) -> 
 
 
 def test_a_syncer_does_without_jax_while_the_outer_optimizer_is_nesterov() -> None:
-    """They were 40 % of what a syncer takes to start, and 115 MB."""
+    """Importing them was much of its start and of its memory."""
     code = """
 import sys
 import numpy as np

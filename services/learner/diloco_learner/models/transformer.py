@@ -305,8 +305,8 @@ def rows(x_BxLxD: jax.Array) -> jax.Array:
     """All tokens of a batch along one axis: (T, D).
 
     With two of them, the compiler for processors turns gradients around before it computes those of
-    a matrix, which takes half as long again: a tenth of a step. Made once for all matrices that
-    read it, since each copy would be kept for the way back.
+    a matrix, which takes half as long again. Made once for all matrices that read it, since each
+    copy would be kept for the way back.
     """
     return x_BxLxD.reshape(-1, x_BxLxD.shape[-1])
 
