@@ -9,6 +9,7 @@ import pytest
 
 from diloco_shared import ambient
 from diloco_shared.bus.nats import api, streams
+from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.api import NoMajority, answer_of, api_call, headers_of, stored_at
 from diloco_shared.bus.nats.link import ELECTION_S, MAJORITY_LOST, NatsLink, Raw
 from diloco_shared.bus.nats.pulls import Delivered, delivered, unserved
@@ -46,6 +47,37 @@ def test_an_error_reply_is_one_of_ours(code: int, kind: type[BusError]) -> None:
     reply = json.dumps({"error": {"err_code": code, "description": "why"}}).encode()
     with pytest.raises(kind, match="it: why"):
         stored_at(reply, "it")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "named"),
+    [
+        ("maximum account active connections exceeded", "maximum account active connections"),
+        ("Authorization Violation", "Authorization Violation"),
+    ],
+)
+async def test_why_a_server_refuses_is_said_though_later_attempts_learn_less(
+    refusal: str, named: str
+) -> None:
+    """A server that refuses and closes at once may be heard as a connection that was reset."""
+    attempts = 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            writer.write(b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576}\r\n')
+            await reader.readline()
+            writer.write(f"-ERR '{refusal}'\r\n".encode())
+            await reader.read()
+        writer.transport.abort()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        address = Address(f"nats://127.0.0.1:{port}")
+        with pytest.raises(Unavailable, match=named):
+            await NatsLink.connect(address, name="x", timeout_s=1.5)
+    assert attempts > 1
 
 
 def test_nodes_that_are_there_and_have_no_room_are_full() -> None:

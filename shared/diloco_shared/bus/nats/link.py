@@ -43,6 +43,9 @@ MAJORITY_LOST = (
 )
 # How long to wait for a clean close before the socket is dropped.
 _CLOSE_S = 2.0
+# How the library begins an error that the server has put into words, which come in quotation marks;
+# and how it names a refused login.
+_SERVER_SAID = ("nats: '", "nats: authorization failed")
 # The same connection error is logged again after this many repeats (30 s of reconnecting).
 _LOG_EVERY = 120
 
@@ -316,7 +319,7 @@ class NatsLink:
             self.traffic.count_dropped(error.subject)
         self._repeats = self._repeats + 1 if text == self._last_error else 0
         self._last_error = text
-        if "authorization" in text.lower():
+        if text.startswith(_SERVER_SAID):
             self._refusal = text
         if self._repeats % _LOG_EVERY == 0:
             _log.warning("nats error", name=self.name, error=text, repeats=self._repeats)
