@@ -403,7 +403,7 @@ async def one_pass(
 
 async def _fetch(bus: Bus, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
     """One pass over the chunks' subject by `bus.fetch`, from where the last one ended."""
-    start_seq, limit = progress.next_seq, 2
+    start_seq, limit, damaged = progress.next_seq, 2, incoming.refused["check"]
     while incoming.awaited:
         began = ambient.monotonic()
         most = min(limit, incoming.awaited)
@@ -414,7 +414,10 @@ async def _fetch(bus: Bus, stream: str, incoming: Incoming, progress: TransferPr
         limit = max(1, limit // 2) if slow else min(FETCH_CHUNKS_MAX, limit * 2)
         for message in batch:
             incoming.take(message.headers, message.payload)
-        start_seq = progress.next_seq = batch[-1].seq + 1
+        start_seq = batch[-1].seq + 1
+        # What was damaged on its way is read again, by the next pass.
+        if incoming.refused["check"] == damaged:
+            progress.next_seq = start_seq
 
 
 async def _off_loop(size: int, work: Callable[[], _T]) -> _T:

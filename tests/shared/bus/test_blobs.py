@@ -17,7 +17,7 @@ from diloco_shared.bus.blobs import (
     receiving,
 )
 from diloco_shared.bus.port import Bus, StreamSpec, TransferProgress
-from diloco_shared.protocol.chunks import cut
+from diloco_shared.protocol.chunks import Incoming, cut
 from diloco_shared.protocol.messages import Blob
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
@@ -76,6 +76,27 @@ async def test_corrupt_chunks_are_named_and_repaired_by_a_resend(open_buses: Ope
             await get_blob(two, "UP", blob, timeout_s=0.3)
         await put_blob(one, "up.a", payload, chunk_bytes=512)
         assert await get_blob(two, "UP", blob, timeout_s=10) == payload
+
+
+@pytest.mark.parametrize("chunks", [{0}, {1, 3}, {4}])
+async def test_what_was_damaged_on_its_way_is_read_again(
+    open_buses: Open, monkeypatch: pytest.MonkeyPatch, chunks: set[int]
+) -> None:
+    check, damaged = Incoming.check, set(chunks)
+
+    def once_wrong(incoming: Incoming, index: int) -> bool:
+        if index in damaged:
+            damaged.remove(index)
+            return False
+        return check(incoming, index)
+
+    monkeypatch.setattr(Incoming, "check", once_wrong)
+    payload = random.Random(1).randbytes(5000)
+    async with open_buses() as (one, two):
+        await one.ensure_stream(SPEC)
+        blob = await put_blob(one, "up.a", payload, chunk_bytes=1000)
+        assert await get_blob(two, "UP", blob, timeout_s=10) == payload
+        assert not damaged and two.traffic.refused["chunk", "check"] == len(chunks)
 
 
 async def test_getting_waits_for_late_chunks(open_buses: Open) -> None:
