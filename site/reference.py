@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from diloco_cli.commands import app as command
+from diloco_cli.commands import whole_app
 from diloco_coordinator.app import Settings as CoordinatorSettings
 from diloco_coordinator.app import create_app
 from diloco_coordinator.exports.child_io import ChildExporter
@@ -57,7 +57,7 @@ def _cell(text: str) -> str:
 
 def commands() -> str:
     """Every verb of `diloco`, with its options."""
-    root = typer.main.get_command(command)
+    root = typer.main.get_command(whole_app())
     parts = ["# Commands", MADE, *_of_command(root, root.context_class(root, info_name="diloco"))]
     return "\n\n".join(parts) + "\n"
 

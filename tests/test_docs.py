@@ -9,13 +9,13 @@ import pytest
 import typer
 from pages import PLACED, RUN, SHOWN, blocks, pages
 
-from diloco_cli.commands import app
+from diloco_cli.commands import whole_app
 from diloco_shared.checking import Invalid, check
 
 ROOT = Path(__file__).parent.parent
 README_LINES, README_WIDTH = 120, 220
 GUIDES = pages("tutorials", "how-to")
-COMMANDS = typer.main.get_command(app)
+COMMANDS = typer.main.get_command(whole_app())
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)

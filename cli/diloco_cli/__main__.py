@@ -3,14 +3,14 @@
 import sys
 
 from diloco_cli.cluster import explained
+from diloco_cli.commands import app_for
 from diloco_cli.words import INTERRUPTED, CliError, plain
 from diloco_client import ApiError, Unreachable
 
 
 def main() -> None:
     """Run the command; one sentence and a status for whatever goes wrong."""
-    from diloco_cli.commands import app
-
+    app = app_for(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
         app()
     except (ApiError, Unreachable) as error:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import diloco_cli.cluster
 from diloco_cli.__main__ import main
-from diloco_cli.commands import app
+from diloco_cli.commands import whole_app
 from diloco_cli.seen import Seen
 from diloco_cli.view import screen
 from diloco_client import Client
@@ -135,8 +135,8 @@ def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_help_of_every_verb(width: int) -> None:
     shown = []
-    for path in verbs(typer.main.get_command(app)):
-        result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": str(width)})
+    for path in verbs(typer.main.get_command(whole_app())):
+        result = CliRunner().invoke(whole_app(), [*path, "--help"], env={"COLUMNS": str(width)})
         assert result.exit_code == 0, path
         shown.append(result.output)
     text = "\n".join(shown)

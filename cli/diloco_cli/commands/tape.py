@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from pydantic import ValidationError
 
-from diloco_cli.cluster import HERE, Login, bus_of
+from diloco_cli.cluster import HERE
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
+from diloco_cli.message_server import Login, bus_of
 from diloco_cli.tape_file import FORMATS, check, plain, written
 from diloco_cli.words import FAILED, INVALID, UNKNOWN, CliError, counted, why
 from diloco_shared.bus.port import Bus, BusError
