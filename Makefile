@@ -70,7 +70,7 @@ stacks: install
 check: lint pure
 
 test: lint pure
-	$(WHOLE) -n 3 --dist worksteal $(addprefix --ignore=,$(STACKS)) tests
+	$(FAST_COMPILING) $(WHOLE) -n 3 --dist worksteal $(addprefix --ignore=,$(STACKS)) tests
 	$(MAKE) stacks
 
 # Other examples of every property, and many more (tests/conftest.py).

@@ -1,6 +1,7 @@
 """Fleets whose learners die, differ in speed, come and go: what becomes of their time."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -26,9 +27,13 @@ def spec(seed: int = 0, **algorithm: Any) -> RunSpec:
     )
 
 
-def run(setting: Setting, seed: int = 0, **algorithm: Any) -> dict[str, Any]:
+def played(setting: Setting, seed: int = 0, **algorithm: Any) -> dict[str, Any]:
     """Of four learners and 150 steps each; a violated invariant raises."""
     return IdleFleet(spec(seed, **algorithm), setting).run()
+
+
+# A setting and a seed are a run, so that one serves several tests.
+run = cache(played)
 
 
 def test_without_failures_all_time_is_stepped_and_most_of_it_useful() -> None:
@@ -54,7 +59,7 @@ def test_interruptions_cost_time_and_unmerged_work_but_never_the_run() -> None:
 
 def test_a_seed_says_when_learners_die() -> None:
     setting = Setting(4, interruptions=DEADLY, over_time=True)
-    assert run(setting) == run(setting)
+    assert played(setting) == run(setting)
     assert run(setting)["useful_over_time"] != run(setting, seed=1)["useful_over_time"]
 
 

@@ -46,7 +46,7 @@ def test_a_world_is_shrunk_to_what_breaks_its_promise(
 ) -> None:
     """And what is written is played again, and breaks it again (I11)."""
     file = found.keep(tmp_path, CASE, played(CASE).violations, "kept")
-    shrink.main([str(file), "--worlds", "24"])
+    shrink.main([str(file), "--worlds", "16"])
     out = tmp_path / "kept-shrunk.json"
     left = found.read(out)
     assert shrink.promise(played(left).violations[0]) == "I11"
@@ -61,9 +61,9 @@ def test_a_world_is_shrunk_to_what_breaks_its_promise(
 @pytest.mark.whole
 @pytest.mark.usefixtures("blind")
 def test_a_limit_leaves_the_least_that_was_found_so_far() -> None:
-    shrunk = shrink.shrink(CASE, worlds_max=16)
+    shrunk = shrink.shrink(CASE, worlds_max=10)
     assert not shrunk.complete
-    assert shrunk.worlds == 16
+    assert shrunk.worlds == 10
     assert shrunk.case.names() != CASE.names() or shrunk.case.options != CASE.options
     assert shrink.promise(played(shrunk.case).violations[0]) == "I11"
 

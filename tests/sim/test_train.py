@@ -10,6 +10,8 @@ from diloco_simulator.experiments.train import Fleet, IdleFleet, Setting
 
 pytestmark = pytest.mark.whole
 
+STEPS = 36
+
 
 def spec(folder: Path, **algorithm: object) -> RunSpec:
     """Words that repeat, and a model that can learn them in some dozen steps."""
@@ -23,8 +25,8 @@ def spec(folder: Path, **algorithm: object) -> RunSpec:
             "model": {"context_tokens": 16, "overrides": shape},
             "data": {"source": str(book), "virtual_shards": 8, "validation_fraction": 0.1},
             "inner": {"batch_sequences": 4, "warmup_steps": 0},
-            "evaluation": {"every_steps": 30, "sequences": 16},
-            "budget": {"steps": 60},
+            "evaluation": {"every_steps": STEPS // 2, "sequences": 16},
+            "budget": {"steps": STEPS},
         }
     )
 
@@ -34,7 +36,7 @@ def test_a_seed_gives_the_same_digest_twice_and_the_loss_falls(tmp_path: Path) -
     run = spec(tmp_path)
     first = Fleet(run, Setting(2), told=lambda step, loss: told.append((step, loss))).run()
     assert told and first["val_loss"] < told[0][1]
-    assert first["rounds"] >= 60 // 6 * 3 and not first["rounds_skipped"]
+    assert first["rounds"] >= STEPS // 6 * 3 and not first["rounds_skipped"]
     assert 0 < first["tokens_useful"] <= first["tokens"]
     assert Fleet(run, Setting(2)).run() == first
     other = RunSpec.model_validate(run.model_dump() | {"seed": 1})
@@ -45,7 +47,7 @@ def test_four_bits_and_learners_of_two_speeds_get_to_the_end(tmp_path: Path) -> 
     run = spec(tmp_path, codec_up="int4", codec_down="int4")
     result = Fleet(run, Setting(3, speeds=(1.0, 0.5))).run()
     assert result["val_loss"] < 5.0
-    assert result["virtual_s"] >= 60
+    assert result["virtual_s"] >= STEPS
 
 
 @pytest.mark.long
