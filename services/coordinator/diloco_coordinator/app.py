@@ -14,6 +14,7 @@ from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import Field
 
+from diloco_coordinator.access import asker
 from diloco_coordinator.api import problems_io as problems
 from diloco_coordinator.api.admin_token_io import AdminToken
 from diloco_coordinator.api.audit_io import Audit
@@ -151,7 +152,7 @@ def create_app(
 
     @app.get("/metrics", include_in_schema=False, dependencies=[Depends(guard.needs("read"))])
     async def _metrics() -> Response:
-        return PlainTextResponse(metrics.text())
+        return PlainTextResponse(metrics.text(asker()))
 
     app.mount("/", StaticFiles(directory=WEB, html=True), name="page")
     return app

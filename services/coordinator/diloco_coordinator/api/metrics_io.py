@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from diloco_coordinator.access import TokenRecord, sees
 from diloco_coordinator.api.views import standing, syncer_views
 from diloco_coordinator.exports.exporting_io import Exports
 from diloco_coordinator.runs.budgets import used
@@ -29,6 +30,25 @@ _COUNTERS = {
 }
 
 
+class _Limited:
+    """Of what another collector tells, that which is of runs that a token may see."""
+
+    def __init__(self, whole: "ClusterMetrics", token: TokenRecord) -> None:
+        self.whole = whole
+        self.token = token
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.whole.collect():
+            runs = [sample.labels.get("run", "") for sample in metric.samples]
+            metric.samples = [
+                sample
+                for sample, run in zip(metric.samples, runs, strict=True)
+                if run and sees(self.token, run)
+            ]
+            if metric.samples:
+                yield metric
+
+
 class ClusterMetrics:
     """A collector over one registry; `requests` counts (method, status class)."""
 
@@ -46,9 +66,13 @@ class ClusterMetrics:
         self.collectors = CollectorRegistry()
         self.collectors.register(self)
 
-    def text(self) -> bytes:
-        """Prometheus exposition format."""
-        return generate_latest(self.collectors)
+    def text(self, token: TokenRecord | None = None) -> bytes:
+        """Prometheus exposition format; for a token that is limited to runs, of those alone."""
+        if token is None or not token.runs:
+            return generate_latest(self.collectors)
+        limited = CollectorRegistry()
+        limited.register(_Limited(self, token))
+        return generate_latest(limited)
 
     def collect(self) -> Iterator[Metric]:
         members = GaugeMetricFamily("diloco_members", "Living members", labels=["role"])

@@ -160,11 +160,24 @@ class Address:
                 f"DILOCO_NATS_URL names {len(each)} servers: give one, or the nodes of one hub, "
                 f"{SERVERS_MAX} at most, separated by commas"
             )
-        return [urlsplit(one if "://" in one else f"nats://{one}") for one in each]
+        return [_parts(one if "://" in one else f"nats://{one}") for one in each]
 
     def _login_part(self) -> SplitResult:
         servers = self._servers()
         return next((parts for parts in servers if parts.username is not None), servers[0])
+
+
+def _parts(url: str) -> SplitResult:
+    """Of one server. What is wrong is said without it: there may be a password in it."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  # raises where it is none
+    except ValueError:
+        raise ValueError(
+            "DILOCO_NATS_URL cannot be read: what follows the last ':' is no port. Write the signs "
+            "'/', '#', '?', '@' and '%' of a password as %2F, %23, %3F, %40 and %25"
+        ) from None
+    return parts
 
 
 def _endpoint(parts: SplitResult) -> tuple[str, int]:
