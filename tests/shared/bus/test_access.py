@@ -124,12 +124,22 @@ def test_what_one_of_them_says_of_who_we_are_holds_for_all_and_is_shown_nowhere(
         ("", "names 0 servers"),
         (" , ", "names 0 servers"),
         (",".join(["nats://h"] * 17), "names 17 servers"),
-        ("nats://a,nats://b:port", "invalid literal|could not be cast"),
+        ("nats://a,nats://b:port", "give nats://HOST:PORT"),
+        ("nats://user:geheim/x@hub:4222", "of a password as %2F"),
+        ("nats://[fd00::1", "cannot be read"),
     ],
 )
 def test_what_names_no_servers_is_refused(url: str, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=text) as told:
         Address(url).endpoints()
+    assert "geheim" not in str(told.value)
+
+
+def test_signs_of_a_password_are_escaped() -> None:
+    address = Address("nats://me:a%2Fb%40c@hub:4222")
+    assert address.login({}) == {"user": "me", "pass": "a/b@c"}
+    assert address.endpoints() == (("hub", 4222),)
+    assert Address("nats://a%25b@hub").secrets() == {"auth_token": "a%b"}
 
 
 async def test_and_a_connection_says_so(tmp_path: Path) -> None:

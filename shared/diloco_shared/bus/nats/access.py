@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
 
@@ -113,16 +113,20 @@ class Address:
         """
         if (identity := self.identity()) is not None:
             return identity.login(info)
-        parts = self._login_part()
+        return self.secrets()
+
+    def secrets(self) -> dict[str, str]:
+        """User and password, or a token, or nothing: as given, or else as the URL says."""
         if self.user is not None:
             return {"user": self.user, "pass": self.password or ""}
         if self.token is not None:
             return {"auth_token": self.token}
+        parts = self._login_part()
         if parts.username is None:
             return {}
         if parts.password is None:
-            return {"auth_token": parts.username}
-        return {"user": parts.username, "pass": parts.password}
+            return {"auth_token": unquote(parts.username)}
+        return {"user": unquote(parts.username), "pass": unquote(parts.password)}
 
     @property
     def api(self) -> str:
@@ -174,8 +178,8 @@ def _parts(url: str) -> SplitResult:
         parts.port  # noqa: B018  # raises where it is none
     except ValueError:
         raise ValueError(
-            "DILOCO_NATS_URL cannot be read: what follows the last ':' is no port. Write the signs "
-            "'/', '#', '?', '@' and '%' of a password as %2F, %23, %3F, %40 and %25"
+            "DILOCO_NATS_URL cannot be read: give nats://HOST:PORT. Write the signs '/', '#', '?', "
+            "'@' and '%' of a password as %2F, %23, %3F, %40 and %25"
         ) from None
     return parts
 

@@ -93,7 +93,7 @@ class NatsLink:
         link = cls(address, name)
         client = link._client
         try:
-            inbox, servers = address.inbox(), address.urls()
+            inbox, servers, secrets = address.inbox(), address.urls(), address.secrets()
             address.context(False)
         except ValueError as error:
             raise Unavailable(str(error)) from None
@@ -104,9 +104,9 @@ class NatsLink:
                     # In the order given: an operator spreads processes over a hub's nodes by it.
                     dont_randomize=True,
                     name=name,
-                    token=address.token,
-                    user=address.user,
-                    password=address.password,
+                    token=secrets.get("auth_token"),
+                    user=secrets.get("user"),
+                    password=secrets.get("pass"),
                     inbox_prefix=inbox,
                     error_cb=link._error,
                     disconnected_cb=link._disconnected,
