@@ -22,7 +22,7 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole and not lon
 # Whole stacks of processes wait more than they compute, for leases to end or processes to start: two
 # at a time. What starts one server, or none, goes by files.
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
-WHOLE = PYTHONDONTWRITEBYTECODE= DILOCO_CACHE=$(CURDIR)/.pytest_cache/compiled $(BIN)/pytest -q -m "(live or whole) and not long"
+WHOLE = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "(live or whole) and not long"
 
 .PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test slurm-test upgrade-drill soak quality claims compose-test clean
 

@@ -32,6 +32,36 @@ def coordinator(running: Services) -> Iterator[Client]:
     process.kill()
 
 
+async def _members(url: str) -> set[str]:
+    async with connected(url) as bus:
+        return set(await bus.kv_all(subjects.MEMBERS))
+
+
+def test_a_coordinator_that_is_told_to_end_leaves_at_once(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    with services(tmp_path, nats_server.url) as running:
+        with coordinator(running) as client:
+            assert client.ready()
+            wait_until(lambda: "coordinator" in asyncio.run(_members(nats_server.url)))
+            assert running.all[-1].stop() == 0
+            assert asyncio.run(_members(nats_server.url)) == set()
+        log = running.all[-1].log.read_text()
+        assert "Traceback" not in log and "error" not in log
+
+
+def test_a_coordinator_says_in_a_line_that_the_hub_has_too_few_nodes(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    with services(tmp_path, nats_server.url, DILOCO_REPLICAS="3") as running:
+        process = running.start("diloco_coordinator", "coordinator", DILOCO_PORT="0")
+        process.told = True
+        assert process.ended() == 1
+        log = process.log.read_text()
+    assert "no bus" in log and "set DILOCO_REPLICAS=1" in log
+    assert "Traceback" not in log
+
+
 def member(name: str, role: str) -> MemberRecord:
     shown = {"id": name, "role": role, "boot": "1", "host": "h", "pid": 1, "lock": "l"}
     return MemberRecord.model_validate({**shown, "started_at": 1.0})

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 from diloco_coordinator.api.admin_token_io import NoToken
 from diloco_coordinator.api.listening_io import AddressTaken
 from diloco_coordinator.app import Settings, serve
-from diloco_shared.bus.nats.access import Address
-from diloco_shared.bus.port import BusError
+from diloco_shared.process.faults import tell
 from diloco_shared.process.logs import configure
 from diloco_shared.process.membership import FolderTaken
 
@@ -30,9 +29,8 @@ def main() -> None:
     except (FolderTaken, AddressTaken, NoToken) as error:
         structlog.get_logger().error(str(error))
         sys.exit(2)
-    except BusError as error:
-        where = Address(settings.nats_url).shown
-        structlog.get_logger().error("no bus", url=where, error=str(error))
+    except Exception as fault:
+        tell(fault, settings.nats_url)
         sys.exit(1)
 
 

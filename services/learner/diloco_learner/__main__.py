@@ -69,8 +69,7 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
     import structlog
 
     from diloco_learner.app import serve
-    from diloco_shared.bus.nats.access import Address
-    from diloco_shared.bus.port import BusError
+    from diloco_shared.process.faults import tell
     from diloco_shared.process.membership import FolderTaken
     from diloco_shared.process.stopping import until_stopped
 
@@ -81,15 +80,8 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
     except FolderTaken as error:
         log.error(str(error))
         status = 2
-    except BusError as error:
-        log.error("no bus", url=Address(settings.nats_url).shown, error=str(error))
-        status = 1
-    except BaseExceptionGroup as group:
-        for fault in _leaves(group):
-            log.error("failed, to be started again", error=repr(fault), exc_info=fault)
-        status = 1
-    except Exception as error:
-        log.error("failed, to be started again", error=repr(error), exc_info=error)
+    except (Exception, BaseExceptionGroup) as fault:
+        tell(fault, settings.nats_url)
         status = 1
     if hosts is not None:
         hosts.close()
@@ -99,14 +91,6 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """The faults themselves, out of the groups that nested task groups wrap around them."""
-    found: list[BaseException] = []
-    for fault in group.exceptions:
-        found += _leaves(fault) if isinstance(fault, BaseExceptionGroup) else [fault]
-    return found
 
 
 def _wants_large_pages() -> bool:

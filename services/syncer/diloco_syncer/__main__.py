@@ -13,8 +13,7 @@ def main() -> None:
     import uvloop
     from pydantic import ValidationError
 
-    from diloco_shared.bus.nats.access import Address
-    from diloco_shared.bus.port import BusError
+    from diloco_shared.process.faults import tell
     from diloco_shared.process.logs import configure
     from diloco_shared.process.membership import FolderTaken
     from diloco_shared.process.stopping import until_stopped
@@ -32,9 +31,8 @@ def main() -> None:
     except FolderTaken as error:
         structlog.get_logger().error(str(error))
         sys.exit(2)
-    except BusError as error:
-        where = Address(settings.nats_url).shown
-        structlog.get_logger().error("no bus", url=where, error=str(error))
+    except Exception as fault:
+        tell(fault, settings.nats_url)
         sys.exit(1)
 
 

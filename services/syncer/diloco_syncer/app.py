@@ -13,6 +13,7 @@ from diloco_shared.bus.port import Bus
 from diloco_shared.numerics.merge import warm
 from diloco_shared.process import serving
 from diloco_shared.process.disk_room import DiskRoom
+from diloco_shared.process.faults import leaves
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.serving import Worker
 from diloco_shared.process.settings import WorkerSettings
@@ -156,9 +157,8 @@ class Syncer(Worker[Settings]):
 
     async def _tell_failed(self, candidate: Candidate, fault: BaseException) -> None:
         """Why it stops leading, for people: the process ends with it."""
-        while isinstance(fault, BaseExceptionGroup):
-            fault = fault.exceptions[0]
-        text = f"{self.settings.id} stops leading: {type(fault).__name__}: {fault}"
+        first = leaves(fault)[0]
+        text = f"{self.settings.id} stops leading: {type(first).__name__}: {first}"
         await candidate.tell("lead-failed", text)
 
 

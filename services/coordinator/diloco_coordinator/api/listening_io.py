@@ -5,8 +5,10 @@ memory and a descriptor for as long as it is open. So a request has to be comple
 """
 
 import asyncio
+import signal
 import socket
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import structlog
@@ -86,9 +88,20 @@ async def answer_on(
     await server_of(api, ssl_certfile=cert, ssl_keyfile=key).serve(sockets=[bound])
 
 
+class Server(uvicorn.Server):
+    """A signal ends its serving, and no more: uvicorn's own raises it again when it has served.
+
+    Then the process would end before it has left the cluster and closed its connections.
+    """
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
 def server_of(api: FastAPI, **more: Any) -> uvicorn.Server:
     """That answers for `api`."""
-    return uvicorn.Server(
+    return Server(
         uvicorn.Config(
             api,
             http=Timely,

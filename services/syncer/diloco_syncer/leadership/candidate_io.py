@@ -13,6 +13,7 @@ from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.bus.stored_records import event_now, tell
 from diloco_shared.checkpoints.tape_archive_io import archives_of
 from diloco_shared.process.crash_points import passing
+from diloco_shared.process.faults import leaves
 from diloco_shared.protocol import subjects
 from diloco_syncer.context import RunContext
 from diloco_syncer.history.follow_io import Follower, Purged, Recovered
@@ -99,13 +100,11 @@ class Candidate:
         try:
             return await self.leader.run()
         except* Deposed as group:
-            deposed = group
+            deposed = leaves(group)[0]
         finally:
             # What ended it keeps its frames for a while; a standby loads a store of its own next.
             self.leader.numbers.store = None
             self.leader = None
-        while isinstance(deposed, BaseExceptionGroup):
-            deposed = deposed.exceptions[0]
         # Nothing of this term is kept: the next life begins at the snapshot and the tape.
         self.keeper.fit("deposed, reads the tape again")
         await self.tell("deposed", f"{self.me} stops leading and stands by: {deposed}")
