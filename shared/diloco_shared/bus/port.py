@@ -109,6 +109,9 @@ class KeyEntry:
     key: str
     value: bytes | None
     revision: int
+    # In a watch: the bucket was put back from a backup, or made anew. Revisions count from lower
+    # ones again from here on.
+    anew: bool = False
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 import structlog
@@ -176,7 +177,8 @@ class Watch:
     """Changes of a bucket in order of revision, read from its stream and checked by polling.
 
     Reading brings every change at once. Polling every POLL_S seconds finds what reading missed:
-    first by the stream's sizes alone, then, if those changed, by all keys.
+    first by the stream's sizes alone, then, if those changed, by all keys. It also finds that the
+    stream is a copy from a backup, or a new one, whose numbers are lower: all is told again then.
     """
 
     def __init__(self, bus: StreamKv, bucket: str, key: str) -> None:
@@ -189,6 +191,7 @@ class Watch:
         self._room = asyncio.Event()
         self._room.set()
         self._sizes: StreamInfo | None = None
+        self._anew = False
         self._ended = False
         self._fault: Exception | None = None
 
@@ -237,7 +240,8 @@ class Watch:
         self._remember(entry)
         # Of a key never seen alive too: whoever asked for all keys before may know it from there.
         if entry.value is not None or last is None or last.value is not None:
-            self._waiting.append(entry)
+            self._waiting.append(replace(entry, anew=self._anew))
+            self._anew = False
             self._ready.set()
             if len(self._waiting) >= _WATCH_LIMIT:
                 self._room.clear()
@@ -247,6 +251,11 @@ class Watch:
         value = None if entry.value is None else b""
         self._seen[entry.key] = KeyEntry(entry.key, value, entry.revision)
 
+    def _begin_anew(self) -> None:
+        """Whatever is found now is newer than what was seen, whatever its revision."""
+        self._anew = True
+        self._seen = {k: replace(entry, revision=-1) for k, entry in self._seen.items()}
+
     async def _poll_for_ever(self) -> None:
         await asyncio.sleep(POLL_S)  # the reader begins with what is there
         await again_and_again(self._poll, f"poll of {self._bucket}", POLL_S)
@@ -255,6 +264,8 @@ class Watch:
         sizes = await self._bus.stream_info(bucket_stream(self._bucket))
         if sizes == self._sizes:
             return
+        if self._sizes is not None and sizes.last_seq < self._sizes.last_seq:
+            self._begin_anew()
         found = await self._bus.kv_all(self._bucket, self._key)
         for entry in sorted(found.values(), key=lambda entry: entry.revision):
             await self._room.wait()

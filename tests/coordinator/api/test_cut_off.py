@@ -14,6 +14,7 @@ from diloco_coordinator.runs.ending_io import end_overdue
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_shared.bus.port import Conflict, Refused, Unavailable
 from diloco_shared.bus.status_key import Standing
+from diloco_shared.bus.stream_kv import POLL_S, bucket_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode
@@ -309,3 +310,23 @@ async def test_a_note_of_a_member_that_was_forgotten_meanwhile(world: Any) -> No
         gone = note.model_copy(update={"gone_since": time.time()})
         await desk.registry._note(gone)
         assert "learner-1" not in desk.registry.roll.notes
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_buckets_that_were_put_back_are_believed(world: Any, noticed: bool) -> None:
+    """A backup's revisions are lower; whether a watch has seen that, or a write meets it first."""
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        for _ in range(4):
+            await desk.ask("POST", "/v1/runs/demo/pause")
+            await desk.ask("POST", "/v1/runs/demo/resume")
+        bus, old = desk.registry.bus, desk.registry.revisions[subjects.RUNS, "demo"]
+        record = (await bus.kv_get(subjects.RUNS, "demo")).value
+        await asyncio.sleep(1.5 * POLL_S)  # so long it takes watches to know the streams' sizes
+        await bus.delete_stream(bucket_stream(subjects.RUNS))
+        await bus.ensure_bucket(subjects.RUNS)
+        assert await bus.kv_put(subjects.RUNS, "demo", record) < old
+        if noticed:
+            await until(lambda: desk.registry.revisions[subjects.RUNS, "demo"] < old)
+        answer = await desk.ask("POST", "/v1/runs/demo/pause")
+        assert (answer.status_code, answer.json()["desired"]) == (200, "paused")

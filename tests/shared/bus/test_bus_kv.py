@@ -8,6 +8,7 @@ import pytest
 
 from diloco_shared.bus.port import Bus, Conflict, KeyEntry
 from diloco_shared.bus.run_streams import ensure_buckets
+from diloco_shared.bus.stream_kv import POLL_S, bucket_stream
 
 Open = Callable[[], AbstractAsyncContextManager[tuple[Bus, Bus]]]
 
@@ -96,6 +97,31 @@ async def test_watch_tells_what_is_there_then_every_change(open_buses: Open) -> 
             assert (deleted.key, deleted.value) == ("x", None)
             r3 = await one.kv_create("b", "x", b"3")
             assert await anext(changes) == KeyEntry("x", b"3", r3)
+
+
+async def test_watch_tells_of_a_bucket_that_was_put_back_with_lower_revisions(
+    open_buses: Open,
+) -> None:
+    async with open_buses() as (one, two):
+        await one.ensure_bucket("b")
+        await one.kv_put("b", "gone", b"")
+        for n in range(40):
+            await one.kv_put("b", "k", b"%d" % n)
+        async with two.kv_watch("b") as changes:
+            assert [(await anext(changes)).key for _ in range(2)] == ["gone", "k"]
+            # As long as it takes a watch to know the stream's sizes.
+            await asyncio.sleep(1.5 * POLL_S)
+            await one.delete_stream(bucket_stream("b"))
+            await one.ensure_bucket("b")
+            r = await one.kv_put("b", "k", b"new")
+            told = [await anext(changes) for _ in range(2)]
+            assert told[0] == KeyEntry("k", b"new", r, anew=True)
+            assert (told[1].key, told[1].value, told[1].anew) == ("gone", None, False)
+            await one.kv_put("b", "gone", b"back")
+            assert (await anext(changes)).value == b"back"
+            await one.kv_delete("b", "k")
+            last = await anext(changes)
+            assert (last.key, last.value) == ("k", None)
 
 
 async def test_watch_of_some_keys(open_buses: Open) -> None:

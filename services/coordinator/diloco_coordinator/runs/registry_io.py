@@ -253,6 +253,8 @@ class Registry:
         """What a key says now, unless newer is known."""
         key, value = entry.key, entry.value
         place = (bucket, key)
+        if entry.anew:
+            self.revisions = {at: n for at, n in self.revisions.items() if at[0] != bucket}
         if entry.revision < self.revisions.get(place, 0):
             return  # an echo of what was overwritten meanwhile
         if bucket in (subjects.RUNS, subjects.ASSIGNMENTS, NOTES, TOKENS):
@@ -399,18 +401,16 @@ class Registry:
 
     async def _look_again(self, bucket: str, key: str) -> bool:
         """Mirror a key that somebody else wrote; whether there is one."""
+        before = self.revisions.get(place := (bucket, key), 0)
         there = await self.bus.kv_get(bucket, key)
         if there is not None:
-            await self._take(bucket, there)
+            anew = self.revisions.get(place, 0) == before > there.revision  # it is no echo
+            await self._take(bucket, replace(there, anew=anew))
         return there is not None
 
     async def look_for_run(self, name: str) -> bool:
         """Whether there is a run of this name on the bus, perhaps not mirrored until now."""
-        entry = await self.bus.kv_get(subjects.RUNS, name)
-        if entry is None or entry.value is None:
-            return False
-        await self._take(subjects.RUNS, entry)
-        return True
+        return await self._look_again(subjects.RUNS, name)
 
     def _is(self, run: str, run_id: str) -> bool:
         return run in self.runs and run_id_of(self.runs[run]) == run_id
