@@ -21,6 +21,7 @@ from diloco_cli.up.folder import Folder, supervisor_of
 from diloco_cli.up.process import LOOP, PAUSE_S, PAUSE_S_MAX, WELL_S, Restarts, bound, last_line
 from diloco_cli.up.stack import Stack, free_port
 from diloco_cli.words import CONFLICT, FAILED, CliError
+from diloco_shared.process.membership import DataFolder
 
 
 def test_the_first_restart_is_prompt_and_a_crash_loop_backs_off() -> None:
@@ -131,8 +132,10 @@ def test_a_secret_is_new_each_time_and_for_its_owner_only(tmp_path: Path) -> Non
 def begun(path: Path, *, throwaway: bool) -> None:
     folder = Folder(path)
     folder.take()
-    folder.begin(throwaway=throwaway)
-    folder.release()
+    try:
+        folder.begin(throwaway=throwaway)
+    finally:
+        folder.release()
 
 
 def test_a_demo_begins_anew_after_a_demo(tmp_path: Path) -> None:
@@ -156,6 +159,47 @@ def test_a_demo_removes_nothing_of_a_cluster_that_was_ever_used_otherwise(
     (tmp_path / "nats").mkdir()
     begun(tmp_path, throwaway=True)
     assert (tmp_path / "nats").exists()
+
+
+@pytest.mark.parametrize(
+    "left", ["syncer-a/snapshots/12", "learner-1/checkpoints", "coordinator/exports", "logs/mine"]
+)
+def test_a_demo_removes_nothing_of_members_whose_hub_is_elsewhere(
+    tmp_path: Path, left: str
+) -> None:
+    """They keep their state in a folder of the same name, which has no message server's."""
+    (tmp_path / left).mkdir(parents=True)
+    for _ in "12":
+        with pytest.raises(CliError, match=f"holds {left.partition('/')[0]} of .*--data") as raised:
+            begun(tmp_path, throwaway=True)
+        assert raised.value.status == CONFLICT
+        assert (tmp_path / left).exists()
+
+
+def test_a_demo_begins_where_a_cluster_could_not_start(tmp_path: Path) -> None:
+    begun(tmp_path, throwaway=False)
+    (tmp_path / "logs" / "supervisor.log").touch()
+    begun(tmp_path, throwaway=True)
+    begun(tmp_path, throwaway=True)
+    assert not [*(tmp_path / "logs").iterdir()]
+
+
+def test_a_demo_after_a_demo_removes_nothing_of_members_that_came_in_between(
+    tmp_path: Path,
+) -> None:
+    begun(tmp_path, throwaway=True)
+    (tmp_path / "learner-1").mkdir()
+    found = DataFolder.claim(tmp_path, "syncer")
+    begun(tmp_path, throwaway=True)
+    assert found.path.exists() and not (tmp_path / "learner-1").exists()
+    (tmp_path / "learner-1").mkdir()
+    given = DataFolder(tmp_path, "syncer-1")
+    with pytest.raises(CliError, match=f"process {os.getpid()} works in .*syncer-1") as raised:
+        begun(tmp_path, throwaway=True)
+    assert raised.value.status == CONFLICT
+    assert given.path.exists() and (tmp_path / "learner-1").exists()
+    found.release()
+    given.release()
 
 
 def test_a_taken_port_is_told_and_zero_finds_a_free_one() -> None:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -16,9 +17,12 @@ from diloco_shared.durable import replace
 
 # A demo writes about 100 MB, and a full disk stops training in the middle of it.
 FREE_BYTES_MIN = 256 << 20
-# The mark of a cluster whose state nobody will miss, and that state.
+# The mark of a cluster whose state nobody will miss, and that state. Members that are started by
+# themselves keep theirs in such a folder too, under names that they find or are given.
 _THROWAWAY = "throwaway"
 _STATE = ("nats", "coordinator", "syncer-*", "learner-*", "logs")
+# As `diloco up` names its own members. A name that a member finds for itself is longer.
+_OWN = re.compile(r"(syncer|learner)-\d{1,2}")
 
 
 class Folder:
@@ -66,17 +70,44 @@ class Folder:
     def begin(self, *, throwaway: bool) -> None:
         """Remove what an earlier throwaway cluster left; without `throwaway`, keep all for good.
 
-        Never removes the state of a cluster that was not a throwaway one all its life.
+        Never removes the state of a cluster that was not a throwaway one all its life, nor of a
+        member that was started by itself: CliError where a throwaway one would mix with theirs.
         """
         mark = self.path / _THROWAWAY
         if not throwaway:
             mark.unlink(missing_ok=True)
-        elif mark.exists() or not (self.path / "nats").exists():
-            for pattern in _STATE:
-                for found in self.path.glob(pattern):
-                    shutil.rmtree(found)
-            self.logs.mkdir()
+        elif mark.exists():
+            self._remove()
+        elif not (self.path / "nats").exists():  # else `diloco up` has one here: go on with it
+            if others := [found.name for found in self._state() if not self._untouched(found)]:
+                raise CliError(
+                    f"{self.path} holds {', '.join(sorted(others))} of members that no demo has "
+                    "started: choose another folder with --data",
+                    CONFLICT,
+                )
             mark.touch()
+
+    def _state(self) -> list[Path]:
+        return [found for pattern in _STATE for found in self.path.glob(pattern)]
+
+    def _untouched(self, found: Path) -> bool:
+        """Whether it is what `take`, or a cluster that could not start, makes and nobody misses."""
+        mine = found == self.logs
+        return mine and all(log.name.startswith("supervisor.") for log in found.iterdir())
+
+    def _remove(self) -> None:
+        """What the throwaway cluster left; all or nothing of it where a process works in it."""
+        left = [p for p in self._state() if "-" not in p.name or _OWN.fullmatch(p.name)]
+        for found in left:
+            if holder := supervisor_of(found):
+                raise CliError(
+                    f"process {holder} works in {found}, and no demo has started it: choose "
+                    "another folder with --data",
+                    CONFLICT,
+                )
+        for found in left:
+            shutil.rmtree(found)
+        self.logs.mkdir()
 
     def release(self) -> None:
         if self._lock >= 0:
@@ -117,7 +148,7 @@ def unusable(path: Path, error: OSError) -> CliError:
 
 
 def supervisor_of(path: Path) -> int:
-    """Process id of the supervisor that works in `path`; 0 when none does."""
+    """Process id of the supervisor, or member, that works in `path`; 0 when none does."""
     try:
         lock = os.open(path / "lock", os.O_RDONLY)
     except OSError:
