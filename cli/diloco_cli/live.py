@@ -66,7 +66,8 @@ class Screen:
                 self._print(line)
 
     def _print(self, line: str) -> None:
-        self.console.print(plain(line), highlight=False, markup=False, soft_wrap=True)
+        # Not by the console's own means: it keeps what a full disk does not take, without limit.
+        print(plain(line), file=self.console.file, flush=True)
 
 
 def follow(client: Client, name: str, *, as_json: bool) -> None:

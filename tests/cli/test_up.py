@@ -1,6 +1,9 @@
 """The supervisor's parts: restart policy, logs, the data folder, the demo's promises."""
 
 import asyncio
+import contextlib
+import errno
+import fcntl
 import io
 import json
 import os
@@ -14,10 +17,13 @@ import pytest
 from rich.console import Console
 
 import diloco_cli.up.folder
+import diloco_cli.up.stack
 from diloco_cli.cluster import endpoint_of
+from diloco_cli.commands import local
 from diloco_cli.demo import conclude, free_name, verdicts
 from diloco_cli.seen import Seen
-from diloco_cli.up.folder import Folder, supervisor_of
+from diloco_cli.up import attended
+from diloco_cli.up.folder import DETACHED_OUT, Folder, supervisor_of
 from diloco_cli.up.process import LOOP, PAUSE_S, PAUSE_S_MAX, WELL_S, Restarts, bound, last_line
 from diloco_cli.up.stack import Stack, free_port
 from diloco_cli.words import CONFLICT, FAILED, CliError
@@ -61,6 +67,102 @@ def test_a_log_is_cut_while_somebody_appends_to_it(tmp_path: Path) -> None:
     kept = (tmp_path / "a.log.1").read_bytes()
     assert len(kept) == 100
     assert kept.endswith(b"the end of it")
+
+
+def test_a_log_is_cut_where_there_is_no_room_for_a_copy(tmp_path: Path) -> None:
+    """I12."""
+    log = tmp_path / "a.log"
+    log.write_bytes(b"x" * 100)
+    (tmp_path / "a.log.1").symlink_to("/dev/full")
+    assert bound(log, 100)
+    assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("a.log", 0)]
+
+
+async def test_a_log_that_cannot_be_cut_ends_nothing_and_what_nobody_sees_is_bounded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I12."""
+    monkeypatch.setattr(diloco_cli.up.stack, "LOGS_S", 0.0)
+    looked: list[str] = []
+    often = asyncio.Event()
+
+    def full(log: Path) -> bool:
+        looked.append(log.name)
+        if min(looked.count(name) for name in ("a.log", "supervisor.out")) > 1:
+            often.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(diloco_cli.up.stack, "bound", full)
+    stack = Stack(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    stack.folder.logs.mkdir()
+    for name in ("a.log", "a.log.1", "supervisor.out"):
+        (stack.folder.logs / name).touch()
+    bounding = asyncio.create_task(stack._bound_logs())
+    waiting = asyncio.create_task(often.wait())
+    await asyncio.wait({bounding, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    assert often.is_set() and not bounding.done()
+    assert "a.log.1" not in looked
+    bounding.cancel()
+
+
+@pytest.mark.parametrize(("number", "goes_on"), [(errno.ENOSPC, True), (errno.EIO, False)])
+async def test_a_full_disk_hides_what_a_cluster_shows_and_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, goes_on: bool
+) -> None:
+    """Unlike a terminal that is gone."""
+    room = asyncio.Event()
+
+    class Output(io.StringIO):
+        failed = 0
+
+        def write(self, text: str) -> int:
+            if self.failed < 2:
+                self.failed += 1
+                raise OSError(number, os.strerror(number))
+            room.set()
+            return super().write(text)
+
+    async def started(*_: Any) -> None:
+        pass
+
+    def nothing_yet(*_: Any) -> None:
+        stack.told("something happened")
+
+    stack = Stack(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    monkeypatch.setattr(attended, "LOOK_S", 0.0)
+    monkeypatch.setattr(attended, "started", started)
+    monkeypatch.setattr(attended, "connect", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(attended, "newest", nothing_yet)
+    file = Output()
+    looking = asyncio.create_task(attended._look_on(stack, Console(file=file)))
+    waiting = asyncio.create_task(room.wait())
+    await asyncio.wait({looking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    assert (room.is_set(), looking.done()) == (goes_on, not goes_on)
+    for task in (looking, waiting):
+        task.cancel()
+    if not goes_on:
+        with pytest.raises(OSError, match="Input/output"):
+            await looking
+
+
+def test_what_is_shown_to_nobody_is_appended_so_that_it_can_be_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I12: else it would have its old length again after the cut."""
+    out = tmp_path / "logs" / DETACHED_OUT
+    out.parent.mkdir()
+    out.write_text("of another time")
+    flags: list[int] = []
+
+    def start(_: list[str], *, stdout: Any, **__: Any) -> SimpleNamespace:
+        flags.append(fcntl.fcntl(stdout, fcntl.F_GETFL))
+        return SimpleNamespace(pid=1)
+
+    monkeypatch.setattr(local.subprocess, "Popen", start)
+    monkeypatch.setattr(local, "_ready", lambda *_: True)
+    Folder(tmp_path).announce(url="http://127.0.0.1:1")
+    local._detached(tmp_path, [])
+    assert flags[0] & os.O_APPEND and not out.stat().st_size
 
 
 def test_the_last_line_of_a_log(tmp_path: Path) -> None:
@@ -118,6 +220,12 @@ def test_an_endpoint_is_announced_whole_and_withdrawn(tmp_path: Path) -> None:
     folder.withdraw()
     with pytest.raises(CliError, match="no cluster runs"):
         endpoint_of(tmp_path)
+
+
+def test_an_endpoint_that_cannot_be_announced_is_told(tmp_path: Path) -> None:
+    (tmp_path / "endpoint.json").mkdir()
+    with pytest.raises(CliError, match="cannot be used"):
+        Folder(tmp_path).announce(url="http://127.0.0.1:1")
 
 
 def test_a_secret_is_new_each_time_and_for_its_owner_only(tmp_path: Path) -> None:

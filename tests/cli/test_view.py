@@ -163,6 +163,26 @@ def test_without_a_terminal_messages_come_once_and_lines_at_every_change(
     assert shown.count("run demo: stopped") == 1
 
 
+def test_lines_that_find_no_room_are_not_kept_in_memory() -> None:
+    """I12."""
+
+    class Full(io.StringIO):
+        full = True
+
+        def write(self, text: str) -> int:
+            if self.full:
+                raise OSError("No space left on device")
+            return super().write(text)
+
+    file = Full()
+    with Screen(Console(file=file, force_terminal=False)) as view:
+        with pytest.raises(OSError, match="No space"):
+            view.show(None, ["it is lost"], 1)
+        file.full = False
+        view.show(None, ["it is said"], 2)
+    assert file.getvalue() == "it is said\n"
+
+
 def test_every_class_of_tokens_is_shown(run: Row, rounds: list[Row], events: list[Row]) -> None:
     tokens = {"merged": 1200, "refused": 0, "overwritten": 7, "lost": 30, "in_flight": 5}
     run["status"] |= {"tokens": tokens, "tokens_reread": 20}

@@ -9,6 +9,7 @@ from rich.console import Console
 from diloco_cli.cluster import Where, connect
 from diloco_cli.live import Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
+from diloco_cli.up.folder import is_full
 from diloco_cli.up.stack import Stack, started
 from diloco_cli.words import CliError
 from diloco_client import ApiError, Client, Unreachable
@@ -51,7 +52,12 @@ async def _look_on(stack: Stack, console: Console) -> None:
             # Training goes on without a coordinator; it is being restarted.
             with suppress(ApiError, Unreachable):
                 seen = await asyncio.to_thread(newest, client, seen)
-            view.show(seen, stack.messages, stack.messages_total)
+            try:
+                view.show(seen, stack.messages, stack.messages_total)
+            except OSError as error:
+                # Where it goes to a file: the cluster goes on without what nobody can read.
+                if not is_full(error):
+                    raise
             await asyncio.sleep(LOOK_S)
 
 

@@ -23,6 +23,8 @@ _THROWAWAY = "throwaway"
 _STATE = ("nats", "coordinator", "syncer-*", "learner-*", "logs")
 # As `diloco up` names its own members. A name that a member finds for itself is longer.
 _OWN = re.compile(r"(syncer|learner)-\d{1,2}")
+# In `logs`: what `diloco up --detach` would show.
+DETACHED_OUT = "supervisor.out"
 
 
 class Folder:
@@ -134,7 +136,10 @@ class Folder:
             "token_file": str(token_file),
             "pid": os.getpid(),
         }
-        replace(self.path / ENDPOINT, json.dumps(body))
+        try:
+            replace(self.path / ENDPOINT, json.dumps(body))
+        except OSError as error:
+            raise unusable(self.path, error) from None
 
     def withdraw(self) -> None:
         (self.path / ENDPOINT).unlink(missing_ok=True)
@@ -142,9 +147,14 @@ class Folder:
 
 def unusable(path: Path, error: OSError) -> CliError:
     """What to do about a folder that cannot be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return CliError(f"the disk of {path} is full: make room, or choose another with --data")
     return CliError(f"the data folder {path} cannot be used: {error}", FAILED)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it was for want of room on a disk."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def supervisor_of(path: Path) -> int:

@@ -22,14 +22,18 @@ def bound(log: Path, limit: int = LOG_BYTES_MAX) -> bool:
     """Move a log that has reached `limit` bytes aside and empty it; whether it was.
 
     Works while a process appends to it. What is appended between copy and cut is lost: a few lines
-    of millions.
+    of millions. Where there is no room for the copy all of it is: a log must not grow without end.
     """
     if not log.exists() or log.stat().st_size < limit:
         return False
     with log.open("rb") as file:
         file.seek(-limit, os.SEEK_END)
         tail = file.read(limit)
-    log.with_name(log.name + ".1").write_bytes(tail)
+    kept = log.with_name(log.name + ".1")
+    try:
+        kept.write_bytes(tail)
+    except OSError:
+        kept.unlink(missing_ok=True)  # half of it would take the room that others need
     os.truncate(log, 0)
     return True
 

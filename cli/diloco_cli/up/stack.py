@@ -10,10 +10,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from diloco_cli.commands.options import own_factories
-from diloco_cli.up.folder import Folder, unusable
+from diloco_cli.up.folder import DETACHED_OUT, Folder, unusable
 from diloco_cli.up.process import Child, bound, last_line
 from diloco_cli.words import CONFLICT, INVALID, CliError, counted
 from diloco_shared.bus.nats.bus import NatsBus
@@ -222,8 +223,10 @@ class Stack:
     async def _bound_logs(self) -> None:
         while True:
             await asyncio.sleep(LOGS_S)
-            for log in self.folder.logs.glob("*.log"):
-                bound(log)
+            for pattern in ("*.log", DETACHED_OUT):
+                for log in self.folder.logs.glob(pattern):
+                    with suppress(OSError):  # the next look may find a disk with room
+                        bound(log)
 
     async def _be_member(self) -> None:
         """A member of role supervisor, and the one who can harm the message server."""

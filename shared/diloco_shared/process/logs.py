@@ -1,13 +1,15 @@
 """Logging: one line per event on standard error, as text for people or JSON for machines.
 
 Secrets do not reach a log: values under telling names, and credentials within addresses, are
-replaced. The size of a log file is the business of who opened it.
+replaced. The size of a log file is the business of who opened it, and what cannot be written there
+is lost: a full disk ends no process that could go on.
 """
 
 import logging
 import re
 import sys
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any, TextIO
 
 import structlog
@@ -37,8 +39,17 @@ def configure(level: str = "info", *, json: bool = False, file: TextIO | None = 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(file or sys.stderr),
+        logger_factory=lambda *_: _Lines(file or sys.stderr),
     )
+
+
+class _Lines(structlog.PrintLogger):
+    def msg(self, message: str) -> None:
+        with suppress(OSError):  # those that follow are written again once there is room
+            super().msg(message)
+
+    log = debug = info = warn = warning = msg
+    fatal = failure = err = error = critical = exception = msg
 
 
 def without_secrets(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -1,6 +1,9 @@
 """Logs: readable by people or machines, and without secrets."""
 
+import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -52,6 +55,41 @@ def test_no_secret_reaches_a_log(capsys: pytest.CaptureFixture[str], as_json: bo
     assert "s3cret" not in err
     assert "nats://***@10.0.0.1:4222" in err
     assert "4096" in err, "counts of tokens are no secrets"
+
+
+LOGS = """
+import structlog
+from diloco_shared.process.logs import configure
+configure("info")
+for number in range(1000):
+    structlog.get_logger().error("a line that is lost", number=number)
+print("went on")
+"""
+
+
+def test_a_full_disk_loses_lines_and_ends_nobody() -> None:
+    with open("/dev/full", "wb") as full:
+        said = subprocess.run(
+            [sys.executable, "-c", LOGS], stdout=subprocess.PIPE, stderr=full, check=False
+        )
+    assert (said.returncode, said.stdout) == (0, b"went on\n")
+
+
+def test_lines_come_again_once_there_is_room() -> None:
+    class Full(io.StringIO):
+        full = True
+
+        def write(self, text: str) -> int:
+            if self.full:
+                raise OSError("No space left on device")
+            return super().write(text)
+
+    file = Full()
+    configure("info", file=file)
+    structlog.get_logger().warning("it is lost")
+    file.full = False
+    structlog.get_logger().warning("it is said")
+    assert "it is said" in file.getvalue() and "it is lost" not in file.getvalue()
 
 
 def test_an_unknown_level_is_an_error_that_names_the_known() -> None:
