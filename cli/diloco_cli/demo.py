@@ -125,7 +125,8 @@ class Demo:
         for name in REPORTS:  # an earlier demo's would pass for this one's
             (self.stack.data / "demo" / name).unlink(missing_ok=True)
         await started(self.stack, lambda: answers(self.stack.data))
-        self.stack.told(f"live page: {self.stack.url}  (token in {self.stack.data}/admin-token)")
+        token_file = self.stack.folder.token_file
+        self.stack.told(f"live page: {self.stack.url}  (token in {token_file})")
         with connect(Where(data=self.stack.data)) as client, Screen(self.console) as view:
             self.seen.name = free_name(await asyncio.to_thread(client.runs), self.stack.data)
             await asyncio.to_thread(client.create_run, spec_of(self.seen.name, self.steps))

@@ -412,6 +412,21 @@ def test_learners_here_may_import_what_lies_here_unless_the_user_says_otherwise(
         told("learner-1")
 
 
+@pytest.mark.parametrize("given", ["", "mine/token", "/run/secrets/token"])
+def test_the_coordinator_has_its_token_where_other_commands_look_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """And nobody else is told."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DILOCO_ADMIN_TOKEN_FILE", given)
+    stack = Stack(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    stack.nats = SimpleNamespace(url="nats://x")  # type: ignore[assignment]
+    told = {c.name: c.environment.get("DILOCO_ADMIN_TOKEN_FILE") for c in stack._all_children()}
+    stack.folder.announce(url="http://127.0.0.1:1")
+    assert told.pop("coordinator") == (endpoint_of(tmp_path)["token_file"] if given else None)
+    assert {*told.values()} == {None}
+
+
 async def test_more_gpus_than_there_are_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,9 +99,9 @@ def _detached(data: Path, given: list[str]) -> None:
         if time.monotonic() > deadline:
             raise CliError(f"process {child.pid} was not ready within {START_S:.0f} s: see {logs}")
         time.sleep(0.1)
-    url = endpoint_of(data)["url"]
-    print(f"Running as process {child.pid}. API and live page: {url}")
-    print(f"Token in {data}/admin-token. Stop it with: diloco down --data {data}")
+    endpoint = endpoint_of(data)
+    print(f"Running as process {child.pid}. API and live page: {endpoint['url']}")
+    print(f"Token in {endpoint['token_file']}. Stop it with: diloco down --data {data}")
 
 
 def _ready(data: Path, pid: int) -> bool:

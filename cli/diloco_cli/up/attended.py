@@ -44,7 +44,7 @@ def answers(data: Path) -> bool:
 
 async def _look_on(stack: Stack, console: Console) -> None:
     await started(stack, lambda: answers(stack.data))
-    stack.told(f"API and live page: {stack.url}  (token in {stack.data}/admin-token)")
+    stack.told(f"API and live page: {stack.url}  (token in {stack.folder.token_file})")
     stack.told("submit a run: diloco submit run.toml; Ctrl-C stops everything")
     seen: Seen | None = None
     with connect(Where(data=stack.data)) as client, Screen(console) as view:

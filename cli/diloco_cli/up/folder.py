@@ -23,6 +23,8 @@ _THROWAWAY = "throwaway"
 _STATE = ("nats", "coordinator", "syncer-*", "learner-*", "logs")
 # As `diloco up` names its own members. A name that a member finds for itself is longer.
 _OWN = re.compile(r"(syncer|learner)-\d{1,2}")
+# Names a file of the administrator's token that something else writes, as to the coordinator.
+TOKEN_FILE = "DILOCO_ADMIN_TOKEN_FILE"
 # In `logs`: what `diloco up --detach` would show.
 DETACHED_OUT = "supervisor.out"
 
@@ -43,6 +45,12 @@ class Folder:
         """Names the lock that is held, across processes of this host."""
         stat = os.fstat(self._lock)
         return f"{socket.gethostname()}:{stat.st_dev}:{stat.st_ino}"
+
+    @property
+    def token_file(self) -> Path:
+        """Where the coordinator's administrator has the token: of his own choice, or here."""
+        given = os.environ.get(TOKEN_FILE, "")
+        return Path(given).absolute() if given else self.path / "admin-token"
 
     def take(self) -> None:
         """Create and lock; CliError when it cannot be used or another instance works in it."""
@@ -128,14 +136,7 @@ class Folder:
 
     def announce(self, **endpoint: Any) -> None:
         """Tell other commands where the cluster listens, whole or not at all."""
-        # The coordinator is told by the same variable where the token is.
-        given = os.environ.get("DILOCO_ADMIN_TOKEN_FILE", "")
-        token_file = Path(given).absolute() if given else self.path / "admin-token"
-        body = {
-            **endpoint,
-            "token_file": str(token_file),
-            "pid": os.getpid(),
-        }
+        body = {**endpoint, "token_file": str(self.token_file), "pid": os.getpid()}
         try:
             replace(self.path / ENDPOINT, json.dumps(body))
         except OSError as error:

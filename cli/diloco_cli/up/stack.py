@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from diloco_cli.commands.options import own_factories
-from diloco_cli.up.folder import DETACHED_OUT, Folder, unusable
+from diloco_cli.up.folder import DETACHED_OUT, TOKEN_FILE, Folder, unusable
 from diloco_cli.up.process import Child, bound, last_line
 from diloco_cli.words import CONFLICT, INVALID, CliError, counted
 from diloco_shared.bus.nats.bus import NatsBus
@@ -129,7 +129,7 @@ class Stack:
         """In the order of their start."""
         learners = {"DILOCO_THREADS": str(self.threads), "DILOCO_FACTORIES": own_factories()}
         return [
-            self._child("coordinator", "diloco_coordinator", {}),
+            self._child("coordinator", "diloco_coordinator", self._token()),
             *(
                 self._child(f"syncer-{n}", "diloco_syncer", {"OMP_NUM_THREADS": "1"})
                 for n in range(1, self.syncers + 1)
@@ -139,6 +139,11 @@ class Stack:
                 for name, more in self._processes()
             ),
         ]
+
+    def _token(self) -> dict[str, str]:
+        """Of the coordinator: it makes the file that is not given, and no other."""
+        given = os.environ.get(TOKEN_FILE)
+        return {TOKEN_FILE: str(self.folder.token_file)} if given else {}
 
     def _processes(self) -> Iterator[tuple[str, dict[str, str]]]:
         """Of learners: each with its name, and what it is told beside what all are."""
