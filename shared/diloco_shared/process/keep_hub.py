@@ -19,7 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from diloco_shared.process import hub_leaves
@@ -64,7 +65,7 @@ class Rereading:
 
     def ask(self, now: float) -> None:
         """Its files have changed."""
-        print("keep_hub: its configuration is read again", file=sys.stderr, flush=True)
+        _say("its configuration is read again")
         self.before = self._loaded_at()
         self._hang_up(now)
         time.sleep(READS_S)
@@ -81,7 +82,7 @@ class Rereading:
             self._hang_up(now)
         elif found and not self.told and now - self.asked_at >= SAYS_S:
             self.told = True
-            print(f"keep_hub: {UNREAD}", file=sys.stderr, flush=True)
+            _say(UNREAD)
 
     def _hang_up(self, now: float) -> None:
         self.asked_at, self.told = now, False
@@ -104,15 +105,7 @@ def run(
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     watch = HubWatch()
     reading = Rereading(process, at, monitor, files)
-
-    def pass_on() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
-            watch.said(line)
-
-    threading.Thread(target=pass_on, daemon=True).start()
+    threading.Thread(target=_pass_on, args=(process.stderr, watch), daemon=True).start()
     asked_at = time.monotonic()
     while True:
         try:
@@ -133,8 +126,23 @@ def run(
             status = _ended(process)
             if told.is_set():
                 return status
-            print(f"keep_hub: {why}: starting anew", file=sys.stderr, flush=True)
+            _say(f"{why}: starting anew")
             return None
+
+
+def _pass_on(log: Iterable[bytes], watch: HubWatch) -> None:
+    """The server's log, to its end: a server whose log nobody takes waits with it for ever."""
+    for line in log:
+        watch.said(line)
+        with suppress(OSError):  # a full disk loses lines
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+
+
+def _say(text: str) -> None:
+    """In the log; a full disk ends nobody."""
+    with suppress(OSError):
+        print(f"keep_hub: {text}", file=sys.stderr, flush=True)
 
 
 def _versions(files: Sequence[str]) -> tuple[object, ...]:
@@ -156,7 +164,7 @@ def _cut_leaves(files: Sequence[str]) -> None:
         try:
             hub_leaves.cut(Path(folder), Path(folder, "nats-server.conf"))
         except (OSError, ValueError) as error:
-            print(f"keep_hub: leaf nodes stay as they are: {error}", file=sys.stderr, flush=True)
+            _say(f"leaf nodes stay as they are: {error}")
 
 
 def _free(store: str) -> int:
