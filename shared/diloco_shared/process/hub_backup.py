@@ -14,6 +14,7 @@ a new epoch, far above any that can have been seen: learners discard what they h
 and a syncer lets go of what its disk has of records that the tape does not.
 """
 
+import asyncio
 import hashlib
 import json
 import os
@@ -142,7 +143,8 @@ async def _taken(link: NatsLink, name: str, path: Path) -> Stream | None:
     about = await backups.save(link, name, path)
     if about is None:
         return None
-    size, digest = _measured(path)
+    # Beside the loop: of a large stream it takes longer than a server waits for a sign of life.
+    size, digest = await asyncio.to_thread(_measured, path)
     log.info("taken", stream=name, bytes=size, messages=about["state"]["messages"])
     return Stream(
         name=name,
