@@ -307,3 +307,14 @@ def test_shards_are_given_once(
         ]
         spare = [s for s in (0, 1) if sum(m.alive for m in mine if m.shard == s) > 1]
         assert not (gone_for_long and spare)
+
+
+def test_a_run_that_cannot_be_read_keeps_whom_it_has_and_gets_nobody() -> None:
+    """Nobody here can tell what it wants: its members work for it by another release's word."""
+    gone = replace(SYNCER, alive=False, since_s=GRACE_S)
+    members = [gone, learner("a"), learner("b", draining=True), learner("c")]
+    had = {"s": "r", "a": "r", "b": "r"}
+    unread = replace(run(), unread=True)
+    assert written(members, [unread], had) == {"b": ""}, "whom a user drains may go"
+    assert needed(members, [unread], had) == {"s"}
+    assert written(members, [replace(unread, over=True)], had) == dict.fromkeys(had, "")

@@ -11,6 +11,7 @@ from diloco_coordinator.runs.scheduler import MemberView, RunView, needed, sched
 from diloco_shared import ambient
 from diloco_shared.bus.port import Conflict
 from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.spec.run import RunSpec
 
@@ -30,14 +31,18 @@ class Specs:
     """Of runs, as they were read last: several looks a second find them as they were."""
 
     def __init__(self) -> None:
-        self.read: dict[str, tuple[RunRecord, RunSpec]] = {}  # by name
+        self.read: dict[str, tuple[RunRecord, RunSpec | None]] = {}  # by name
 
-    def of(self, record: RunRecord) -> RunSpec:
-        """Raises ValidationError for what was written by another version."""
+    def of(self, record: RunRecord) -> RunSpec | None:
+        """None for what was written by another release, which is logged once."""
         known = self.read.get(record.name)
         if known is not None and known[0] is record:
             return known[1]
-        spec = RunSpec.model_validate(record.spec)
+        spec = None
+        try:
+            spec = RunSpec.model_validate(record.spec)
+        except ValidationError as error:
+            log.error("unreadable specification", run=record.name, error=str(error))
         self.read[record.name] = record, spec
         return spec
 
@@ -51,12 +56,13 @@ class Specs:
 async def assign(registry: Registry, specs: Specs | None = None) -> None:
     """One look, and what follows from it."""
     members = [_member(registry, m, note) for m, note in registry.roll.notes.items()]
+    unread = _unread(registry)
     # One to a run that was deleted ends, also if another has taken its name since.
     assigned = {
-        m: a.run if not a.run or registry.holds(a) else f"{a.run}.{a.run_id}"
+        m: a.run if not a.run or a.run in unread or registry.holds(a) else f"{a.run}.{a.run_id}"
         for m, a in registry.assignments.items()
     }
-    runs = _runs(registry, specs or Specs())
+    runs = _runs(registry, specs or Specs()) + [_beyond(registry, run) for run in unread]
     await _forget(registry, needed(members, runs, assigned))
     plan = schedule(members, runs, assigned)
     registry.waiting = plan.waiting
@@ -99,10 +105,9 @@ def _runs(registry: Registry, specs: Specs) -> list[RunView]:
     found = []
     specs.keep(registry.runs)
     for record in sorted(registry.runs.values(), key=lambda r: (r.created_at, r.name)):
-        try:
-            spec = specs.of(record)
-        except ValidationError as error:
-            log.error("unreadable specification", run=record.name, error=str(error))
+        spec = specs.of(record)
+        if spec is None:
+            found.append(_beyond(registry, record.name))
             continue
         found.append(
             RunView(
@@ -117,3 +122,17 @@ def _runs(registry: Registry, specs: Specs) -> list[RunView]:
             )
         )
     return found
+
+
+def _unread(registry: Registry) -> list[str]:
+    """Runs that are on the bus and not in the mirror: not even their records can be read here."""
+    there = (key for bucket, key in registry.revisions if bucket == subjects.RUNS)
+    return sorted(run for run in there if run not in registry.runs)
+
+
+def _beyond(registry: Registry, run: str) -> RunView:
+    """A run of another release: whether it is over can be told, and not what it wants."""
+    status = registry.statuses.get(run)
+    settled = status is not None and status.settled
+    over = registry.over(run) if run in registry.runs else settled
+    return RunView(run, 0, 0, over, forced=registry.forced(run), unread=True)

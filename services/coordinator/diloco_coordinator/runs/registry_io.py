@@ -170,7 +170,7 @@ class Registry:
         """
         known: dict[str, Iterable[str]] = {
             subjects.MEMBERS: self.roll.living,
-            subjects.RUNS: self.runs,
+            subjects.RUNS: [key for b, key in self.revisions if b == subjects.RUNS],
             subjects.ASSIGNMENTS: self.assignments,
             TOKENS: self.tokens,
         }

@@ -3,7 +3,7 @@
 Runs are served in the order they were created: first each gets a syncer and its learners, then
 standbys are given out. An assignment outlives the death of its member: whoever comes back goes on
 where it was, if there is room. But the dead count against nothing. Draining or forgetting a member
-ends it.
+ends it. A run that only another release can read keeps whom it has, and gets nobody.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,6 +44,7 @@ class RunView:
     leaders: tuple[str, ...] = ()  # the syncers that led its shards last
     shards: int = 1
     forced: bool = False  # over by the coordinator's word: its tape has no end yet
+    unread: bool = False  # nobody here can tell what it wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ class _Scheduling:
         runs: Sequence[RunView],
         assigned: Mapping[str, str],
     ) -> None:
-        self.wanted = {r.name: r for r in runs if not r.over}
+        self.wanted = {r.name: r for r in runs if not r.over and not r.unread}
+        self.unread = {r.name for r in runs if not r.over and r.unread}
         self.forced = {r.name for r in runs if r.over and r.forced}
         self.by_id = {m.id: m for m in members}
         self.assigned = assigned
@@ -132,7 +134,7 @@ class _Scheduling:
                 continue
             if run in self.forced and self._may_end(member):
                 self.now[member], self.shards[member] = run, self.by_id[member].shard
-            elif run not in self.wanted:
+            elif run not in self.wanted and run not in self.unread:
                 self.reasons[member] = f"run {run} is over or gone"
             elif member not in self.by_id:
                 self.reasons[member] = f"{member} is not known any more"
