@@ -9,6 +9,7 @@ from diloco_coordinator.runs.statuses import (
     FORCE_S,
     FORCE_S_MAX,
     SETTLE_S,
+    SILENT_S,
     UNWRITTEN_S,
     Standings,
     forced,
@@ -159,6 +160,23 @@ def test_an_end_that_its_leader_did_not_settle(status: Make) -> None:
     assert overdue(standings, "running", SETTLE_S) == "nobody settled its end for 30 s"
     end = forced(record(), 0, status(state="finished", settled=False), "", 1.0)
     assert (end.state, end.settled, end.forced) == ("finished", True, False)
+
+
+def test_nobody_is_silent_before_anybody_listens(status: Make) -> None:
+    """After the coordinator's own link was cut, a leader has its time from then on."""
+    standings = Standings()
+    standings.take("demo", status(state="finished", settled=False), 0.0)
+    standings.listening_since = 100.0
+    assert overdue(standings, "running", 99.0 + SETTLE_S) == ""
+    assert overdue(standings, "running", 100.0 + SETTLE_S) == "nobody settled its end for 30 s"
+    standings.take("demo", status(), 100.0)
+    assert overdue(standings, "stopped", 150.0) == ""
+    standings.listening_since = 200.0
+    assert overdue(standings, "stopped", 200.0 + SILENT_S) == "", "it may have just heard the wish"
+    assert overdue(standings, "stopped", 200.0 + FORCE_S) == "no syncer leads it"
+    standings.take("demo", status(at=1.0), 199.0 + FORCE_S_MAX)
+    assert overdue(standings, "stopped", 199.0 + FORCE_S_MAX) == ""
+    assert "could not end it" in overdue(standings, "stopped", 200.0 + FORCE_S_MAX)
 
 
 def test_what_a_deleted_run_of_the_same_name_shows_counts_for_nothing(status: Make) -> None:

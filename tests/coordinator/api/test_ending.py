@@ -9,8 +9,12 @@ from waiting import until
 from diloco_coordinator.api.views import MEND
 from diloco_coordinator.runs import registry_io as registry
 from diloco_coordinator.runs import statuses as standings
+from diloco_coordinator.runs.ending_io import end_overdue
+from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.status_key import Standing
-from diloco_shared.protocol.records import RunStatus, TokenCounts
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
 
 
 def spec(name: str = "demo") -> dict[str, Any]:
@@ -235,3 +239,39 @@ async def test_a_wish_to_drain_is_shown_whatever_another_coordinator_wrote_befor
         monkeypatch.setattr(registry, "write_if", overtaken)
         await one.registry.drain("learner-1", True)
         assert one.registry.roll.notes["learner-1"].drained
+
+
+async def test_a_coordinator_that_was_cut_off_ends_nothing_before_it_has_listened(
+    world: Any, status: Any
+) -> None:
+    """A leader may have lived on and spoken all the while."""
+    async with world.coordinator() as desk:
+        run_id = await begun(desk, world)
+        bus, standing = desk.registry.bus, desk.registry.standings
+        await world.says(status(state="finished", settled=False, run_id=run_id))
+        await until(lambda: standing.at("demo"))
+        bus.disconnect()
+        cut_at = time.monotonic()
+        await end_overdue(desk.registry)
+        assert standing.listening_since >= cut_at
+
+
+async def test_an_end_is_not_settled_under_a_leader_that_the_mirror_has_yet_to_hear(
+    world: Any, status: Any
+) -> None:
+    unsettled = status(state="finished", settled=False, run_id="one")
+    record = RunRecord(name="demo", spec={"id": "one"}, desired="running", quorum=1, created_at=1.0)
+    await ensure_buckets(world.bus, (subjects.STATUS, subjects.RUNS))
+    mirror = Registry(world.bus)
+    mirror.runs["demo"] = record
+    mirror.standings.take("demo", unsettled, time.monotonic() - 1.0)
+    mirror.standings.put_together("demo", record)
+    await world.says(unsettled.model_copy(update={"at": 200.0}))
+    await end_overdue(mirror)
+    leader = Standing(world.bus, "demo", "one")
+    shown = await leader.read()
+    assert shown is not None and not shown.settled
+    await world.says(unsettled)
+    await end_overdue(mirror)
+    shown = await leader.read()
+    assert shown is not None and shown.settled, "it is as it was heard: nobody speaks"

@@ -24,6 +24,9 @@ async def keep_ending(registry: Registry) -> None:
 async def end_overdue(registry: Registry) -> None:
     """One look, and what follows from it."""
     now = ambient.monotonic()
+    if not registry.bus.connected:
+        registry.standings.listening_since = now  # leaders may live on, and nobody here hears it
+        return
     for run in list(registry.runs):
         record = registry.runs.get(run)
         if record is None:
@@ -39,7 +42,10 @@ async def end_overdue(registry: Registry) -> None:
 
 async def _end(registry: Registry, record: RunRecord, shard: int, why: str) -> None:
     standing = Standing(registry.bus, record.name, run_id_of(record), shard)
-    end = forced(record, shard, await standing.read(), why, ambient.wall())
+    there = await standing.read()
+    if there is not None and there != registry.standings.at(standing.key):
+        return  # its leader spoke, and the mirror has yet to hear it: the next look judges anew
+    end = forced(record, shard, there, why, ambient.wall())
     if refused := await standing.write(end):
         log.info("run not ended", run=record.name, reason=refused)
         return

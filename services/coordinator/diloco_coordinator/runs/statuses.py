@@ -139,6 +139,10 @@ class Standings:
         ids = ("", run_id_of(record))
         return next((s for s in mine if s.shard == shard and s.run_id in ids), None)
 
+    def at(self, key: str) -> RunStatus | None:
+        """What was heard last under a key, of whatever run."""
+        return self.shards.get(key.partition(".")[0], {}).get(key)
+
     def silent_s(self, key: str, now: float) -> float:
         """Seconds for which nobody has renewed a status; endless if there is none."""
         return now - self.renewed_at.get(key, -math.inf)
@@ -156,13 +160,15 @@ class Standings:
 
     def overdue(self, record: RunRecord, shard: int, key: str, now: float) -> str:
         """Why the coordinator has to end this shard of a run; "" while its leader may."""
-        there, silent_s = self.of_shard(record, shard), self.silent_s(key, now)
+        there, listening_s = self.of_shard(record, shard), now - self.listening_since
+        silent_s = min(self.silent_s(key, now), listening_s)
         if there is not None and over(there):
             settled = there.settled or silent_s < SETTLE_S
             return "" if settled else f"nobody settled its end for {SETTLE_S:.0f} s"
         if record.desired != "stopped":
             return ""
-        wished_s = now - self.stopping_since.get(run_id_of(record), now)
+        # A leader that was cut off with us has its time from then on.
+        wished_s = min(now - self.stopping_since.get(run_id_of(record), now), listening_s)
         if wished_s >= FORCE_S and silent_s >= SILENT_S:
             return "no syncer leads it"
         if wished_s >= FORCE_S_MAX:
