@@ -84,6 +84,38 @@ async def test_a_repeated_request_creates_once(world: Any) -> None:
         assert [r["name"] for r in (await desk.get("/v1/runs"))["runs"]] == ["demo"]
 
 
+async def test_a_repeated_request_is_not_answered_with_somebody_elses_run(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        for _ in "12":
+            answer = await desk.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k")
+            assert (answer.status_code, answer.json()["title"]) == (409, "The name is taken")
+
+        async def delete() -> None:
+            await desk.ask("POST", "/v1/runs/demo/stop")
+            assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204
+
+        await delete()
+        for replayed in (None, "true"):
+            mine = await desk.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k")
+            assert mine.status_code == 201
+            assert mine.headers.get("Idempotency-Replayed") == replayed
+        await delete()
+        await desk.ask("POST", "/v1/runs", SPEC)
+        answer = await desk.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k")
+        assert answer.status_code == 409, "the name is used anew"
+
+
+async def test_a_repeated_request_finds_the_run_that_another_coordinator_made(world: Any) -> None:
+    async with world.coordinator() as one, world.coordinator() as two:
+        first = await one.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k")
+        two.registry.runs.pop("demo", None)  # as where its watch is behind
+        two.registry.revisions.pop((subjects.RUNS, "demo"), None)
+        again = await two.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k")
+        assert again.status_code == 201, again.text
+        assert again.json()["spec"]["id"] == first.json()["spec"]["id"]
+
+
 async def test_an_unknown_run_is_answered_with_the_known_ones(world: Any) -> None:
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", SPEC)

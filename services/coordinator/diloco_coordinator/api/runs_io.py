@@ -44,6 +44,7 @@ from diloco_shared.bus.port import (
     Unavailable,
 )
 from diloco_shared.bus.run_streams import ensure_run_streams
+from diloco_shared.bus.stored_records import write_if
 from diloco_shared.checking import Invalid, check
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, begun_from
 from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
@@ -63,6 +64,8 @@ IfMatch = Annotated[str, Header(max_length=100)]
 Key = Annotated[str, Header(max_length=200)]
 # How long a repeat of a request with the same Idempotency-Key is known as one.
 REPEAT_S = 86_400.0
+# Ids that one such request may have given to its run: a client repeats it a few times.
+IDS_MAX = 8
 # Losing a compare-and-set that often means that somebody writes without end.
 ATTEMPTS_MAX = 5
 # Looks at whether everybody has left a run that is to be deleted: it takes a second or two.
@@ -200,11 +203,12 @@ class Runs:
         """Submit a run. 422 names the path of every fault, 409 says the name is taken."""
         must("operate", str(body.get("name") or "")[:63])
         spec = await self.checked(body)
-        if idempotency_key and await self._repeated(idempotency_key, body, spec.name):
+        run_id = ambient.token(6)
+        if idempotency_key and await self._repeated(idempotency_key, body, spec.name, run_id):
             response.headers["Idempotency-Replayed"] = "true"
             record = self.record(spec.name)
         else:
-            record = await self.begin(spec)
+            record = await self.begin(spec, run_id=run_id)
         response.headers["Location"] = f"/v1/runs/{spec.name}"
         response.headers["ETag"] = self.etag(spec.name)
         return self.view(record)
@@ -249,13 +253,15 @@ class Runs:
         spec: RunSpec,
         restore: Restore | None = None,
         first: Callable[[], Awaitable[None]] | None = None,
+        run_id: str = "",
     ) -> RunRecord:
         """Create a run, perhaps with a checkpoint to begin with; 409 says the name is taken.
 
-        `first`: what has to be done under its name before anybody may work for it.
+        `first`: what has to be done under its name before anybody may work for it. `run_id`: one
+        that no run has had.
         """
         must("operate", spec.name)
-        spec = spec.model_copy(update={"id": ambient.token(6)})
+        spec = spec.model_copy(update={"id": run_id or ambient.token(6)})
         record = RunRecord(
             name=spec.name,
             spec=written(spec),
@@ -322,22 +328,38 @@ class Runs:
         await self.registry.update_run(record)
         return record
 
-    async def _repeated(self, key: str, body: dict[str, Any], run: str) -> bool:
-        """Whether this very request created its run already; 422 if it was another one."""
-        place, asked = digest(key)[:32], digest(json.dumps(body, sort_keys=True)).encode()
-        try:
-            await self.registry.bus.kv_create(REPEATS, place, asked, ttl_s=REPEAT_S)
-        except Conflict:
-            entry = await self.registry.bus.kv_get(REPEATS, place)
-            if entry is not None and entry.value != asked:
+    async def _repeated(self, key: str, body: dict[str, Any], run: str, run_id: str) -> bool:
+        """Whether this very request created its run already; 422 if it was another one.
+
+        If not, it may now, as `run_id`: that is noted before, since an answer may be lost at any
+        moment. A run of this name that has none of its ids is somebody else's.
+        """
+        bus, place = self.registry.bus, (REPEATS, digest(key)[:32])
+        asked = digest(json.dumps(body, sort_keys=True))
+        for _ in range(ATTEMPTS_MAX):
+            entry = await bus.kv_get(*place)
+            there = entry.value.decode() if entry is not None and entry.value else ""
+            before, *ids = there.split() or [asked]
+            if before != asked:
                 raise Problem(
                     422,
                     "Another request used this Idempotency-Key",
                     "a key stands for one request: make a new one for a new request",
-                ) from None
-            # Known, but without a run: the first attempt died half way, or the run is deleted.
-            return self.registry.there(run)
-        return False
+                )
+            # Else known, but without a run: the first attempt died half way, or it is deleted.
+            if ids and await self._is_one_of(run, ids):
+                return True
+            note = " ".join([asked, *ids[1 - IDS_MAX :], run_id]).encode()
+            revision = entry.revision if entry is not None and there else 0
+            with contextlib.suppress(Conflict):  # the same request came twice at once
+                await write_if(bus, *place, note, revision, ttl_s=REPEAT_S)
+                return False
+        raise _keeps_changing(run)
+
+    async def _is_one_of(self, run: str, ids: list[str]) -> bool:
+        """Whether a run is there that has one of these ids, perhaps by another coordinator."""
+        there = await self.registry.look_for_run(run) and self.registry.there(run)
+        return there and run_id_of(self.registry.runs[run]) in ids
 
     async def index(
         self, limit: Limit = 100, after: str = "", brief: bool = False

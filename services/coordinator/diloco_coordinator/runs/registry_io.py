@@ -52,7 +52,7 @@ T = TypeVar("T")
 # The coordinator's own buckets.
 NOTES = subjects.NOTES  # <member> -> MemberNote, JSON
 TOKENS = subjects.TOKENS  # <name> -> TokenRecord, JSON
-REPEATS = subjects.REPEATS  # <digest of an Idempotency-Key> -> what was asked, for a day
+REPEATS = subjects.REPEATS  # <digest of an Idempotency-Key> -> what was asked, ids of its run
 
 MIRRORED = (
     NOTES,  # first: they tell what a member was before its key is looked at
