@@ -91,6 +91,38 @@ def test_a_repeat_is_no_news() -> None:
     assert not told.by("oslo")
 
 
+def test_what_a_killed_server_lost_gives_way_to_what_has_its_sequences() -> None:
+    """It acknowledges events that its disk has not, and gives their sequences again."""
+    told = Told()
+    for n in range(10):
+        told.by("oslo", at=float(n))
+    told.seq = 7
+    assert [told.by("rome", at=100.0), told.by("oslo", at=101.0)] == [True, True]
+    assert [(seq, e.at) for seq, e in told.events.kept][6:] == [(7, 6.0), (8, 100.0), (9, 101.0)]
+    assert (told.events.newest, told.events.lost, told.events.again_from) == (9, 1, 8)
+    told.seq = 7
+    assert not told.by("rome", at=100.0), "a repeat"
+
+
+def test_the_place_of_an_event_that_was_left_out_may_be_lost_too() -> None:
+    told = Told()
+    told.by("oslo", source="rome")  # it is not shown: it stands elsewhere than it says
+    told.by("oslo")
+    told.seq = 0
+    assert told.by("rome")
+    assert told.sources == ["rome"]
+
+
+def test_a_learner_whose_events_were_lost_has_room_for_others() -> None:
+    told = Told()
+    for n in range(BY_ONE_MAX):
+        told.by("oslo", now=float(n))
+    told.seq = 0
+    for n in range(BY_ONE_MAX):
+        assert told.by("oslo", now=2000.0 + n, at=2.0)
+    assert told.sources.count("oslo") == BY_ONE_MAX
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_the_stream_bounds_each_writer_where_it_knows_who_writes(named: bool) -> None:
     spec = events_stream(named=named)

@@ -12,7 +12,7 @@ from diloco_coordinator.runs.membership import SPEED_S_MAX
 from diloco_shared import ambient
 from diloco_shared.bus.port import KeyEntry
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Assignment, LearnerSpeed
+from diloco_shared.protocol.records import Assignment, Event, LearnerSpeed
 from diloco_shared.protocol.wire import decode, encode
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
@@ -249,6 +249,24 @@ async def test_events_are_streamed_from_a_cursor_on(world: Any) -> None:
         assert desk.streams.open == 1
         await chunks.aclose()
         assert desk.streams.open == 0
+
+
+async def test_events_are_streamed_that_came_again_after_a_server_was_killed(world: Any) -> None:
+    """It had lost its last ones, and gave their sequences to others."""
+    async with world.coordinator() as desk:
+        for n in range(3):
+            await world.tells("join", n=n)
+        await until(lambda: len(desk.registry.events) == 3)
+        told = desk.registry.told
+        chunks = desk.streams.events(told.newest, "").body_iterator
+        assert await anext(chunks) == ": open\n\n"
+        waiting = asyncio.create_task(anext(chunks))
+        for seq in range(told.newest - 1, told.newest + 2):
+            event = Event(run="demo", kind="leave", source="a", text="t", data={"n": seq}, at=9.0)
+            assert told.take(seq, subjects.event("demo", "leave"), encode(event), 0.0, ("demo",))
+        await desk.registry._notify()
+        assert json.loads((await waiting).split("data: ")[1])["data"] == {"n": 2}
+        await chunks.aclose()
 
 
 async def test_streams_are_bounded(world: Any) -> None:

@@ -76,9 +76,13 @@ class Streams:
                 await close()
 
     async def _events(self, after: int, run: str, token: TokenRecord | None) -> AsyncIterator[str]:
+        told = self.registry.told
+        lost = told.lost
         yield ": open\n\n"
         said_at = ambient.monotonic()
         while True:
+            if lost != told.lost:  # other events have the sequences that this reader has read
+                lost, after = told.lost, min(after, told.again_from - 1)
             for seq, event in self.registry.events_after(after, run):
                 after = seq
                 if not sees(token, event.run):

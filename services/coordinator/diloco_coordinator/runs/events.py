@@ -6,7 +6,7 @@ learner says pushes out what it said itself, and nothing of others. Pure.
 """
 
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -56,15 +56,24 @@ class Events:
     def __init__(self) -> None:
         self.kept: deque[tuple[int, Event]] = deque(maxlen=EVENTS_MAX)
         self.newest = 0  # sequence that was read last
+        # How often the stream lost its end, and where it began anew the last time.
+        self.lost, self.again_from = 0, 0
+        self._read: dict[int, int] = {}  # sequence -> what tells its message from another
         self._shares: dict[str, _Share] = {}  # of learners: as many as the hub has let in
 
     def take(
         self, seq: int, subject: str, payload: bytes, now: float, runs: Collection[str]
     ) -> bool:
         """Whether it is one to show. `now`: seconds of a clock that only goes on."""
+        said = hash((subject, payload))
         if seq <= self.newest:
-            return False  # a repeat after a reconnect
+            if self._read.get(seq) == said:
+                return False  # a repeat after a reconnect
+            self._lose(seq)
         self.newest = seq
+        self._read[seq] = said
+        if len(self._read) > EVENTS_MAX:
+            del self._read[next(iter(self._read))]
         teller = subjects.told_by(subject)
         share = self._shares.setdefault(teller, _Share(BY_ONE_MAX, now)) if teller else None
         if share is not None and not share.takes(now):
@@ -101,9 +110,23 @@ class Events:
         newer = list(takewhile(lambda item: item[0] > seq, reversed(self.kept)))
         return [item for item in reversed(newer) if not run or item[1].run == run]
 
+    def _lose(self, seq: int) -> None:
+        """A killed server may have lost what it had acknowledged: its sequences come again.
+
+        What was told from there on is not in the stream any more.
+        """
+        log.warning("the event stream lost its end", told_before=self.newest, begins_again_at=seq)
+        self.lost, self.again_from = self.lost + 1, seq
+        self._read = {s: said for s, said in self._read.items() if s < seq}
+        self._keep(item for item in self.kept if item[0] < seq)
+
     def forget(self, run: str) -> None:
         """It is deleted."""
-        self.kept = deque((e for e in self.kept if e[1].run != run), maxlen=EVENTS_MAX)
+        self._keep(item for item in self.kept if item[1].run != run)
+
+    def _keep(self, items: Iterable[tuple[int, Event]]) -> None:
+        """These alone."""
+        self.kept = deque(items, maxlen=EVENTS_MAX)
         there = Counter(event.source for _, event in self.kept)
         for teller, share in self._shares.items():
             share.kept = min(share.kept, there[teller])
