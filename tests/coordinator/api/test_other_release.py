@@ -15,10 +15,12 @@ OTHER = {"name": "other", "budget": {"steps": 96}, "id": "ab", "of-a-later-relea
 RECORD = RunRecord(name="other", spec=OTHER, desired="running", quorum=1, created_at=1.0)
 
 
-async def test_it_is_shown_stopped_and_deleted_beside_others(world: Any) -> None:
+async def test_it_is_shown_stopped_and_deleted_beside_others(world: Any, status: Any) -> None:
     async with world.coordinator() as desk:
         await world.bus.kv_put(subjects.RUNS, "other", encode(RECORD))
         await until(lambda: "other" in desk.registry.runs)
+        await world.says(status("other", run_id="ab"))
+        await until(lambda: "other" in desk.registry.statuses)
         (shown,) = (await desk.get("/v1/runs"))["runs"]
         assert (shown["name"], shown["budget"]) == ("other", None)
         metrics = await desk.ask("GET", "/metrics")
@@ -26,6 +28,7 @@ async def test_it_is_shown_stopped_and_deleted_beside_others(world: Any) -> None
         for method, path, body in (
             ("GET", "rounds", None),
             ("GET", "checkpoints", None),
+            ("POST", "exports", None),
             ("PATCH", "", {"quorum": 1}),
         ):
             answer = await desk.ask(method, f"/v1/runs/other/{path}".rstrip("/"), body)
@@ -34,6 +37,8 @@ async def test_it_is_shown_stopped_and_deleted_beside_others(world: Any) -> None
         answer = await desk.ask("POST", "/v1/runs/other/stop")
         assert answer.status_code == 200, answer.text
         assert answer.json()["desired"] == "stopped"
+        await world.says(status("other", "stopped", run_id="ab"))
+        await until(lambda: desk.registry.over("other"))
         answer = await desk.ask("DELETE", "/v1/runs/other")
         assert answer.status_code == 204, answer.text
 

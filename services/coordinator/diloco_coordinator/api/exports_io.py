@@ -66,6 +66,7 @@ class ExportRoutes:
     ) -> dict[str, Any]:
         """Begin an export; its state and progress are at the address in `Location`."""
         record, wanted = self.runs.record(run), body or ExportRequest.model_validate({})
+        spec_of(record)  # what cannot be read cannot be exported: 409 says so
         if wanted.version is not None and wanted.checkpoint is not None:
             text = "give a version or a checkpoint, not both"
             raise invalid("export", [{"path": "version", "message": text}])
