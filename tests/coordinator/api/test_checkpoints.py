@@ -1,5 +1,6 @@
 """Run-wide checkpoints over REST: asked for, listed, restored, with errors that say what to do."""
 
+from pathlib import Path
 from typing import Any
 
 from waiting import until
@@ -57,6 +58,21 @@ async def test_what_is_complete_is_listed_shown_and_removed(world: Any, kept: An
         assert (await desk.ask("DELETE", "/v1/runs/demo/checkpoints/3")).status_code == 204
         assert (await desk.ask("DELETE", "/v1/checkpoints/gone.ab12/1")).status_code == 204
         assert (await desk.get("/v1/checkpoints"))["checkpoints"] == []
+
+
+async def test_one_that_cannot_be_read_hides_no_other(
+    world: Any, kept: Any, tmp_path: Path
+) -> None:
+    """It is damaged, of another release, or pruned since its folder was listed."""
+    async with world.coordinator() as desk:
+        spec = await submitted(desk)
+        _, damaged_ref, _ = [kept(spec, number) for number in (1, 2, 3)]
+        (tmp_path / damaged_ref / "manifest.json").write_text("{")
+        for path in ("/v1/checkpoints", "/v1/runs/demo/checkpoints"):
+            found = (await desk.get(path))["checkpoints"]
+            assert [c["number"] for c in found] == [1, 3]
+        damaged = await desk.ask("GET", "/v1/runs/demo/checkpoints/2")
+        assert damaged.status_code == 404 and "is damaged" in damaged.json()["detail"]
 
 
 async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(

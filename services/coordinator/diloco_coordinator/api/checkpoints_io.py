@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
+import structlog
 from fastapi import APIRouter, Body, Depends, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +27,8 @@ from diloco_shared.protocol.run_states import OVER
 from diloco_shared.protocol.subjects import Id
 from diloco_shared.protocol.wire import encode
 from diloco_shared.spec.run import RunSpec
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -101,8 +104,16 @@ class CheckpointRoutes:
         return {"checkpoints": await self._list(there, folder)}
 
     async def _list(self, there: RunCheckpoints, folder: str) -> list[dict[str, Any]]:
+        """Those that can be read: one that was just removed, or is damaged, hides no other."""
+
         def read() -> list[dict[str, Any]]:
-            return [_view(ref, there.manifest(ref)[0]) for ref in there.complete(folder)]
+            found = []
+            for ref in there.complete(folder):
+                try:
+                    found.append(_view(ref, there.manifest(ref)[0]))
+                except CheckpointError as error:
+                    log.warning("checkpoint not listed", ref=ref, error=str(error))
+            return found
 
         return await _asked(read)
 
