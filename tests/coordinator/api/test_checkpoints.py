@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from waiting import until
 
+from diloco_shared.bus.port import Conflict
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Incarnation, RunRecord
 from diloco_shared.protocol.wire import decode, encode
@@ -177,3 +179,34 @@ async def test_a_place_that_nobody_can_reach_is_refused(world: Any) -> None:
         assert answer.status_code == 422
         faults = {e["path"]: e["message"] for e in answer.json()["errors"]}
         assert "one of file://, gs://, s3://" in faults["keeping.run_checkpoint_root"]
+
+
+async def test_lives_are_counted_on_though_a_site_wrote_what_nobody_can_read(
+    world: Any, kept: Any
+) -> None:
+    async with world.coordinator() as desk:
+        kept(await submitted(desk), 3)
+        await world.bus.kv_put(subjects.INCARNATIONS, "again.a", b"nothing that anybody reads")
+        path = "/v1/runs/demo/checkpoints/3/restore"
+        answer = await desk.ask("POST", path, {"as": "again"})
+        assert answer.status_code == 202, answer.text
+        entry = await world.bus.kv_get(subjects.INCARNATIONS, "again.a")
+        assert decode(entry.value, Incarnation).incarnation == 4
+
+
+async def test_a_site_that_writes_its_life_without_end_holds_nobody_up(
+    world: Any, kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.coordinator() as desk:
+        kept(await submitted(desk), 3)
+        attempts = []
+
+        async def overtaken(*place: Any, ttl_s: float | None = None) -> int:
+            attempts.append(place)
+            assert len(attempts) < 99, "for ever"
+            raise Conflict("written meanwhile")
+
+        monkeypatch.setattr("diloco_coordinator.api.checkpoints_io.write_if", overtaken)
+        path = "/v1/runs/demo/checkpoints/3/restore"
+        answer = await desk.ask("POST", path, {"as": "again"})
+        assert answer.status_code == 202, answer.text

@@ -13,12 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from diloco_coordinator.access import asker, sees
 from diloco_coordinator.api.auth_io import Guard, must, must_see, run_of_folder
 from diloco_coordinator.api.problems_io import Problem, invalid, readable, spec_of
-from diloco_coordinator.api.runs_io import Runs
+from diloco_coordinator.api.runs_io import ATTEMPTS_MAX, Runs
 from diloco_coordinator.api.views import jsonable
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
-from diloco_shared.bus.stored_records import record_at, write_if
+from diloco_shared.bus.stored_records import readable as record_in
+from diloco_shared.bus.stored_records import write_if
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import CheckpointManifest, reference
@@ -259,18 +260,23 @@ def _problems() -> Iterator[None]:
 async def seed_incarnations(bus: Bus, run: str, newest: dict[str, int]) -> None:
     """Learners of a run to come begin above these; never moves a number back."""
     for learner, number in newest.items():
-        while not await _seed(bus, run, learner, number):
-            pass  # somebody was granted one meanwhile: it may be higher by now
+        for _ in range(ATTEMPTS_MAX):
+            if await _seed(bus, run, learner, number):
+                break  # else somebody was granted one meanwhile: it may be higher by now
+        else:  # its own site does that, to itself alone: others need not wait for it
+            log.warning("life not counted on: its key is written without end", learner=learner)
 
 
 async def _seed(bus: Bus, run: str, learner: str, number: int) -> bool:
     place = (subjects.INCARNATIONS, subjects.life_key(run, learner, named=bus.named))
-    found = await record_at(bus, *place, Incarnation)
-    if found and found.record.incarnation >= number:
+    entry = await bus.kv_get(*place)
+    value = None if entry is None else entry.value
+    found = record_in(value, Incarnation)  # what nobody can read is replaced
+    if found and found.incarnation >= number:
         return True
     record = Incarnation(learner=learner, incarnation=number, boot="", at=ambient.wall())
     try:
-        await write_if(bus, *place, encode(record), found.revision if found else 0)
+        await write_if(bus, *place, encode(record), entry.revision if entry and value else 0)
     except Conflict:
         return False
     return True
