@@ -32,7 +32,9 @@ def test_one_of_a_run_at_a_time() -> None:
     assert "export 1 of 'r' is being made" in hindrance([running], "a", 2)
     assert hindrance([running], "b", 2) == ""
     assert hindrance([record("1"), record("2", state="failed")], "a", 1) == ""
-    assert "no more than 1 at a time" in hindrance([running], "b", 1)
+    full = hindrance([running], "b", 1)
+    assert "no more than 1 at a time" in full
+    assert "'r'" not in full, "whoever asks may not see it"
 
 
 @pytest.mark.parametrize(
