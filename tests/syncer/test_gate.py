@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.protocol.messages import Blob, ContributionManifest
-from diloco_syncer.rounds.gate import Expected, judge
+from diloco_shared.protocol.messages import COUNT_MAX, Blob, ContributionManifest
+from diloco_syncer.rounds.gate import Expected, impossible, judge
 
 HASH = "a" * 32
 EXPECTED = Expected(
@@ -110,3 +110,17 @@ def test_nobody_contributes_steps_beyond_what_it_reports() -> None:
 def test_values_that_are_not_finite_are_refused(finite: bool, norm: float) -> None:
     refusal = judge(manifest(), EXPECTED, finite=finite, norm=norm)
     assert refusal is not None and refusal.kind == "non-finite"
+
+
+@pytest.mark.parametrize(
+    ("over", "words"),
+    [
+        ({"adopted": (0,) * 3}, "another layout"),
+        ({"c_tokens": (0, 10**9)}, "more tokens than it has done"),
+        ({"tokens": COUNT_MAX}, f"{COUNT_MAX} tokens in a life of 5 steps"),
+    ],
+)
+def test_no_report_says_what_cannot_be(running: Any, over: dict[str, Any], words: str) -> None:
+    per_step = running.spec.tokens_per_step
+    assert impossible(running.progress("a", 5), 2, per_step) == ""
+    assert words in impossible(running.progress("a", 5, **over), 2, per_step)

@@ -7,6 +7,7 @@ import pytest
 from diloco_shared.budget import Size
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
+    COUNT_MAX,
     Beat,
     Blob,
     Join,
@@ -34,7 +35,7 @@ from diloco_syncer.members import admission as admission_module
 from diloco_syncer.members import roster as roster_module
 from diloco_syncer.members.roster import GONE_S, LEFT_S, MEMBERS_MAX, REFUSED_MAX
 from diloco_syncer.rounds.rounds import DESERTED
-from diloco_syncer.status.status import size
+from diloco_syncer.status.status import size, status
 
 
 def of(effects: list[Any], kind: type) -> list[Any]:
@@ -497,3 +498,13 @@ def test_answers_that_an_outage_held_back_say_nothing_of_later_ones(running: Any
     rounds = running.machine.rounds
     assert rounds.timings.transfer.or_zero == 0.0
     assert running.machine.roster.members["a"].answer.or_zero == 0.0
+
+
+def test_a_report_of_more_tokens_than_its_steps_can_have_is_refused_i11(running: Any) -> None:
+    """Two such lives are more than any message can count: no leader could show the run."""
+    processed = running.machine.history.ledger.processed
+    for learner in "ab":
+        running.step(learner, 1, tokens=COUNT_MAX)
+    assert running.machine.refused["malformed"] == 2
+    shown = status(running.machine, running.now, 0.0, bytes_up=0, bytes_down=0)
+    assert shown.tokens_processed == processed

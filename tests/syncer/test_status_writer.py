@@ -1,16 +1,18 @@
-"""What leaders show at the end of a run: whoever leads for a moment afterwards changes nothing."""
+"""What leaders show: no figure ends one, and whoever leads after the end changes nothing."""
 
+import asyncio
 from typing import Any
 
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import TapeEnd, TapeTerm
+from diloco_shared.protocol.messages import COUNT_MAX, LifeCount, TapeEnd, TapeTerm
 from diloco_shared.protocol.records import RunRecord, RunStatus
-from diloco_shared.protocol.wire import decode, encode
+from diloco_shared.protocol.wire import WireError, decode, encode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
+from diloco_syncer.status import status_writer_io
 from diloco_syncer.status.status_writer_io import Showing, shown_over
 
 SPEC = RunSpec.model_validate({"name": "r", "id": "01", "budget": {"steps": 8}})
@@ -97,3 +99,42 @@ async def test_what_the_coordinator_forced_is_no_end_that_a_tape_tells_of() -> N
     value = encode(status.model_copy(update=other))
     await bus.kv_update(subjects.STATUS, "r", value, entry.revision)
     assert not await shown_over(bus, SPEC, 0), "it is of a deleted run"
+
+
+def test_totals_beyond_what_a_message_holds_are_shown_as_the_most_that_it_does() -> None:
+    """The sum of what is bounded has no bound, and what cannot be shown would end each leader."""
+    bus = MemoryBus(MemoryBroker(), "s")
+    leader = showing_of(bus)
+    leader.bytes_before = (COUNT_MAX + 1, COUNT_MAX + 1)
+    ledger = leader.machine.history.ledger
+    for learner in "ab":
+        ledger.saw(LifeCount(learner=learner, incarnation=0, tokens=COUNT_MAX, adopted=()))
+    status = leader._status()
+    assert (status.bytes_up, status.bytes_down) == (COUNT_MAX, COUNT_MAX)
+    assert status.tokens_processed == COUNT_MAX
+    assert {t.lost + t.in_flight for t in status.tokens_by_fragment} == {COUNT_MAX}
+
+
+async def test_a_status_that_no_message_holds_ends_no_leader(monkeypatch: Any) -> None:
+    bus, made = await hub(), asyncio.Event()
+    leader = showing_of(bus)
+    await leader.begin()
+    sound = leader._status()
+
+    def status() -> RunStatus:
+        if made.is_set():
+            return sound
+        made.set()
+        raise WireError("RunStatus of 1100000 bytes exceeds the wire limit")
+
+    monkeypatch.setattr(leader, "_status", status)
+    monkeypatch.setattr(status_writer_io, "STATUS_S", 0.0)
+    written = asyncio.Event()
+    monkeypatch.setattr(leader, "_note", lambda refused: written.set())
+    keeping = asyncio.create_task(leader.keep())
+    waiting = asyncio.create_task(written.wait())
+    await asyncio.wait({keeping, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    assert made.is_set() and not keeping.done()
+    assert await shown(bus) == sound
+    for task in (keeping, waiting):
+        task.cancel()

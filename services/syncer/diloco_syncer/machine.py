@@ -70,7 +70,7 @@ from diloco_syncer.members.admission import Admission
 from diloco_syncer.members.donations import Donations
 from diloco_syncer.members.roster import Roster
 from diloco_syncer.merging.acknowledged import torn, with_coming
-from diloco_syncer.rounds.gate import Refusals
+from diloco_syncer.rounds.gate import Refusals, impossible
 from diloco_syncer.rounds.rounds import Rounds
 from diloco_syncer.status.announce import Announcer
 
@@ -444,11 +444,8 @@ class Machine:
 
     def _progress(self, progress: Progress, now: float) -> list[Effect]:
         h = self.history
-        shown = (progress.c_steps, progress.c_tokens, progress.adopted)
-        if any(len(of_P) != h.fragments for of_P in shown):
-            return self.refused.tell("malformed", progress.learner, "progress of another layout")
-        if max(progress.c_tokens, default=0) > progress.tokens:
-            return self.refused.tell("malformed", progress.learner, "more tokens than it has done")
+        if why := impossible(progress, h.fragments, self.spec.tokens_per_step):
+            return self.refused.tell("malformed", progress.learner, why)
         before = self.roster.newest(progress.learner)
         if self.roster.progress(progress, now):
             return self.refused.tell("incarnation", progress.learner, "progress")

@@ -38,6 +38,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from diloco_shared.protocol.messages import (
+    COUNT_MAX,
     Cursor,
     LastMerged,
     LifeCount,
@@ -341,11 +342,11 @@ class Ledger:
             refused, overwritten = refused + more_refused, overwritten + more_overwritten
             lost, flying = lost + over * rest, flying + (not over) * rest
         return TokenCounts(
-            merged=self.merged_P[p],
-            refused=refused,
-            overwritten=overwritten,
-            lost=lost,
-            in_flight=flying,
+            merged=countable(self.merged_P[p]),
+            refused=countable(refused),
+            overwritten=countable(overwritten),
+            lost=countable(lost),
+            in_flight=countable(flying),
         )
 
     def reread(self, silent: Callable[[str, int], bool] = _everybody_speaks) -> int:
@@ -395,6 +396,14 @@ class Ledger:
             life.refused_P = [[(a, b) for a, b in spans] for spans in life.refused_P]
             self.lives.setdefault(learner, {})[n] = life
         return self
+
+
+def countable(total: int) -> int:
+    """A total as a message can hold it.
+
+    Each of its parts is bounded and the sum is not: whoever shows it must not fail over it.
+    """
+    return min(total, COUNT_MAX)
 
 
 def of_run(tokens_P: tuple[TokenCounts, ...], sizes_P: list[int]) -> TokenCounts:

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from diloco_shared.protocol.messages import COUNT_MAX, ContributionManifest
+from diloco_shared.protocol.messages import COUNT_MAX, ContributionManifest, Progress
 from diloco_syncer.events import Effect, Tell
 from diloco_syncer.history.history import History
 
@@ -113,6 +113,18 @@ def judge(
         if bad:
             return Refusal(kind, reason)
     return None
+
+
+def impossible(progress: Progress, fragments: int, tokens_per_step: int) -> str:
+    """What no learner can report of itself; "" if it may be so."""
+    p = progress
+    if any(len(of_P) != fragments for of_P in (p.c_steps, p.c_tokens, p.adopted)):
+        return "progress of another layout"
+    if max(p.c_tokens, default=0) > p.tokens:
+        return "more tokens than it has done"
+    if p.tokens > p.step * tokens_per_step:
+        return f"{p.tokens} tokens in a life of {p.step} steps"
+    return ""
 
 
 # --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Any
 
 from diloco_shared.budget import Size, rounds_at
 from diloco_shared.protocol.records import RunStatus, StreamUse
-from diloco_syncer.history.ledger import of_run
+from diloco_syncer.history.ledger import countable, of_run
 from diloco_syncer.machine import Machine
 from diloco_syncer.members.roster import Member
 
@@ -62,13 +62,13 @@ def status(
         participating=participating,
         parameters=sum(h.sizes_P),
         tokens_per_step=machine.spec.tokens_per_step,
-        tokens_processed=ledger.processed,
+        tokens_processed=countable(ledger.processed),
         tokens_useful=tokens.merged,
         tokens=tokens,
         tokens_by_fragment=tokens_P,
-        tokens_reread=ledger.reread(silent),
-        bytes_up=bytes_up,
-        bytes_down=bytes_down,
+        tokens_reread=countable(ledger.reread(silent)),
+        bytes_up=countable(bytes_up),
+        bytes_down=countable(bytes_down),
         streams=dict(streams or {}),
         recoveries=tuple(machine.roster.recoveries.shown.values()),
         checkpoint=h.checkpoint,

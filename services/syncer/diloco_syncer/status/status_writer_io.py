@@ -3,7 +3,7 @@
 import structlog
 
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus
+from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.repeating import again_and_again, until_done
 from diloco_shared.bus.status_key import Standing, shown
 from diloco_shared.protocol.records import RunStatus
@@ -74,7 +74,9 @@ class Showing:
             if not self.lease.lapsed:
                 await self.show()
 
-        await again_and_again(look, "status", STATUS_S)
+        # What no message can hold is shown by nobody: no reason to lead no more.
+        trouble = (BusError, ValueError)
+        await again_and_again(look, "status", STATUS_S, trouble=trouble)
 
     async def show(self) -> None:
         """Where the run is now, unless somebody knows better. Raises BusError."""
