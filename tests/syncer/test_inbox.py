@@ -55,10 +55,11 @@ class Rig:
         yield
         task.cancel()
 
-    async def send(self, sender: str, place: int, **changed: Any) -> str:
+    async def send(self, sender: str, place: int, scale: float = 1.0, **changed: Any) -> str:
         """A contribution of three values with its manifest; the subject of its bytes."""
         subject = subjects.contribution("r", sender, 0, place, 1, 1)
-        blob = await put_blob(self.bus, subject, codec.encode("fp32", VALUES))
+        payload = codec.encode("fp32", np.float32(scale) * VALUES)
+        blob = await put_blob(self.bus, subject, payload)
         fields = {
             "run": "r",
             "learner": sender,
@@ -93,6 +94,20 @@ async def test_a_contribution_that_a_round_wants_is_fetched_and_looked_at() -> N
     assert list(rig.payloads.held) == [subject]
     assert rig.inbox.bytes_in == codec.bytes_of("fp32", 3)
     assert rig.inbox.under_way == set()
+
+
+async def test_what_is_judged_is_what_is_merged_i11() -> None:
+    """A second manifest of the same place comes while the first waits to be judged."""
+    rig = Rig()
+    async with rig.reading():
+        subject = await rig.send("a", 2)
+        first = await rig.seen.get()
+        await rig.send("a", 2, scale=1e4)
+        await rig.send("b", 2)
+        after = await rig.seen.get()
+    assert isinstance(first, ContributionSeen) and first.norm == pytest.approx(5.0)
+    assert isinstance(after, ContributionSeen) and after.manifest.learner == "b"
+    assert codec.decode("fp32", rig.payloads.held[subject], 3).tolist() == VALUES.tolist()
 
 
 async def test_one_that_no_round_wants_is_told_and_not_fetched() -> None:

@@ -144,7 +144,7 @@ class Inbox:
                     self.rewound(stored.seq - 1)
                 self.up_seq = stored.seq
                 manifest = self._manifest(stored)
-                if manifest is None or manifest.blob.subject in self.under_way:
+                if manifest is None or self._answered(manifest.blob.subject):
                     continue
                 if manifest.fragment not in self.owned:
                     continue  # another shard's
@@ -153,6 +153,13 @@ class Inbox:
                     continue
                 self.under_way.add(manifest.blob.subject)
                 group.create_task(self._fetch(manifest))
+
+    def _answered(self, subject: str) -> bool:
+        """Whether a contribution of this place is being fetched, or waits to be judged or merged.
+
+        Another one may not take its place: what is judged is what is merged.
+        """
+        return subject in self.under_way or subject in self.payloads.held
 
     def _manifest(self, stored: Stored) -> ContributionManifest | None:
         subject = stored.subject.removesuffix(".m")
