@@ -1,6 +1,7 @@
 """What comes in for a leader: fetched if a round wants it, refused if it lies (I11)."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -117,6 +118,7 @@ async def test_one_that_no_round_wants_is_told_and_not_fetched() -> None:
         event = await rig.seen.get()
     assert isinstance(event, ContributionSeen) and event.manifest.learner == "a"
     assert not rig.payloads.held and rig.inbox.bytes_in == 0
+    assert math.isnan(event.norm), "a round that asks for it meanwhile could not merge it"
 
 
 async def test_what_another_shard_owns_is_left_to_it() -> None:

@@ -1,6 +1,7 @@
 """The syncer's promises (I2, I3, I10, I11 …), one test each, by events in and effects out."""
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -152,6 +153,7 @@ def test_a_lost_pull_is_sent_again(running: Any) -> None:
         ({"step_to": 0}, "malformed"),
         ({"tokens_to": 10**9}, "tokens"),
         ({"finite": False}, "non-finite"),
+        ({"norm": math.nan}, "non-finite"),  # nobody fetched it
     ],
 )
 def test_bad_contributions_change_nothing_and_are_counted_i11(

@@ -66,7 +66,10 @@ class InitMoved:
 
 @dataclass(frozen=True, slots=True)
 class ContributionSeen:
-    """A contribution's chunks check. `norm` of delta; `finite` false if any value is not."""
+    """A contribution's chunks check. `norm` of delta; `finite` false if any value is not.
+
+    NaN for a norm: no round waited for it, so nobody fetched it.
+    """
 
     manifest: ContributionManifest
     finite: bool

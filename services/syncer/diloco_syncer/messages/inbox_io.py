@@ -4,6 +4,7 @@ What cannot be accepted becomes a Malformed event: counted, told, never fatal.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -149,7 +150,7 @@ class Inbox:
                 if manifest.fragment not in self.owned:
                     continue  # another shard's
                 if not self.wanted(manifest):
-                    self.put(ContributionSeen(manifest, finite=True, norm=0.0))
+                    self.put(_not_fetched(manifest))
                     continue
                 self.under_way.add(manifest.blob.subject)
                 group.create_task(self._fetch(manifest))
@@ -189,7 +190,7 @@ class Inbox:
                 self.payloads.room_for(blob.bytes)
                 payload = await self._while_wanted(manifest)
                 if payload is None:
-                    self.put(ContributionSeen(manifest, finite=True, norm=0.0))
+                    self.put(_not_fetched(manifest))
                     return
                 pieces = self.pieces(manifest.fragment)
                 found = await asyncio.to_thread(
@@ -235,3 +236,9 @@ class Inbox:
 
     def _begun(self) -> bool:
         return bool(self.pieces(self.owned[0]))
+
+
+def _not_fetched(manifest: ContributionManifest) -> ContributionSeen:
+    """No round waits for it. Should one that opens meanwhile ask for it, it has no norm: what is
+    not there cannot be merged."""
+    return ContributionSeen(manifest, finite=True, norm=math.nan)
