@@ -164,7 +164,7 @@ class World:
             elif fate == 2:
                 why = {"incarnation": incarnation, "reason": "skipped: too few"}
                 verdicts.append(verdict(name, "refused", start, stop, **why))
-        self._record(record(self.n, verdicts, self.counts.unrecorded(self.ledger)))
+        self._record(record(self.n, verdicts, self.counts.to_record(self.ledger)))
         self.sent.clear()
         self.n += 1
         for v in verdicts:
@@ -180,7 +180,7 @@ class World:
     def finish(self, t: Truth, arg: int) -> None:
         if arg % 7 == 0:
             self.ended = True
-            self._record(end(self.counts.unrecorded(self.ledger)))
+            self._record(end(self.counts.to_record(self.ledger)))
 
     def _record(self, r: TapeRound | TapeEnd) -> None:
         for key, k in self.heard.items():

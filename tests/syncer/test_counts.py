@@ -2,6 +2,13 @@
 
 from typing import Any
 
+import pytest
+from syncer.ledger_world import end
+
+from diloco_shared.protocol.messages import LifeCount, TapeEnd, TapeRound
+from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX, encode
+from diloco_syncer.events import Wanted
+from diloco_syncer.history import ledger as ledger_module
 from diloco_syncer.history.ledger import Counts, Ledger, count_of
 
 
@@ -34,3 +41,38 @@ def test_a_dead_lifes_last_report_is_told_once_and_then_forgotten(running: Any) 
     assert ledger.processed == 6 * running.spec.tokens_per_step
     assert counts.unrecorded(ledger) == ()
     assert list(counts.heard) == [("a", 1)]
+
+
+@pytest.mark.parametrize(("learners", "fragments"), [(200, 512), (3000, 8)])
+def test_what_one_record_cannot_hold_follows_on_the_next_i12(learners: int, fragments: int) -> None:
+    """An epoch has begun: everybody has adopted every fragment, since the newest record."""
+    counts, ledger = Counts(), Ledger.empty(fragments)
+    for learner in (f"{n:063d}" for n in range(learners)):
+        adopted = tuple((p, 10**15) for p in range(fragments))
+        count = LifeCount(learner=learner, incarnation=0, tokens=10**15, adopted=adopted)
+        counts.heard[learner, 0] = count
+    present, records = ledger.with_counts(counts.unrecorded(ledger)), 0
+    while told := counts.to_record(ledger):
+        assert len(encode(end(told))) < MESSAGE_BYTES_MAX / 4
+        for count in told:
+            ledger.saw(count)
+        records += 1
+    assert records > 1
+    assert ledger.meta() == present.meta()
+
+
+def test_a_round_and_an_end_say_no_more_than_a_record_holds_i12(
+    running: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(ledger_module, "ADOPTIONS_TOLD_MAX", 1)
+    for learner in "ab":
+        running.adopted_at[learner] = [2, 2]
+        running.step(learner, 4)
+    for learner in "ab":
+        running.answer(running.pulls[-1], learner)
+    running.give(Wanted(paused=False, stopping=True, quorum=2))
+    running.wait(20.0)
+    assert isinstance(running.tape[-1], TapeEnd)
+    told = [r.counts for r in running.tape if isinstance(r, TapeRound | TapeEnd)]
+    assert [sum(len(c.adopted) for c in counts) for counts in told][:2] == [1, 1]
+    assert running.machine.history.ledger.processed == 8 * running.spec.tokens_per_step

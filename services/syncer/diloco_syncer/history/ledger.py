@@ -474,6 +474,11 @@ def without(rounds: frozenset[int], merged: dict[str, LastMerged]) -> dict[str, 
 # Bounded by the learners that spoke since the newest round: a life that is over is forgotten once
 # the tape knows all of it.
 
+# Lives, and adoptions of all of them together, on one record: 240 kB of the 1 MiB that a message
+# may have, and sixteen adoptions of each of 512 learners. Where an epoch begins all adopt every
+# fragment anew; what finds no place waits for the next records.
+LIVES_TOLD_MAX, ADOPTIONS_TOLD_MAX = 1024, 8192
+
 
 def count_of(progress: Progress) -> LifeCount:
     """A progress report as the ledger counts it: tokens in all, and at each adoption."""
@@ -530,3 +535,12 @@ class Counts:
             elif incarnation < newest:
                 del self.heard[(learner, incarnation)]
         return tuple(found)
+
+    def to_record(self, ledger: Ledger) -> tuple[LifeCount, ...]:
+        """As much of it as one record holds: once the tape has that, the rest is what it lacks."""
+        told, left = [], ADOPTIONS_TOLD_MAX
+        for count in self.unrecorded(ledger)[:LIVES_TOLD_MAX]:
+            adopted = count.adopted[:left]
+            left -= len(adopted)
+            told.append(count.model_copy(update={"adopted": adopted}))
+        return tuple(told)

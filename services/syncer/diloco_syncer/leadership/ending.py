@@ -78,7 +78,7 @@ class Ending:
             reason="stopped by the user" if h.stopping else "the budget is used",
             versions=tuple(h.versions),
             at=wall,
-            counts=self.roster.counts.unrecorded(h.ledger),
+            counts=self.roster.counts.to_record(h.ledger),
         )
 
     def tell(self) -> list[Effect]:

@@ -403,7 +403,7 @@ class Rounds:
             return None
         r.pushed = True
         h, committed = self.history, r.staged is not None
-        counts = self.roster.counts.unrecorded(h.ledger)
+        counts = self.roster.counts.to_record(h.ledger)
         for learner, k in sorted(r.kept.items()):
             m = k.manifest
             new = h.ledger.tokens_new(
