@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.protocol.messages import TapeEpoch
-from diloco_syncer.events import Append, Appended, Publish, Stage, Staged, Unstage
+from diloco_shared.protocol.messages import COUNT_MAX, Join, TapeEpoch
+from diloco_syncer.events import Append, Appended, JoinSeen, Publish, Stage, Staged, Unstage
+from diloco_syncer.members.claims import AGAIN_S, AT_ONCE
 
 
 def of(effects: list[Any], kind: type) -> list[Any]:
@@ -41,3 +42,44 @@ def test_a_merge_that_an_epoch_voids_is_forgotten(running: Any, staged_first: bo
         assert not of(running.effects, Unstage)
         running.give(fact)
     assert of(running.effects, Unstage) == [Unstage(stage.epoch, stage.round)]
+
+
+def test_who_says_again_and_again_that_records_were_lost_is_believed_no_more_i11(
+    running: Any,
+) -> None:
+    """Each epoch voids what is under way. Others are believed as before, and it after a while."""
+    for _ in range(AT_ONCE + 3):
+        running.step("a", 1, adopted=(7, 0))
+    assert running.machine.history.epoch == AT_ONCE
+    assert running.machine.refused["epoch"] == 3
+    running.step("a", 1, epoch=AT_ONCE + 1)
+    assert running.machine.history.epoch == AT_ONCE and running.machine.refused["epoch"] == 4
+    running.step("b", 1, adopted=(7, 0))
+    assert running.machine.history.epoch == AT_ONCE + 1
+    running.wait(AGAIN_S)
+    running.step("a", 1, adopted=(7, 0))
+    assert running.machine.history.epoch == AT_ONCE + 2
+
+
+def test_a_word_that_nothing_can_follow_now_is_not_used_up(running: Any) -> None:
+    running.auto = False
+    for _ in range(AT_ONCE + 1):
+        running.step("a", 1, adopted=(7, 0))
+    assert len(of(running.effects, Append)) == len(running.tape) + 1
+    assert not running.machine.refused["epoch"]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_no_learner_uses_the_numbers_of_epochs_up_i11(driver_of: Any, shards: int) -> None:
+    """At the largest number that a message holds no epoch could follow, and no leader lead on."""
+    driver = driver_of(shards=shards)
+    driver.start("a", "b")
+    driver.step("a", 1, epoch=COUNT_MAX)
+    driver.step("b", 1, epoch=COUNT_MAX - 1)
+    ahead = Join(learner="c", incarnation=0, nonce="n", config=driver.config, epoch=COUNT_MAX)
+    driver.give(JoinSeen(ahead))
+    assert driver.machine.history.epoch == 0
+    assert driver.machine.refused["epoch"] == 3
+    assert driver.machine.wishes.restoring.heard == (0, 0)
+    driver.step("a", 1, epoch=300)
+    assert driver.machine.history.epoch == 300 + (shards == 1)

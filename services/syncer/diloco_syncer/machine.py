@@ -6,7 +6,7 @@ Composes what it knows from the tape (`history`), who there is (`roster`), round
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from diloco_shared.protocol.messages import (
     Join,
@@ -67,6 +67,7 @@ from diloco_syncer.leadership.bootstrap import Beginning
 from diloco_syncer.leadership.ending import Ending
 from diloco_syncer.leadership.user_requests import UserRequests, covering
 from diloco_syncer.members.admission import Admission
+from diloco_syncer.members.claims import Claims, too_far
 from diloco_syncer.members.donations import Donations
 from diloco_syncer.members.roster import Roster
 from diloco_syncer.merging.acknowledged import torn, with_coming
@@ -91,6 +92,7 @@ class Machine:
         self.admission = Admission(spec, history, self.roster)
         self.announcer = Announcer(spec, history, self.roster, self.rounds)
         self.refused = Refusals()
+        self.claims = Claims()
         self.beginning = Beginning(spec, history, self.roster, self.refused)
         self.wall_offset = 0.0
         self.leading = False
@@ -270,8 +272,8 @@ class Machine:
                 self.leading, self.roster.since = True, event.at - self.wall_offset
                 effects: list[Effect] = [*self._unpublished(), *self._superseded()]
                 effects.append(Tell("term", f"{record.leader} leads, term {record.term}"))
-                for p, version in enumerate(self.published):
-                    effects += self._lost(p, version, "DN", event.at)
+                if lost := self._lost(self.published):
+                    effects += self._begin_epoch(h.epoch + 1, f"DN {lost}", event.at)
                 return effects + self._put(self.beginning.leads(event.at, self._pending))
             case TapeRebirth():
                 self.leading, self.roster.since = True, event.at - self.wall_offset
@@ -446,6 +448,8 @@ class Machine:
         h = self.history
         if why := impossible(progress, h.fragments, self.spec.tokens_per_step):
             return self.refused.tell("malformed", progress.learner, why)
+        if too_far(progress.epoch, h.epoch):
+            return self.refused.tell("epoch", progress.learner, f"is in epoch {progress.epoch}")
         before = self.roster.newest(progress.learner)
         if self.roster.progress(progress, now):
             return self.refused.tell("incarnation", progress.learner, "progress")
@@ -456,8 +460,8 @@ class Machine:
             )
         self.wishes.progress(progress)
         if self.leading and progress.epoch == h.epoch:
-            for p, version in enumerate(progress.adopted):
-                effects += self._lost(p, version, progress.learner, self._wall(now))
+            if lost := self._lost(progress.adopted):
+                effects += self._believe(progress.learner, h.epoch + 1, lost, now)
         elif self.leading and progress.epoch > h.epoch:
             effects += self._catch_up(progress.learner, progress.epoch, now)
         return effects
@@ -471,28 +475,44 @@ class Machine:
 
     def _catch_up(self, learner: str, epoch: int, now: float) -> list[Effect]:
         """A learner is ahead of the tape: with another shard, or its record is lost."""
+        if too_far(epoch, self.history.epoch):
+            return self.refused.tell("epoch", learner, f"is in epoch {epoch}")
         alone = self.spec.algorithm.shards == 1  # no other shard began it
-        why = f"{learner} is in epoch {epoch}, the tape in {self.history.epoch}"
-        return self._begin_epoch(epoch + alone, why, self._wall(now))
+        why = f"is in epoch {epoch}, the tape in {self.history.epoch}"
+        return self._believe(learner, epoch + alone, why, now)
 
-    def _lost(self, p: int, version: int, whose: str, at: float) -> list[Effect]:
-        """A version above the tape's head was published: its record is lost, history restarts."""
+    def _lost(self, held: Sequence[int]) -> str:
+        """Why history restarts, or "": a version `held` above the tape's head was published, and
+        its record is lost."""
         h = self.history
-        if p not in h.owned or version <= h.versions[p]:
-            return []
-        head = h.versions[p]
-        why = f"{whose} holds version {version} of fragment {p}, the tape ends at {head}"
-        return self._begin_epoch(h.epoch + 1, f"{why}: records were lost", at)
+        for p, version in enumerate(held):
+            if p not in h.owned or version <= h.versions[p]:
+                continue
+            where = f"holds version {version} of fragment {p}, the tape ends at {h.versions[p]}"
+            return f"{where}: records were lost"
+        return ""
 
-    def _begin_epoch(self, epoch: int, reason: str, at: float) -> list[Effect]:
+    def _believe(self, learner: str, epoch: int, why: str, now: float) -> list[Effect]:
+        """Begin an epoch on a learner's word, unless it has begun too many."""
+        if not self._epoch_may_begin:
+            return []
+        if not self.claims.counts(learner, now):
+            return self.refused.tell("epoch", learner, f"{why}: not believed so often")
+        return self._begin_epoch(epoch, f"{learner} {why}", self._wall(now))
+
+    @property
+    def _epoch_may_begin(self) -> bool:
         h = self.history
         pending = any(isinstance(r, TapeEpoch | TapeRestore) for r in self._pending)
         # Another shard may have lost its state and begun again before this one has begun at all:
         # learners wait until all are in one epoch.
         able = h.initialised or self.spec.algorithm.shards > 1
-        if not able or pending or self.wishes.restoring.due:
+        return able and not pending and not self.wishes.restoring.due
+
+    def _begin_epoch(self, epoch: int, reason: str, at: float) -> list[Effect]:
+        if not self._epoch_may_begin:
             return []
-        return self._push(TapeEpoch(epoch=epoch, term=h.term, reason=reason, at=at))
+        return self._push(TapeEpoch(epoch=epoch, term=self.history.term, reason=reason, at=at))
 
     # --- what time and the user bring ----------------------------------------------------------
 

@@ -1,0 +1,38 @@
+"""What a learner's word may bring about that nothing else shows: an epoch that the tape lacks.
+
+After a power cut one learner may be the only one that has what the tape has lost, so its word alone
+has to count: whoever went on with another version of the same number would train on two histories.
+But whoever lies could begin epoch after epoch, each of which voids all rounds under way, until no
+number is left. An honest life needs such an epoch once for what was lost before this leader began,
+and once for each that another syncer shard begins. Pure.
+"""
+
+from dataclasses import dataclass, field
+
+# Epochs that a learner may be ahead of the tape: more than any hub loses or any backup is old by.
+# From there to the largest number that a message holds is more than anybody's word leads.
+EPOCHS_AHEAD_MAX = 1 << 20
+# Epochs that one learner's word begins at once, and the seconds after which it may begin another.
+AT_ONCE, AGAIN_S = 4, 60.0
+
+
+def too_far(epoch: int, of_tape: int) -> bool:
+    """Whether nobody can be in that epoch."""
+    return epoch > of_tape + EPOCHS_AHEAD_MAX
+
+
+@dataclass(slots=True)
+class Claims:
+    """Of one leader's term. As many learners as spoke within a few minutes."""
+
+    # learner -> when all that its word has begun is forgotten
+    used_until: dict[str, float] = field(default_factory=dict)
+
+    def counts(self, learner: str, now: float) -> bool:
+        """Whether the word of a learner begins an epoch now; it is used up by that."""
+        self.used_until = {who: at for who, at in self.used_until.items() if at > now}
+        until = self.used_until.get(learner, now) + AGAIN_S
+        if until > now + AT_ONCE * AGAIN_S:
+            return False
+        self.used_until[learner] = until
+        return True
