@@ -160,6 +160,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkShown:
+    """The first shard has set the mark of checkpoint `number`; of another shard's leader."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Suspended:
     """The leader's lease could not be renewed in time: `reason`. Empty: it is renewed again."""
 
@@ -230,6 +237,7 @@ Event = (
     | Full
     | Rewound
     | Wanted
+    | MarkShown
     | Suspended
     | SnapshotDone
     | SnapshotFailed
