@@ -462,7 +462,16 @@ class Follower:
             self.life.taken(self.index, number, head)
             if isinstance(order, plan.Bye):
                 return
-            await self.orders.put((number, order, data))
+            await self._waits(number, order, data)
+
+    async def _waits(self, number: int, order: plan.Order, data: Buffer) -> None:
+        """As of `following_io.Leader`."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await self.orders.put((number, order, data))
+                return
+            self.hearing.heard(ambient.monotonic())
 
     async def _work(self, connection: Connection, trainer: FollowingTrainer) -> None:
         assert self.life is not None

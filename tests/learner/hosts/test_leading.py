@@ -233,6 +233,29 @@ def test_a_host_that_says_nothing_counts_as_dead(left: list[int]) -> None:
         host.close()
 
 
+def test_signs_of_life_wait_for_no_other_host(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that computes for long takes no order from its connection, nor signs of life."""
+    monkeypatch.setattr(leading_io, "BEAT_S", 0.02)
+    _, two = gathered(hosts)
+    full = hosts.hosts[1]
+    assert full.writing is not None
+    with full.sending:
+        full.writing.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            send(full.writing, b"", [memoryview(bytes(64 << 20))])
+        full.writing.settimeout(PATIENCE_S)
+    wait_until(full.sending.locked, "a sign of life that waits", every_s=0.001)
+    two.sockets["orders"].setblocking(False)
+    with suppress(BlockingIOError):
+        while two.sockets["orders"].recv(1 << 16):
+            pass  # what it was told before
+    two.sockets["orders"].settimeout(PATIENCE_S)
+    for _ in range(3):
+        assert values_of(receive(two.sockets["orders"])[0]) == ("alive",)
+
+
 def test_a_host_that_fails_says_why(hosts: Hosts) -> None:
     one, _ = gathered(hosts)
     one.says("failed", "MemoryError: full")

@@ -45,7 +45,8 @@ log = structlog.get_logger()
 # Between two attempts to reach process 0, in seconds.
 AGAIN_S = 0.5
 # Orders that wait to be carried out, with what belongs to them. Process 0 is a step ahead at most
-# while it trains; while it loads moments, as many tensors.
+# while it trains; while it loads moments, as many tensors; while it hands out an anchor, as many
+# pieces of it. More of them wait in the connection.
 ORDERS_MAX = 8
 # What waits to be given, in arrays fetched or to be fetched: one contribution of every round in
 # flight.
@@ -170,9 +171,19 @@ class Leader:
                 if isinstance(order, plan.Bye):
                     self.over.set()
                     return
-                self.orders.put((number, order, data))
+                self._waits(number, order, data)
         except (OSError, ValueError) as error:
             self._lost(str(error))
+
+    def _waits(self, number: int, order: plan.Order, data: Buffer) -> None:
+        """Until there is room for it. Meanwhile nothing more is read, signs of life among it: that
+        this process computes for long is no silence of the other. Its end shows still, since
+        signs of life cannot be sent then."""
+        while True:
+            with suppress(queue.Full):
+                self.orders.put((number, order, data), timeout=BEAT_S)
+                return
+            self._hears()
 
     def _hears(self) -> None:
         """Also in the middle of an order: what is large may take longer than a silence."""

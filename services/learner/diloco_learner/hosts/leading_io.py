@@ -207,12 +207,13 @@ class Hosts:
         for host in self.hosts.values():
             host.send(head_of("welcome", self.meeting, self.silence_s))
         for host in self.hosts.values():
-            for name, work in (("orders", self._hear), ("answers", self._collect)):
+            # Signs of life apart from each other and from looks: one may wait behind megabytes for
+            # a host that stands still, and no other host must count this process as gone for it.
+            works = (("orders", self._hear), ("answers", self._collect), ("beats", self._beat))
+            for name, work in works:
                 thread = threading.Thread(target=work, args=(host,), name=name, daemon=True)
                 thread.start()
-        # Apart, since a sign of life may wait behind megabytes for a host that stands still.
-        for name, work_of_all in (("beats", self._beat), ("looks", self._look)):
-            threading.Thread(target=work_of_all, name=name, daemon=True).start()
+        threading.Thread(target=self._look, name="looks", daemon=True).start()
 
     # --- orders --------------------------------------------------------------------------------
 
@@ -310,14 +311,13 @@ class Hosts:
         except (OSError, ValueError) as error:
             self.lose(f"{host.name} is gone: {_why(error)}")
 
-    def _beat(self) -> None:
-        while not self.lost and not self.whole.closing:
-            for host in self.hosts.values():
-                try:
-                    host.beat()
-                except OSError as error:
-                    self.lose(f"{host.name} is gone: {_why(error)}")
-            time.sleep(BEAT_S)
+    def _beat(self, host: Host) -> None:
+        try:
+            while not self.lost and not self.whole.closing:
+                host.beat()
+                time.sleep(BEAT_S)
+        except OSError as error:
+            self.lose(f"{host.name} is gone: {_why(error)}")
 
     def _look(self) -> None:
         while not self.lost and not self.whole.closing:

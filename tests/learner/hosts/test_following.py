@@ -1,0 +1,77 @@
+"""A host that follows, with a process 0 that a test plays: what ends it, and what does not."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from waiting import wait_until
+
+from diloco_learner.hosts import following_io, plan
+from diloco_learner.hosts.following_io import ORDERS_MAX, Leader
+from diloco_learner.hosts.link_io import close, head_of, receive, send, values_of
+from diloco_learner.hosts.place import HostPlace
+
+PATIENCE_S = 30.0
+SILENCE_S = 1.0
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why this process would have ended."""
+    found: list[str] = []
+    monkeypatch.setattr(following_io, "end", lambda why, status: found.append(why))
+    return found
+
+
+@pytest.fixture
+def follower(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Leader, socket.socket]]:
+    """One that listens, and the connection on which process 0 gives it orders."""
+    monkeypatch.setattr(following_io, "BEAT_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        leader = Leader(HostPlace(2, 1, "127.0.0.1", server.getsockname()[1]))
+        joining = threading.Thread(target=leader.join)
+        joining.start()
+        orders, answers = server.accept()[0], server.accept()[0]
+        for sock in (orders, answers):
+            assert values_of(receive(sock)[0])[0] == "hello"
+        send(orders, head_of("welcome", "nowhere", SILENCE_S))
+        joining.join(PATIENCE_S)
+    leader.listen()
+    yield leader, orders
+    leader.over.set()
+    close(orders, answers, leader.reading, leader.writing, leader.answering)
+
+
+def told_pieces(orders: socket.socket, many: int) -> None:
+    """As an anchor is handed out: one order for each piece, and nobody waits for an answer."""
+    for n in range(1, many + 1):
+        send(orders, plan.encode(n, plan.Hold(7, 0, n)), [memoryview(b"a")])
+
+
+def test_one_that_computes_while_pieces_of_anchors_come_does_not_take_process_0_for_dead(
+    follower: tuple[Leader, socket.socket], ended: list[str]
+) -> None:
+    """Signs of life wait behind orders that it does not take up."""
+    leader, orders = follower
+    many = 3 * ORDERS_MAX
+    told_pieces(orders, many)
+    wait_until(leader.orders.full, "a queue that is full")
+    since = leader.hearing.looked_at
+    wait_until(
+        lambda: leader.hearing.looked_at > since + 2 * SILENCE_S or ended, "a long computation"
+    )
+    assert ended == []
+    told = leader.told()
+    assert [next(told)[0] for _ in range(many)] == list(range(1, many + 1))
+
+
+def test_one_that_computes_while_pieces_of_anchors_come_notices_the_end_of_process_0(
+    follower: tuple[Leader, socket.socket], ended: list[str]
+) -> None:
+    leader, orders = follower
+    told_pieces(orders, 3 * ORDERS_MAX)
+    wait_until(leader.orders.full, "a queue that is full")
+    orders.close()
+    wait_until(lambda: bool(ended), "the end", patience_s=PATIENCE_S)
+    assert ended[0].startswith("process 0 of this island is gone: ")
