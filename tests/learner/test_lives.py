@@ -1,14 +1,20 @@
-"""Whether a learner begins another life in a run that it has left."""
+"""Whether a learner begins another life in a run that it has left, and what is left of the old."""
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
+from learner.contexts import learner
+from waiting import until
 
-from diloco_learner.app import Learner
+from diloco_learner.app import UNFIT_RETRY_S_MAX, Learner
 from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
 from diloco_shared.process.membership import DataFolder
+from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
@@ -25,3 +31,57 @@ async def test_one_that_is_assigned_elsewhere_does_not_begin_again_after_a_resto
         assert await app._begins_again(Leave("restored", "epoch 1"), "r") is again
     await bus.close()
     folder.release()
+
+
+@pytest.mark.whole
+async def test_the_next_life_begins_without_the_trainer_of_the_one_before(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    """Whatever Python collects by itself, and when: a device may have no room for two."""
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    trainers, alive = list[weakref.ref[Any]](), list[int]()
+    gc.disable()
+    try:
+        async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+            build = app.computing.build
+
+            def counted(spec: RunSpec) -> Any:
+                alive.append(sum(trainer() is not None for trainer in trainers))
+                built = build(spec)
+                trainers.append(weakref.ref(built.trainer))
+                return built
+
+            app.computing.build = counted  # type: ignore[method-assign]
+            await syncer.bootstrap("a")
+            for life in (1, 2):
+                await syncer.reported("a", lambda p: p.step > 0)
+                syncer.fields = {"incarnations": {"a": life}}
+                await syncer.reported("a", lambda p, n=life: p.incarnation == n)
+    finally:
+        gc.enable()
+    assert alive == [0, 0, 0]
+
+
+@pytest.mark.whole
+async def test_who_waits_to_try_again_holds_nothing_of_what_failed(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Half:
+        """Of a trainer, on a device that has no room for the rest."""
+
+    made = list[weakref.ref[Half]]()
+
+    def build(spec: RunSpec) -> None:
+        half = Half()
+        made.append(weakref.ref(half))
+        raise ValueError("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr("diloco_learner.app.UNFIT_RETRY_S", UNFIT_RETRY_S_MAX)
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        app.computing.build = build  # type: ignore[method-assign]
+        await until(lambda: app.membership.record.state == "unfit")
+        await until(lambda: made[0]() is None, patience_s=UNFIT_RETRY_S_MAX / 2)
+        assert len(made) == 1

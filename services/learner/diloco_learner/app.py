@@ -230,23 +230,33 @@ class Learner(Worker[Settings]):
         """Work for the run once; None, after a while, if this process is unfit for it."""
         began = ambient.monotonic()
         try:
-            self.work = work = Work(await self._context(spec), self.faults, self.computing)
-            work.fit = lambda: self.membership.update(state="working", reason="")
-            leave = await work.run()
-            # Whoever refused it may let it in later: another configuration, or a free place.
-            if leave.outcome == "refused" and not await self._is_over(spec):
-                raise Unfit(leave.reason)
+            leave = await self._worked(spec)
             self.unfit_for = ""
             return leave
         except Unfit as unfit:
+            # Not the exception itself: what raised it holds all that was built until then.
+            why = str(unfit)
+        finally:
+            # The next life, of this run or another one, needs the room that this one's took.
             self.work = None
-            # Its member record says so for as long as it is true; the event comes when it changes.
-            self.membership.update(state="unfit", reason=str(unfit)[:500])
-            if (why := gist(str(unfit))) != self.unfit_for:
-                self.unfit_for = why
-                await self._tell_unfit(spec.name, str(unfit))
-            await asyncio.sleep(pause_after(ambient.monotonic() - began))
-            return None
+            await self.computing.freed()
+        # Its member record says so for as long as it is true; the event comes when it changes.
+        self.membership.update(state="unfit", reason=why[:500])
+        if gist(why) != self.unfit_for:
+            self.unfit_for = gist(why)
+            await self._tell_unfit(spec.name, why)
+        await asyncio.sleep(pause_after(ambient.monotonic() - began))
+        return None
+
+    async def _worked(self, spec: RunSpec) -> Leave:
+        """Work for the run until it is left. Raises Unfit."""
+        self.work = work = Work(await self._context(spec), self.faults, self.computing)
+        work.fit = lambda: self.membership.update(state="working", reason="")
+        leave = await work.run()
+        # Whoever refused it may let it in later: another configuration, or a free place.
+        if leave.outcome == "refused" and not await self._is_over(spec):
+            raise Unfit(leave.reason)
+        return leave
 
     async def _context(self, spec: RunSpec) -> RunContext:
         """Of an attempt. Raises Unfit for a run that keeps its checkpoints where none may be."""

@@ -219,6 +219,9 @@ class Paced:
         await asyncio.sleep(self.beside_s)
         return work()
 
+    async def freed(self) -> None:
+        """Next to nothing is held: a look for circles would only take time."""
+
     def over(self) -> None:
         """Nothing is held."""
 

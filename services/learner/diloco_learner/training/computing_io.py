@@ -1,6 +1,7 @@
 """What a learner computes with, and where: its model, its data, and the thread that trains."""
 
 import asyncio
+import gc
 import os
 import resource
 import sys
@@ -78,6 +79,9 @@ class Computing(Protocol):
 
     async def beside(self, work: Callable[[], T]) -> T:
         """Have something computed while `train` goes on: what it returns, or raises."""
+
+    async def freed(self) -> None:
+        """One life has ended, and nobody uses what was built for it: its memory is given back."""
 
     def over(self) -> None:
         """The work for a run has ended, however it went: nothing of it is needed any more."""
@@ -169,6 +173,11 @@ class OnThisMachine:
     async def beside(self, work: Callable[[], T]) -> T:
         """In a thread of its own. Whoever is cancelled leaves it behind: it goes on to its end."""
         return await threaded("beside", work)
+
+    async def freed(self) -> None:
+        """Parts of a life know each other: the trainer would stay, with all that it has on its
+        devices, until Python happens to look for such circles."""
+        await asyncio.to_thread(gc.collect)
 
     def over(self) -> None:
         """Whoever held the trainer lets go of it."""
