@@ -326,6 +326,11 @@ class Work:
         loop.stopping = self.stopping
         self.train_loop = loop
         self.reporter.stepping_at = ambient.monotonic()
+        recovery = self.reporter.recovery
+        if recovery is not None and recovery.beat is not None:
+            # The next one may be long in coming: a run that is paused must not be stepped until
+            # then, and a mark that it carries is known as a new one.
+            self.mailbox.put(BeatSeen(recovery.beat))
         while not self.events.empty():
             self.mailbox.put(self.events.get_nowait())
 
