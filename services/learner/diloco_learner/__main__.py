@@ -118,6 +118,9 @@ def _set_up_jax(settings: "Settings") -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {limit} intra_op_parallelism_threads={threads}".strip()
     import jax
 
+    from diloco_learner.training import platforms
+
+    platforms.settle()
     # On a CPU each thread computes what it asks for. Otherwise XLA's pool does: where that has one
     # thread, the next step would always come before an evaluation beside training.
     jax.config.update("jax_cpu_enable_async_dispatch", False)

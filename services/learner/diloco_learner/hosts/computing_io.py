@@ -26,6 +26,7 @@ from diloco_learner.hosts.sharded_io import Shards
 from diloco_learner.hosts.trainer import HostsTrainer
 from diloco_learner.hosts.whole import HostLost, OfWork
 from diloco_learner.models import forget
+from diloco_learner.training import platforms
 from diloco_learner.training.computing_io import Built, OnThisMachine, island_of, run, threaded
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.mesh import mesh_over
@@ -214,6 +215,7 @@ def programs(reach: Reach, order: plan.Prepare) -> Program:
     spec, sizes = RunSpec.model_validate_json(order.spec), mesh_of(order.mesh)
     if spec.model.factory is not None:
         reach.factories.check(spec.model.factory)
+    platforms.check()
     there = jax.devices()
     fitted(sizes, len(there), spec.inner.batch_sequences)
     assert sizes is not None

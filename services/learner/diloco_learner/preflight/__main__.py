@@ -72,11 +72,13 @@ def _checked(
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from diloco_learner.data.cache import Cache, users_cache
     from diloco_learner.preflight.checks import check
+    from diloco_learner.training import platforms
     from diloco_learner.training.kept import keep_for_user
     from diloco_shared import ambient
     from diloco_shared.checkpoints.parameters_io import beginning_of
     from diloco_shared.spec.run import RunSpec
 
+    platforms.settle()
     if why := keep_for_user(os.environ.get("DILOCO_CACHE", "")):
         print(why, file=sys.stderr)
     spec = RunSpec.model_validate_json(run)

@@ -332,6 +332,8 @@ class _Checks:
         took_s = self.now() - began
         if not np.isfinite(loss):
             raise Wrong("the loss or its gradient is not a finite number", REMEDIES["step"])
+        for _ in self.trainer.inner_state_pieces():
+            pass  # as a checkpoint takes them, each through the host's memory
         per_s = self.spec.tokens_per_step / max(took_s, 1e-9)
         text = f"loss {loss:.4g} after {took_s:.3g} s: {per_s:,.0f} tokens a second{self._type}"
         figures = {"loss": loss, "seconds": took_s, "tokens_per_s": per_s}

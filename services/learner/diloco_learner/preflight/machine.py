@@ -7,6 +7,7 @@ import jax
 import psutil
 
 from diloco_learner.preflight.findings import Wrong
+from diloco_learner.training import platforms
 from diloco_shared.budget import Need
 from diloco_shared.budget.terms import shown
 
@@ -29,6 +30,7 @@ class Machine:
 
 def machine_of(disk: Path) -> Machine:
     """This one; `disk`: a folder on the disk in question. RuntimeError if JAX finds no device."""
+    platforms.check()
     found = jax.local_devices()
     stats = found[0].memory_stats() if found[0].platform != "cpu" else None
     device_bytes = None

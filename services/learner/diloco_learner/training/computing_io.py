@@ -24,6 +24,7 @@ from diloco_learner.data.corpus import check_signs, check_vocabulary, load, sepa
 from diloco_learner.data.shards import cut_of
 from diloco_learner.events import Leave
 from diloco_learner.models import forget
+from diloco_learner.training import platforms
 from diloco_learner.training.evaluate import HeldOut, held_out_of
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.mesh import mesh_over
@@ -131,6 +132,7 @@ class OnThisMachine:
         beginning = beginning_of(
             spec.model, self.reach.data, self.reach.checkpoint_root, self.reach.checkpoints
         )
+        platforms.check()
         there = self.there()
         sizes = self.sizes(spec, len(there))
         self.devices = there[: sizes.devices]
