@@ -1,7 +1,9 @@
 """A learner's state: adoption exact, contributions exact, moments kept and handed on."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -43,6 +45,22 @@ def make_spec(**inner: Any) -> RunSpec:
 @pytest.fixture(scope="module")
 def program() -> Program:
     return Program.build(make_spec())
+
+
+def test_a_model_of_more_tensors_than_a_message_can_name_is_refused_where_it_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its first fragment would be on its way when the first message fails, at every start."""
+    apart = {f"layers/{n}/experts/{e}": (1,) for n in range(48) for e in range(512)}
+    own = SimpleNamespace(
+        init=lambda key: {name: jnp.zeros(shape) for name, shape in apart.items()},
+        loss=lambda params, batch: jnp.zeros(()),
+    )
+    monkeypatch.setitem(sys.modules, "scattered", SimpleNamespace(model=lambda config: own))
+    spec = make_spec()
+    model = spec.model.model_copy(update={"factory": "scattered:model", "overrides": {}})
+    with pytest.raises(ValueError, match=r"the model has 24576 tensors: .* one holds \d+\. Let"):
+        Program.build(spec.model_copy(update={"model": model}))
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ STATE_FRAGMENT = 10
 PUBLICATION_LEARNER = 150
 # Of a tensor in a layout, beside its name: shape, keys and framing.
 TENSOR = 40
+# Of a fragment in the tape's record of initial parameters: a digest, and its subject.
+INIT_FRAGMENT = 290
 # A tape record of a round: 498 + 348 M bytes with short names, 790 + 620 M with the longest, and
 # its message. `counts` names each fragment that a learner adopted since.
 ROUND, ROUND_LEARNER = 1200, 640
@@ -64,3 +66,11 @@ def inner_state(size: int, fragments: int) -> int:
 def layout_bytes(tensors: tuple[TensorSpec, ...]) -> int:
     """Of all tensors in a message that carries the layout."""
     return sum(len(t.name) + TENSOR for t in tensors)
+
+
+def largest_with_layout(layout: int, fragments: int, learners: int) -> int:
+    """Bytes of the largest message that carries the layout: the tape's record of the initial
+    parameters, or a keyframe that all learners had a part in."""
+    return layout + max(
+        INITIAL + INIT_FRAGMENT * fragments, PUBLICATION + PUBLICATION_LEARNER * learners
+    )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from diloco_shared.budget.job import Job, assumed
-from diloco_shared.budget.overhead import INITIAL, MESSAGE_BYTES_MAX
+from diloco_shared.budget.overhead import MESSAGE_BYTES_MAX, largest_with_layout
 from diloco_shared.budget.streams import streams
 from diloco_shared.budget.terms import shown
 from diloco_shared.protocol.messages import COUNT_MAX
@@ -142,9 +142,12 @@ def _sizes(job: Job) -> Iterator[SpecFault]:
             f"may be {FRAGMENT_MAX}: at least {-(-2 * job.parameters // FRAGMENT_MAX)}"
         )
         yield SpecFault("algorithm.fragments", text)
-    if job.shape is not None and job.layout + INITIAL > MESSAGE_BYTES_MAX:
+    learners = job.spec.membership.learners_max
+    message = largest_with_layout(job.layout, algorithm.fragments, learners)
+    # A model of one's own is looked at where it is built: how many tensors it has, nobody knows.
+    if job.shape is not None and message > MESSAGE_BYTES_MAX:
         text = (
-            f"make {job.layout} bytes of tensors' names, and a message holds "
+            f"make a message of {message} bytes with all tensors' names, and one holds "
             f"{MESSAGE_BYTES_MAX}: fewer layers"
         )
         yield SpecFault("model.overrides.layers", text)

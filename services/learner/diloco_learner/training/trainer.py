@@ -43,9 +43,15 @@ from diloco_learner.training.fragments_on_mesh import MeshFragmentOps
 from diloco_learner.training.inner import make_step, optimizer
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead, compiler_options
+from diloco_shared.budget.overhead import (
+    MESSAGE_BYTES_MAX,
+    largest_with_layout,
+    layout_bytes,
+)
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.chunks import Headed
+from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec.run import RunSpec
 
 Values = NDArray[np.float32]
@@ -86,7 +92,8 @@ class Program:
         separator: int | None = None,
         mesh: Mesh | None = None,
     ) -> "Program":
-        """Compile nothing yet; ValueError for a model that cannot be cut into the fragments.
+        """Compile nothing yet; ValueError for a model that cannot be cut into the fragments,
+        or has more tensors than a message can name.
 
         `weights`: of the model's own shape (`hf.resolving`, `checkpoints.parameters_io`).
         `separator`: the token between documents, where the run keeps them apart
@@ -97,6 +104,7 @@ class Program:
         model = build(spec.model, separator)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         specs = tensor_specs(shapes, model.is_embedding, model.stacked)
+        _check_told(specs, spec)
         layout = Layout.build(specs, spec.algorithm.fragments)
         chosen = optimizer(spec.inner, model.is_embedding, model.stacked, model.matrices)
         placement = None if mesh is None else Placement.of(mesh, model, shapes)
@@ -180,6 +188,18 @@ class Program:
             np.float32(0),
         )
         self.cuts.compile(residuals=self.with_error)
+
+
+def _check_told(specs: tuple[TensorSpec, ...], spec: RunSpec) -> None:
+    """Raises ValueError for a model of so many tensors that no message holds their names."""
+    fragments, learners = spec.algorithm.fragments, spec.membership.learners_max
+    size = largest_with_layout(layout_bytes(specs), fragments, learners)
+    if size > MESSAGE_BYTES_MAX:
+        raise ValueError(
+            f"the model has {len(specs)} tensors: a message with the name and the shape of each "
+            f"takes {size} bytes, and one holds {MESSAGE_BYTES_MAX}. Let what is of one kind be "
+            "one tensor, as the weights of all experts of a layer"
+        )
 
 
 class Published:
