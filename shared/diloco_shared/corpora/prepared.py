@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from diloco_shared.corpora.open_files import allow_most
 from diloco_shared.corpora.sequences import Tokens, mapped
 from diloco_shared.corpora.splits import SPLITS, Split
 from diloco_shared.corpora.tokenizers import BYTES, Tokenizer
@@ -136,9 +137,11 @@ def is_prepared(folder: Path) -> bool:
 def open_corpus(folder: Path) -> Corpus:
     """The corpus in a folder, whatever its size, at once: nothing of its tokens is read.
 
-    Raises ValueError if the index or a file is not as it was written.
+    Raises ValueError if the index or a file is not as it was written, or if it has more files than
+    this process may open.
     """
     index = read_index(folder)
+    allow_most()
     splits = {}
     for name, part in index.splits.items():
         parts = [mapped(folder / s.file, index.dtype, s.tokens) for s in part.shards]

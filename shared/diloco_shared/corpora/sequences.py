@@ -7,12 +7,15 @@ In a *masked* sequence a number below 0 is the bitwise complement of a token (~t
 and not to be predicted.
 """
 
+import errno
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from diloco_shared.corpora.open_files import too_many
 
 # Bytes of a sequence that are read at once where all of it is looked at.
 BLOCK = 16 << 20
@@ -24,7 +27,8 @@ class WrongToken(ValueError):
 
 
 def mapped(path: Path, dtype: str, tokens: int) -> NDArray[Any]:
-    """The tokens of a file of nothing else. ValueError if it has another size."""
+    """The tokens of a file of nothing else. ValueError if it has another size, or if it cannot be
+    opened."""
     wanted = tokens * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size
@@ -38,7 +42,11 @@ def mapped(path: Path, dtype: str, tokens: int) -> NDArray[Any]:
         )
     if not tokens:
         return np.empty(0, dtype)
-    found: NDArray[Any] = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+    try:
+        found: NDArray[Any] = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+    except OSError as error:
+        fault = too_many() if error.errno == errno.EMFILE else error.strerror or error
+        raise ValueError(f"{path} cannot be read: {fault}") from None
     return found
 
 

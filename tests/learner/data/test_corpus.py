@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shared.corpora.texts import documents, folder_of, prepared
+from shared.corpora.texts import documents, few_open_files, folder_of, prepared
 
 from diloco_learner.data.cache import Cache
 from diloco_learner.data.corpus import check_vocabulary, digest, load
@@ -117,6 +117,19 @@ def test_a_full_disk_is_not_left_full(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(ValueError, match=r"cannot be written to .*No space left on device"):
             load(data(folder), cache=cache)
     assert list((tmp_path / "cache").iterdir()) == []
+    assert len(one(load(data(folder), cache=cache)).train)
+
+
+def test_a_corpus_that_was_prepared_and_cannot_be_opened_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cache = folder_of(tmp_path / "a", 200), Cache(tmp_path / "cache")
+    monkeypatch.setattr("diloco_shared.corpora.prepare.SHARD_BYTES", 60)
+    with monkeypatch.context() as patch:
+        patch.setattr("diloco_shared.corpora.prepared.allow_most", lambda: None)
+        with few_open_files(50), pytest.raises(ValueError, match="as many files open as it may"):
+            load(data(folder), cache=cache)
+    monkeypatch.setattr("diloco_learner.data.cache.prepare_locked", None)  # not once more
     assert len(one(load(data(folder), cache=cache)).train)
 
 

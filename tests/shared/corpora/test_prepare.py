@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shared.corpora.texts import Slow, documents, folder_of, killed, prepared
+from shared.corpora.texts import Slow, documents, few_open_files, folder_of, killed, prepared
 
 from diloco_shared.corpora import prepare as module
 from diloco_shared.corpora.folders import Busy, locked
@@ -89,6 +89,29 @@ def test_shards_are_of_a_bounded_size_and_one_sequence(
     np.testing.assert_array_equal(shards.train[:], whole.train[:])
     starts = np.arange(0, len(whole.train) - 40, 7)
     np.testing.assert_array_equal(shards.train.windows(starts, 40), whole.train.windows(starts, 40))
+
+
+def test_a_corpus_of_more_files_than_are_allowed_unasked_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path / "a", 200)
+    monkeypatch.setattr(module, "SHARD_BYTES", 60)
+    with few_open_files(50):
+        corpus = prepared(folder, tmp_path / "corpus")
+        assert len(corpus.train.parts) > 100
+        assert sum(map(len, documents(corpus))) == 200
+
+
+def test_a_corpus_of_more_files_than_are_allowed_at_all_names_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, to = folder_of(tmp_path / "a", 200), tmp_path / "corpus"
+    monkeypatch.setattr(module, "SHARD_BYTES", 60)
+    monkeypatch.setattr("diloco_shared.corpora.prepared.allow_most", lambda: None)
+    says = r"-\d+\.bin cannot be read: this process has as many files open as it may, \d+, .*ulimit"
+    with few_open_files(50), pytest.raises(ValueError, match=says):
+        prepared(folder, to)
+    assert is_prepared(to) and verify(open_corpus(to)) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

@@ -1,8 +1,11 @@
 """Text for tests of corpora."""
 
 import os
+import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,20 @@ def prepared(
 ) -> Corpus:
     """The corpus of a source."""
     return prepare(find(str(source)), with_ or Bytes(), to, fraction)
+
+
+@contextmanager
+def few_open_files(more: int) -> Iterator[None]:
+    """This process is allowed few more files than it has open now, unless it asks for more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A new one gets the least number that is free, and the limit is of numbers.
+    there = set(map(int, os.listdir("/proc/self/fd")))
+    free = (number for number in count() if number not in there)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, more, None)), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def documents(corpus: Corpus) -> list[list[str]]:

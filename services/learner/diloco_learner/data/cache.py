@@ -76,7 +76,8 @@ class Cache:
                 try:
                     prepare_locked(source, tokenizer, folder, fraction, 0, told)
                 except BaseException:
-                    removed(folder)  # a full disk would stay full
+                    if not is_prepared(folder):  # else it is whole, and took hours
+                        removed(folder)  # a full disk would stay full
                     raise
                 found = opened(folder)
             self._bound(folder)
