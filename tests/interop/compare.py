@@ -3,15 +3,18 @@
     python tests/interop/compare.py FOLDER
 
 FOLDER is what write_ours.py wrote. Needs transformers and torch, and nothing of ours. Exit status 1
-if a logit differs by more than 1e-4 of its size, or a tensor is missing or unknown.
+if a logit differs by more than 1e-4 of its size, a tensor is missing or unknown, or a class has
+another default than the one by which we read its config.json.
 """
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 NEAR = 1e-4
 
@@ -36,6 +39,33 @@ def compare(folder: Path) -> bool:
     return same
 
 
+def compare_defaults(kind: str, ours: dict[str, Any]) -> bool:
+    config = CONFIG_MAPPING[kind]()
+    theirs = {name: default_of(config, name) for name in ours}
+    wrong = {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
+    # What these say is none here; a class that has more to say is to be listed.
+    for name in ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "head_dim"):
+        default = getattr(config, name, None)
+        even = name == "head_dim" and default == config.hidden_size // config.num_attention_heads
+        if name not in ours and default is not None and not even:
+            wrong[name] = (None, default)
+    print(f"{kind:>16}  {len(ours)} defaults  {wrong or 'same'}")
+    return not wrong
+
+
+def default_of(config: Any, name: str) -> Any:
+    ropes = config.rope_parameters
+    if name == "rope_theta":
+        return ropes.get("full_attention", ropes)["rope_theta"]
+    if name == "rope_local_base_freq":
+        return ropes["sliding_attention"]["rope_theta"]
+    return getattr(config, name)
+
+
 if __name__ == "__main__":
-    folders = sorted(f for f in Path(sys.argv[1]).iterdir() if f.is_dir())
-    sys.exit(0 if folders and all([compare(folder) for folder in folders]) else 1)
+    root = Path(sys.argv[1])
+    folders = sorted(f for f in root.iterdir() if f.is_dir())
+    same = [compare(folder) for folder in folders]
+    known = json.loads((root / "defaults.json").read_text())
+    same += [compare_defaults(kind, ours) for kind, ours in known.items()]
+    sys.exit(0 if folders and known and all(same) else 1)

@@ -3,7 +3,8 @@
     python tests/interop/write_ours.py FOLDER
 
 One of each family, and of presets whose embeddings are scaled, small and random. What is written is
-read by compare.py, in an environment that has transformers.
+read by compare.py, in an environment that has transformers. So is defaults.json: what we take a
+field for that a config.json leaves out.
 """
 
 import json
@@ -19,7 +20,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from diloco_learner.models import places, to_named, transformer
-from diloco_shared.hf.config import hf_config
+from diloco_shared.hf.config import DEFAULTS, hf_config
 from diloco_shared.hf.names import hf_tensors
 from diloco_shared.spec.shapes import SHAPES, Shape
 
@@ -80,3 +81,4 @@ def written(shape: Shape, params: Any) -> dict[str, np.ndarray]:
 if __name__ == "__main__":
     for name, shape in OURS.items():
         write(shape, Path(sys.argv[1]) / name)
+    (Path(sys.argv[1]) / "defaults.json").write_text(json.dumps(DEFAULTS, indent=2) + "\n")

@@ -29,13 +29,85 @@ WITH_TEXT = {"gemma3": "gemma3_text"}
 GEMMAS = ("gemma2", "gemma3_text")
 QWEN3 = ("qwen3", "qwen3_moe")
 WITH_EXPERTS = ("mixtral", "qwen3_moe")
-# Where a configuration says nothing (defaults of transformers' classes).
-_EPSILON = {"mixtral": 1e-5}
-_GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6}
 # Of each expert, where there is an MLP beside them.
 _HIDDEN = {"qwen3_moe": "moe_intermediate_size"}
-# Its local layers have a base of their own, whether the configuration says so or not.
-_LOCAL_BASE = 10_000.0
+_USUAL: Config = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_theta": 10_000.0,
+}
+_MISTRAL: Config = {
+    **_USUAL,
+    "vocab_size": 32_000,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14_336,
+}
+_QWEN: Config = {
+    **_USUAL,
+    "vocab_size": 151_936,
+    "num_key_value_heads": 32,
+    "intermediate_size": 22_016,
+    "use_sliding_window": False,
+}
+_GEMMA: Config = {
+    **_USUAL,
+    "hidden_size": 2304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 9216,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+# What a config.json that says nothing of a field means by that: files of transformers leave out
+# what their class has by default. `make interop` compares them with the classes.
+DEFAULTS: Mapping[str, Config] = {
+    "llama": {**_USUAL, "vocab_size": 32_000, "intermediate_size": 11_008},
+    "mistral": {**_MISTRAL, "sliding_window": 4096},
+    "mixtral": {
+        **_MISTRAL,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,
+    },
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+    "qwen3_moe": {
+        **_QWEN,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "router_aux_loss_coef": 0.001,
+    },
+    "gemma2": {
+        **_GEMMA,
+        "vocab_size": 256_000,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": {
+        **_GEMMA,
+        "vocab_size": 262_208,
+        "rope_theta": 1_000_000.0,
+        # Its local layers have a base of their own.
+        "rope_local_base_freq": 10_000.0,
+    },
+}
+# Of layers, one in so many attends to all.
+_GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6}
+# Experts of a layer, which have one of two names: neither may hide the other.
+_EXPERTS = {"mixtral": 8, "qwen3_moe": 128}
 
 
 def family(shape: Shape) -> str | None:
@@ -184,6 +256,7 @@ def shape_of_config(whole: Config) -> Shape:
         config, kind = inner, WITH_TEXT[kind]
     if kind not in CLASSES:
         raise WrongConfig(f"model_type {kind!r:.60} is not one of {', '.join(CLASSES)}")
+    config = {**DEFAULTS[kind], **config}
     heads = _count(config, "num_attention_heads")
     width = _count(config, "hidden_size")
     gemma = kind in GEMMAS
@@ -193,12 +266,12 @@ def shape_of_config(whole: Config) -> Shape:
         "layers": _count(config, "num_hidden_layers"),
         "heads": heads,
         "kv_heads": _count(config, "num_key_value_heads", heads),
-        "head_width": _count(config, "head_dim", _head_width(kind, width, heads)),
+        "head_width": _count(config, "head_dim", width // heads),
         "hidden": _count(config, _HIDDEN.get(kind, "intermediate_size")),
         "tied": _flag(config, "tie_word_embeddings", gemma),
         "embed_scale": gemma,
         "activation": "gelu" if gemma else "silu",
-        "norm_epsilon": _number(config, "rms_norm_eps", _EPSILON.get(kind, 1e-6)),
+        "norm_epsilon": _number(config, "rms_norm_eps", DEFAULTS[kind]["rms_norm_eps"]),
         "norm_offset": gemma,
         "post_norms": gemma,
         "qk_norm": kind in (*QWEN3, "gemma3_text"),
@@ -228,7 +301,7 @@ def _experts(config: Config, kind: str) -> dict[str, Any]:
     if kind not in WITH_EXPERTS:
         return {}
     # Version 5 has one name for all families, version 4 has not.
-    many = _count(config, "num_local_experts", 8 if kind == "mixtral" else 128)
+    many = _count(config, "num_local_experts", _EXPERTS[kind])
     if kind == "qwen3_moe":
         many = _count(config, "num_experts", many)
         _same(config, "norm_topk_prob", (True,))
@@ -236,7 +309,7 @@ def _experts(config: Config, kind: str) -> dict[str, Any]:
         _same(config, "mlp_only_layers", ([], None))
     return {
         "experts": many,
-        "experts_per_token": _count(config, "num_experts_per_tok", 2 if kind == "mixtral" else 8),
+        "experts_per_token": _count(config, "num_experts_per_tok"),
         "expert_balance": _number(config, "router_aux_loss_coef", 0.001),
     }
 
@@ -244,12 +317,6 @@ def _experts(config: Config, kind: str) -> dict[str, Any]:
 def _plain(fields: Mapping[str, Any]) -> Shape:
     counts = ("vocabulary", "width", "layers", "heads", "kv_heads", "head_width", "hidden")
     return Shape(**{name: fields[name] for name in counts})
-
-
-def _head_width(kind: str, width: int, heads: int) -> int:
-    """Where head_dim is not given: an even share, but for families with a width of their own."""
-    # Of Qwen3MoeConfig none is the default, which its class takes for an even share.
-    return {"gemma2": 256, "gemma3_text": 256, "qwen3": 128}.get(kind, width // heads)
 
 
 def _activations(gemma: bool) -> tuple[Any, ...]:
@@ -288,19 +355,20 @@ def _windows(config: Config, kind: str, fields: Mapping[str, Any]) -> dict[str, 
 def _rope(config: Config, kind: str) -> dict[str, Any]:
     """Bases and scaling, as transformers 4 or 5 writes them."""
     parameters = config.get("rope_parameters")
+    usual = _number(config, "rope_theta", DEFAULTS[kind]["rope_theta"])
     local = None
     if isinstance(parameters, Mapping) and "full_attention" in parameters:
         local = parameters.get("sliding_attention") or {}
         parameters = parameters["full_attention"]
     if isinstance(parameters, Mapping):
-        base, scaling = _number(parameters, "rope_theta", 10_000.0), parameters
+        base, scaling = _number(parameters, "rope_theta", usual), parameters
     else:
-        standard = 1_000_000.0 if kind == "gemma3_text" else 10_000.0
-        base, scaling = _number(config, "rope_theta", standard), config.get("rope_scaling") or {}
+        base, scaling = usual, config.get("rope_scaling") or {}
     found: dict[str, Any] = {"rope_base": base}
     if kind == "gemma3_text":
         given = local if local is not None else {}
-        at = _number(given, "rope_theta", _number(config, "rope_local_base_freq", _LOCAL_BASE))
+        usual = _number(config, "rope_local_base_freq", DEFAULTS[kind]["rope_local_base_freq"])
+        at = _number(given, "rope_theta", usual)
         _same(given, "rope_type", ("default", None))
         found["local_rope_base"] = at
     rope = scaling.get("rope_type", scaling.get("type", "default"))
@@ -351,4 +419,4 @@ def _flag(config: Config, name: str, default: bool) -> bool:
 def _same(config: Config, name: str, allowed: Iterable[Any]) -> None:
     """Refuse what would change what the model computes."""
     if config.get(name) not in allowed:
-        raise WrongConfig(f"{name} is {config[name]!r:.40}: this cannot be computed here")
+        raise WrongConfig(f"{name} is {config.get(name)!r:.40}: this cannot be computed here")
