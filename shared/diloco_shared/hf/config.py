@@ -144,10 +144,13 @@ def writes_head(shape: Shape) -> bool:
     return not shape.tied or folds_scale(shape)
 
 
-def hf_config(shape: Shape, *, context: int, **tokens: int | None) -> dict[str, Any] | None:
+def hf_config(
+    shape: Shape, *, context: int, dtype: str = "float32", **tokens: int | None
+) -> dict[str, Any] | None:
     """A config.json; none where no known architecture computes what the shape does.
 
-    `context`: tokens per sequence in training. `tokens`: ids such as `bos_token_id`.
+    `context`: tokens per sequence in training. `dtype`: that of the weights beside it, in which
+    they are loaded where nobody asks for another. `tokens`: ids such as `bos_token_id`.
     """
     kind, s = family(shape), shape
     if kind is None:
@@ -169,7 +172,7 @@ def hf_config(shape: Shape, *, context: int, **tokens: int | None) -> dict[str, 
         "tie_word_embeddings": not writes_head(s),
         "attention_bias": s.qkv_bias,
         "attention_dropout": 0.0,
-        "torch_dtype": "float32",
+        "torch_dtype": dtype,
         **{name: token for name, token in tokens.items()},
     }
     if kind in GEMMAS:

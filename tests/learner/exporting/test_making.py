@@ -339,8 +339,9 @@ async def test_other_files_are_copied_beside_and_described(rig: Rig, tmp_path: P
         await rig.export(companions=beside("model.safetensors"))
 
 
+@pytest.mark.parametrize(("dtype", "named"), [("fp32", "float32"), ("bf16", "bfloat16")])
 async def test_a_known_architecture_has_its_config(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, dtype: Any, named: str
 ) -> None:
     await rig.syncer.prepare()
     await rig.syncer.everything(1)
@@ -351,8 +352,10 @@ async def test_a_known_architecture_has_its_config(
         return {"architectures": ["Known"]}
 
     monkeypatch.setattr("diloco_learner.exporting.files.hf_config", config)
-    manifest = await rig.export(companions=lambda spec: Companions(tokens={"eos_token_id": 3}))
-    assert asked == [(8, {"context": 8, "eos_token_id": 3})]
+    beside = Companions(tokens={"eos_token_id": 3})
+    manifest = await rig.export(dtype=dtype, companions=lambda spec: beside)
+    # Loaded in another than the files have, a model of bf16 takes twice the memory.
+    assert asked == [(8, {"context": 8, "dtype": named, "eos_token_id": 3})]
     assert json.loads((rig.to / "config.json").read_text()) == {"architectures": ["Known"]}
     assert "config.json" in {f.name for f in manifest.files}
 

@@ -108,8 +108,9 @@ def test_what_gemma_could_say_and_we_cannot_compute_is_refused(
 @pytest.mark.parametrize("preset", SHAPES)
 def test_presets_are_written_for_transformers(preset: str) -> None:
     """Read again, a shape is what it was, but for factors that were multiplied in."""
-    config = hf_config(SHAPES[preset], context=128, eos_token_id=3)
+    config = hf_config(SHAPES[preset], context=128, dtype="bfloat16", eos_token_id=3)
     assert config is not None and config["eos_token_id"] == 3
+    assert config["torch_dtype"] == "bfloat16"
     again = shape_of_config(json.loads(json.dumps(config)))
     folded = SHAPES[preset].embed_scale and not SHAPES[preset].norm_offset
     assert again.embed_scale == (SHAPES[preset].embed_scale and not folded)

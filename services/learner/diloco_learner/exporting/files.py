@@ -24,6 +24,7 @@ FILE_BYTES_MAX = 5_000_000_000
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 _NAMES: dict[Dtype, str] = {"fp32": "F32", "bf16": "BF16"}
+_IN_CONFIG: dict[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16"}
 # Values begin at a multiple of so many bytes, as readers that map the file expect.
 _ALIGN = 8
 
@@ -59,11 +60,12 @@ def output_of(spec: RunSpec, layout: Layout) -> tuple[HfTensor, ...]:
     return made
 
 
-def config_of(spec: RunSpec, tokens: dict[str, int]) -> dict[str, Any] | None:
+def config_of(spec: RunSpec, dtype: Dtype, tokens: dict[str, int]) -> dict[str, Any] | None:
     """The content of `config.json`; None where no known architecture is the model's."""
     if spec.model.factory is not None:
         return None
-    return hf_config(shape_of(spec.model), context=spec.model.context_tokens, **tokens)
+    context, named = spec.model.context_tokens, _IN_CONFIG[dtype]
+    return hf_config(shape_of(spec.model), context=context, dtype=named, **tokens)
 
 
 def planned(

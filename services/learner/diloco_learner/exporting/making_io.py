@@ -147,7 +147,7 @@ async def make(source: Source, order: Order, progress: Progress) -> ExportManife
             _weights, folder, files, spool, order.dtype, progress.wrote
         )
         written += await asyncio.to_thread(
-            _others, folder, index_of(files, order.dtype), source.spec, beside
+            _others, folder, index_of(files, order.dtype), source.spec, order.dtype, beside
         )
         manifest = ExportManifest(
             run=source.spec.name,
@@ -192,10 +192,10 @@ def _weights(
 
 
 def _others(
-    folder: Path, index: dict[str, Any] | None, spec: RunSpec, beside: Companions
+    folder: Path, index: dict[str, Any] | None, spec: RunSpec, dtype: Dtype, beside: Companions
 ) -> list[ExportedFile]:
     """All but the weights and what describes everything. Raises OSError, CannotWrite."""
-    config = config_of(spec, dict(beside.tokens))
+    config = config_of(spec, dtype, dict(beside.tokens))
     found = [
         write_json(folder, name, content)
         for name, content in ((INDEX, index), (CONFIG, config))
