@@ -105,9 +105,10 @@ def prepare_locked(
     job = _Job(source, tokenizer, to, threads, progress or (lambda done, total: None))
     parts, tally = job.passed(Splitter(fraction))
     index = _index(job, parts, fraction, tally)
-    if files := dict(tokenizer.files):
-        if source.chat is not None:  # whoever writes with the model is to write as this corpus does
-            files[TEMPLATE] = source.chat.template.text.encode()
+    files = dict(tokenizer.files)
+    if source.chat is not None:  # whoever writes with the model is to write as this corpus does
+        files[TEMPLATE] = source.chat.template.text.encode()
+    if files:
         (to / TOKENIZER).mkdir()
         for name, content in files.items():
             replace(to / TOKENIZER / name, content)
@@ -357,7 +358,9 @@ def _nothing(source: Source, tally: Tally) -> str:
 
 def _index(job: _Job, parts: dict[Split, Part], fraction: float, tally: Tally) -> Index:
     tokenizer = job.tokenizer
-    kind = Described(kind="files" if tokenizer.files else "bytes", digest=tokenizer.digest)
+    # A template is no tokenizer: `bytes` may have one too.
+    of_files = tokenizer.files.keys() - {TEMPLATE}
+    kind = Described(kind="files" if of_files else "bytes", digest=tokenizer.digest)
     format_ = MASKED_FORMAT if job.masked else FORMAT
     digests = {name: part.digest for name, part in parts.items()}
     return Index(

@@ -4,7 +4,8 @@
     DIR/train-00000.bin, …      tokens and nothing else, little-endian uint16, uint32 or int32
     DIR/validation-00000.bin, …
     DIR/test-00000.bin, …
-    DIR/tokenizer/              the files of the tokenizer, unless it is `bytes`
+    DIR/tokenizer/              the files of the tokenizer, unless it is `bytes`; and the template
+                                by which conversations were written
 
 Behind every document stands the token that ends it. A folder without an index is no corpus.
 
@@ -26,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from diloco_shared.corpora.open_files import allow_most
 from diloco_shared.corpora.sequences import Tokens, mapped
 from diloco_shared.corpora.splits import SPLITS, Split
-from diloco_shared.corpora.tokenizers import BYTES, Tokenizer
+from diloco_shared.corpora.tokenizers import BYTES, Tokenizer, load_bytes
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
 
 INDEX, TOKENIZER = "index.json", "tokenizer"
@@ -125,8 +126,10 @@ class Corpus:
         """What made the tokens, if it is known; reads its files."""
         if self.folder is None or self.index is None:
             return None
-        kind = self.index.tokenizer.kind
-        return load_tokenizer(BYTES if kind == BYTES else str(self.folder / TOKENIZER))
+        folder = self.folder / TOKENIZER
+        if self.index.tokenizer.kind == BYTES:
+            return load_bytes(folder)
+        return load_tokenizer(str(folder))
 
 
 def is_prepared(folder: Path) -> bool:

@@ -59,7 +59,8 @@ class Tokenizer(Protocol):
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """Name and content of each file that it was read from, for a copy; none for `bytes`."""
+        """Name and content of each file that it was read from, for a copy; of `bytes` there is none
+        but a chat template."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """The numbers of each text, without the end of document. May be called by several
@@ -96,8 +97,8 @@ class Bytes:
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """None."""
-        return {}
+        """See Tokenizer."""
+        return {} if self.chat_template is None else {TEMPLATE: self.chat_template.encode()}
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """See Tokenizer."""
@@ -255,12 +256,17 @@ def load(name: str, root: Root | None = None) -> Tokenizer:
     return _hugging_face(path, path.parent if path.name == JSON else None)
 
 
+def load_bytes(folder: Path) -> Bytes:
+    """`bytes`, with the chat template that a folder has, if it has one. Raises ValueError."""
+    return Bytes(chat_template=_template({}, _beside(folder, TEMPLATE).get(TEMPLATE)))
+
+
 def _from_folder(folder: Path) -> Tokenizer:
     if (folder / JSON).is_file():
         return _hugging_face(folder / JSON, folder)
     models = sorted(folder.glob("*.model"))
     if len(models) == 1:
-        return _sentence_piece(models[0])
+        return _sentence_piece(models[0], folder)
     raise ValueError(
         f"folder {folder} is no tokenizer: it has no {JSON}, and {len(models)} files *.model "
         "where one is wanted"
@@ -288,14 +294,18 @@ def _hugging_face(path: Path, beside: Path | None) -> HuggingFace:
     if vocabulary < 2:
         raise ValueError(f"{path} has a vocabulary of {vocabulary} tokens")
     end = _end(inner, settings, path)
-    files = {JSON: raw}
-    for name in (CONFIG, SPECIAL, TEMPLATE):
-        if beside is not None and (beside / name).is_file():
-            files[name] = _content(beside / name)
+    files = {JSON: raw, **_beside(beside, CONFIG, SPECIAL, TEMPLATE)}
     template = _template(settings[CONFIG], files.get(TEMPLATE))
     digest = _digest(raw, end, vocabulary)
     special = _special(inner, settings, end)
     return HuggingFace(inner, vocabulary, end, digest, template, special, files)
+
+
+def _beside(folder: Path | None, *names: str) -> dict[str, bytes]:
+    """Of these files those that the folder has."""
+    if folder is None:
+        return {}
+    return {name: _content(folder / name) for name in names if (folder / name).is_file()}
 
 
 def _settings(beside: Path | None, name: str) -> dict[str, Any]:
@@ -354,7 +364,7 @@ def _template(config: Mapping[str, Any], separate: bytes | None) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _sentence_piece(path: Path) -> SentencePiece:
+def _sentence_piece(path: Path, beside: Path | None = None) -> SentencePiece:
     try:
         import sentencepiece
     except ImportError:
@@ -377,7 +387,9 @@ def _sentence_piece(path: Path) -> SentencePiece:
     special = {"eos_token": str(inner.id_to_piece(end))}
     if (begin := int(inner.bos_id())) >= 0:
         special["bos_token"] = str(inner.id_to_piece(begin))
-    return SentencePiece(inner, vocabulary, end, digest, special, {path.name: raw})
+    files = {path.name: raw, **_beside(beside, TEMPLATE)}
+    template = _template({}, files.get(TEMPLATE))
+    return SentencePiece(inner, vocabulary, end, digest, special, files, template)
 
 
 def _content(path: Path) -> bytes:

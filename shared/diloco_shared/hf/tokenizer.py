@@ -26,8 +26,8 @@ def tokenizer_of(data: Data, root: Root) -> Tokenizer:
 
 
 def files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Name and content of each file. `bytes` has none of its own: it is written as a tokenizer of
-    256 tokens that are never merged, which makes the same numbers."""
+    """Name and content of each file. `bytes` has none that says what it does: it is
+    written as a tokenizer of 256 tokens that are never merged, which makes the same numbers."""
     files = dict(tokenizer.files)
     if isinstance(tokenizer, Bytes):
         files[JSON] = _written(_byte_by_byte())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from shared.corpora.conversations import LINES, SPECIAL, lines_of, said, sums
-from shared.corpora.texts import folder_of, prepared
+from shared.corpora.texts import folder_of, prepared, sentence_piece
 
 from diloco_shared.corpora.chat import Chat
 from diloco_shared.corpora.documents import Tally
@@ -17,8 +17,9 @@ from diloco_shared.corpora.prepared import Corpus, digest_of, open_corpus, verif
 from diloco_shared.corpora.sequences import Tokens, WrongToken
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.templates import compiled, template_of
-from diloco_shared.corpora.tokenizers import Bytes, load
+from diloco_shared.corpora.tokenizers import Bytes, Tokenizer, load
 from diloco_shared.corpora.training import train_tokenizer
+from diloco_shared.hf.tokenizer import files_of
 
 ALL = ("train", "validation", "test")
 
@@ -177,6 +178,28 @@ def test_the_template_travels_with_the_tokenizer(tmp_path: Path) -> None:
     assert corpus.tokenizer.chat_template == chat.template.text
     assert corpus.tokenizer.digest == bpe.digest
     assert load(str(tmp_path / "c" / "tokenizer")).special["eos_token"] == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "tokenizer.json", "sentencepiece"])
+def test_the_template_is_found_beside_the_weights(tmp_path: Path, kind: str) -> None:
+    """The model is asked in the form in which it was taught, whatever its tokenizer."""
+    tokenizer: Tokenizer = Bytes()
+    if kind == "tokenizer.json":
+        tokenizer = train_tokenizer(find(str(folder_of(tmp_path / "a", 60))), 300, tmp_path / "bpe")
+    elif kind == "sentencepiece":
+        # Of all characters that the conversations have.
+        words = "What is and? are. 0123456789 abcdefghijklmnopqrstuvwxyz [user] [assistant]\n"
+        (tmp_path / "sp").mkdir()
+        tokenizer = load(str(sentence_piece(tmp_path / "sp", words)))
+    source = find(str(written(tmp_path / "talk")), chat=Chat(compiled(LINES, "t", SPECIAL)))
+    prepare(source, tokenizer, tmp_path / "c", 0.2)
+    corpus = open_corpus(tmp_path / "c")
+    assert corpus.tokenizer is not None and corpus.tokenizer.digest == tokenizer.digest
+    assert template_of(corpus.tokenizer, kind).text == LINES
+    (tmp_path / "export").mkdir()
+    for name, content in files_of(corpus.tokenizer).items():
+        (tmp_path / "export" / name).write_bytes(content)
+    assert template_of(load(str(tmp_path / "export")), kind).text == LINES
 
 
 def documents(source: Path, chat: Chat) -> tuple[list[str], Tally]:

@@ -10,7 +10,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from shared.corpora.texts import folder_of
+from shared.corpora.texts import folder_of, sentence_piece
 
 from diloco_shared.corpora import training
 from diloco_shared.corpora.documents import Tally
@@ -34,17 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SentencePiece model."""
-    sentencepiece: Any = pytest.importorskip("sentencepiece")
-    root = tmp_path_factory.mktemp("pieces")
-    (root / "text.txt").write_text("".join(f"{n} {WORDS}" for n in range(300)))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(root / "text.txt"),
-        model_prefix=str(root / "m"),
-        vocab_size=50,
-        character_coverage=1.0,
-        minloglevel=2,
-    )
-    return root / "m.model"
+    return sentence_piece(tmp_path_factory.mktemp("pieces"), WORDS)
 
 
 def check(tokenizer: Tokenizer, texts: list[str]) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from diloco_shared.corpora import prepare as module
@@ -31,6 +33,20 @@ def prepared(
 ) -> Corpus:
     """The corpus of a source."""
     return prepare(find(str(source)), with_ or Bytes(), to, fraction)
+
+
+def sentence_piece(folder: Path, words: str) -> Path:
+    """A model of SentencePiece that was trained on these words."""
+    sentencepiece: Any = pytest.importorskip("sentencepiece")
+    (folder / "text.txt").write_text("".join(f"{n} {words}" for n in range(300)))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "m"),
+        vocab_size=50,
+        character_coverage=1.0,
+        minloglevel=2,
+    )
+    return folder / "m.model"
 
 
 @contextmanager
