@@ -13,7 +13,9 @@ from shared.corpora.texts import folder_of
 from diloco_cli.__main__ import main
 from diloco_cli.commands import data as module
 from diloco_cli.words import FAILED
+from diloco_learner.data.corpus import digest, load
 from diloco_shared.corpora.prepared import open_corpus
+from diloco_shared.spec.run import Data
 
 Diloco = Callable[..., tuple[int, str, str]]
 
@@ -105,6 +107,24 @@ def test_tokens_of_somebody_else_are_shown(diloco: Diloco, tmp_path: Path) -> No
     assert status == 0 and "1,800" in out and "vocabulary  9 tokens" in out
 
 
+def test_what_is_told_of_tokens_is_what_a_run_accepts(diloco: Diloco, tmp_path: Path) -> None:
+    """Their digest depends on what the run holds out, and on its tokenizer where no file says."""
+    tokens, text = tmp_path / "t.bin", folder_of(tmp_path / "text", 60)
+    tokens.write_bytes(bytes(range(200)) * 20)
+    diloco("train-tokenizer", text, "--vocabulary", "70000", "--to", tmp_path / "bpe")
+    assert diloco("show", tokens)[0] == FAILED
+    options = ("--validation-fraction", "0.1", "--tokenizer", tmp_path / "bpe")
+    status, out, _ = diloco("show", tokens, *options)
+    assert status == 0 and "held out    0.1 for validation" in out
+    told = json.loads(diloco("show", tokens, *options, "--json")[1])
+    assert told["digest"] in out and told["validation_fraction"] == 0.1
+    given = {"source": str(tokens), "tokenizer": str(tmp_path / "bpe"), "digest": told["digest"]}
+    run = Data(validation_fraction=0.1, **given)
+    assert digest(load(run)) == told["digest"]
+    with pytest.raises(ValueError, match=r"data show --validation-fraction 0\.2' tells it"):
+        load(run.model_copy(update={"validation_fraction": 0.2}))
+
+
 def test_damage_is_told_and_is_a_failure(diloco: Diloco, tmp_path: Path) -> None:
     diloco("prepare", folder_of(tmp_path / "text", 60), "--to", tmp_path / "corpus")
     shard = tmp_path / "corpus" / "test-00000.bin"
@@ -155,6 +175,10 @@ def bad_template(folder: Path) -> tuple[str, Path]:
             "a vocabulary of 5 is not from 258",
         ),
         (lambda t: ("show", t), "it is no prepared corpus"),
+        (
+            lambda t: ("show", t, "--validation-fraction", "0.05"),
+            "--validation-fraction and --tokenizer are for a file of tokens",
+        ),
         (lambda t: ("prepare", bad_lines(t), "--to", t / "c", "--chat"), "bad.jsonl:1: expected"),
         (
             lambda t: ("prepare", bad_talk(t), "--to", t / "c", "--chat"),

@@ -28,7 +28,7 @@ from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.splits import SPLITS
 from diloco_shared.corpora.templates import template_of
-from diloco_shared.corpora.tokenizers import load
+from diloco_shared.corpora.tokenizers import BYTES, load
 from diloco_shared.corpora.training import train_tokenizer
 from diloco_shared.spec.run import Data
 
@@ -109,14 +109,35 @@ def show_corpus(
     check: Annotated[
         bool, typer.Option("--verify", help="Read all of it, and compare every digest.")
     ] = False,
+    validation_fraction: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Of a file of tokens: what the run holds out, {FRACTION} unless it says."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="Of a file of tokens: data.tokenizer of the run, if it has one.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Splits, documents, tokens, digest, and a sample as text."""
     with _faults():
-        tokens = is_tokens(folder) and not is_prepared(folder)
-        corpus = open_tokens(folder, FRACTION) if tokens else open_corpus(folder)
+        held_out = None
+        if is_tokens(folder) and not is_prepared(folder):
+            held_out = FRACTION if validation_fraction is None else validation_fraction
+            corpus = open_tokens(folder, held_out, _vocabulary(tokenizer))
+        elif validation_fraction is not None or tokenizer:
+            raise ValueError(
+                "--validation-fraction and --tokenizer are for a file of tokens: a prepared corpus "
+                "has its own"
+            )
+        else:
+            corpus = open_corpus(folder)
         faults = verify(corpus) if check else []
         described, lines = _described(corpus), _table(corpus)
+        if held_out is not None:  # whose digest depends on it
+            described["validation_fraction"] = held_out
+            lines.append(f"held out    {held_out:g} for validation, and as much for test")
         described["sample"] = sample = _sample(corpus)
     heading = "The first validation tokens, as text"
     if corpus.masked:
@@ -127,6 +148,11 @@ def show_corpus(
     show(described | {"faults": faults}, as_json, lambda: lines)
     if faults:
         raise typer.Exit(FAILED)
+
+
+def _vocabulary(tokenizer: str) -> int | None:
+    """As a run reads its settings: `bytes` is what those have that name no tokenizer."""
+    return load(tokenizer).vocabulary if tokenizer not in ("", BYTES) else None
 
 
 def _described(corpus: Corpus) -> dict[str, Any]:

@@ -135,10 +135,13 @@ def _part(part: Part, data: Data, root: Root, cache: Cache) -> Corpus:
         tokenizer = load_tokenizer(data.tokenizer, root)
         corpus = _of_text(part.source, tokenizer, root, cache, data.validation_fraction)
     if part.digest and (found := digest_of(corpus)) != part.digest:
+        tells = "diloco data show"
+        if corpus.index is None:  # then it depends on where the part that is held out begins
+            tells += f" --validation-fraction {data.validation_fraction:g}"
         raise ValueError(
             f"the corpus at {path if part.source != STDLIB else STDLIB} has digest {found}, and "
             f"the run wants {part.digest}: copy the run's corpus to this machine, or give the run "
-            "this digest if this corpus is the right one ('diloco data show' tells it)"
+            f"this digest if this corpus is the right one ('{tells}' tells it)"
         )
     return corpus
 
