@@ -37,8 +37,9 @@ def _fill_corpora(spec: dict[str, Any], root: Path) -> list[SpecFault]:
     data, faults = spec.get("data"), []
     if not isinstance(data, dict):
         return []
-    mixture = data.get("mixture", ())
-    parts = [data, *(mixture if isinstance(mixture, list) else ())]
+    mixture = data.get("mixture")
+    # A mixture takes the place of the source, whose digest would be one too many.
+    parts = mixture if isinstance(mixture, list) and mixture else [data]
     for part in (p for p in parts if isinstance(p, dict)):
         try:
             digest = _corpus_digest(part, root)

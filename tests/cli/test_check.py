@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tomli_w
 from learner.exporting.publishing import kept
 from learner.exporting.publishing import spec as published
 from shared.corpora.texts import folder_of, prepared
@@ -21,6 +22,7 @@ from diloco_cli.commands.check import lines_of
 from diloco_cli.run_file import fill_in
 from diloco_cli.words import FAILED, INVALID
 from diloco_learner.preflight.findings import CHECKS, SOFTWARE, Finding
+from diloco_shared.checking import load
 from diloco_shared.hf.weights import digest_of, open_weights
 from diloco_shared.spec.run import RunSpec
 
@@ -233,10 +235,22 @@ def test_weights_and_corpora_that_lie_here_are_filled_in(tmp_path: Path) -> None
     assert fill_in(body, tmp_path) == []
     assert body["model"]["weights_digest"] == digest_of(open_weights(tmp_path / "w"))  # type: ignore
     assert body["model"]["overrides"]["width"] == 3, "what is said stays"  # type: ignore
-    assert body["data"]["digest"] == parts[0]["digest"] == corpus.digest  # type: ignore
+    assert parts[0]["digest"] == corpus.digest  # type: ignore
     assert "digest" not in parts[1]
+    assert "digest" not in body["data"], "its source is not read beside a mixture"
     again = json.loads(json.dumps(body))
     assert fill_in(again, tmp_path) == [] and again == body
+
+
+def test_what_is_filled_in_makes_no_faults(tmp_path: Path) -> None:
+    texts = [folder_of(tmp_path / f"text-{n}", 60 + n) for n in (1, 2)]
+    corpora = [prepared(text, tmp_path / str(n)) for n, text in enumerate(texts, 1)]
+    parts = [{"source": str(n), "weight": 1} for n in (1, 2)]
+    for data in ({"source": "1", "mixture": parts}, {"source": "1", "mixture": []}):
+        body = {"name": "r", "budget": {"steps": 1}, "data": data}
+        assert fill_in(body, tmp_path) == []
+        found = [part.digest for part in load(tomli_w.dumps(body)).data.sources]
+        assert found == [corpus.digest for corpus in corpora[: len(found)]]
 
 
 def test_what_is_here_and_not_sound_is_told(tmp_path: Path) -> None:
