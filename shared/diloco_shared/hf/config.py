@@ -122,7 +122,10 @@ def family(shape: Shape) -> str | None:
         if not gemma or s.query_scale != int(s.query_scale):
             return None
         if s.qk_norm:
-            return None if s.attention_cap or s.logit_cap else "gemma3_text"
+            # Layers with a window are never scaled there.
+            whole = all(s.attends_to_all(layer) for layer in range(s.layers))
+            scaled = s.rope_scaling != "none" and not s.local_rope_base and not whole
+            return None if s.attention_cap or s.logit_cap or scaled else "gemma3_text"
         return None if s.local_rope_base else "gemma2"
     known = s.activation == "silu" and not (s.post_norms or s.attention_cap or s.logit_cap)
     if not known or s.query_scale not in (0.0, float(s.head_width)):
@@ -342,6 +345,7 @@ def _windows(config: Config, kind: str, fields: Mapping[str, Any]) -> dict[str, 
     if types is None:
         if kind.startswith("qwen"):
             raise WrongConfig("use_sliding_window needs layer_types, which say where")
+        every = _count({"sliding_window_pattern": every}, "sliding_window_pattern")
         return {"window": window, "global_every": every}
     if not isinstance(types, list) or len(types) != layers:
         raise WrongConfig(f"layer_types must be a list of {layers} words")
@@ -357,23 +361,17 @@ def _windows(config: Config, kind: str, fields: Mapping[str, Any]) -> dict[str, 
 
 def _rope(config: Config, kind: str) -> dict[str, Any]:
     """Bases and scaling, as transformers 4 or 5 writes them."""
-    parameters = config.get("rope_parameters")
+    scaling: Config = _table(config, "rope_parameters")
+    local: Config = {}
+    if "full_attention" in scaling:
+        local, scaling = _table(scaling, "sliding_attention"), _table(scaling, "full_attention")
+    scaling = scaling or _table(config, "rope_scaling")
     usual = _number(config, "rope_theta", DEFAULTS[kind]["rope_theta"])
-    local = None
-    if isinstance(parameters, Mapping) and "full_attention" in parameters:
-        local = parameters.get("sliding_attention") or {}
-        parameters = parameters["full_attention"]
-    if isinstance(parameters, Mapping):
-        base, scaling = _number(parameters, "rope_theta", usual), parameters
-    else:
-        base, scaling = usual, config.get("rope_scaling") or {}
-    found: dict[str, Any] = {"rope_base": base}
+    found: dict[str, Any] = {"rope_base": _number(scaling, "rope_theta", usual)}
     if kind == "gemma3_text":
-        given = local if local is not None else {}
         usual = _number(config, "rope_local_base_freq", DEFAULTS[kind]["rope_local_base_freq"])
-        at = _number(given, "rope_theta", usual)
-        _same(given, "rope_type", ("default", None))
-        found["local_rope_base"] = at
+        found["local_rope_base"] = _number(local, "rope_theta", usual)
+        _same(local, "rope_type", ("default", None))
     rope = scaling.get("rope_type", scaling.get("type", "default"))
     if _number(scaling, "partial_rotary_factor", 1.0) != 1.0:
         raise WrongConfig("partial_rotary_factor: only whole heads can be turned")
@@ -383,13 +381,14 @@ def _rope(config: Config, kind: str) -> dict[str, Any]:
         case "linear":
             return found | {"rope_scaling": "linear", "rope_factor": _number(scaling, "factor", 1)}
         case "llama3":
-            original = scaling.get("original_max_position_embeddings", 8192)
+            longest = config.get("max_position_embeddings")
+            original = _count(scaling, "original_max_position_embeddings", longest)
             return found | {
                 "rope_scaling": "llama3",
                 "rope_factor": _number(scaling, "factor", 8.0),
                 "rope_low": _number(scaling, "low_freq_factor", 1.0),
                 "rope_high": _number(scaling, "high_freq_factor", 4.0),
-                "rope_original": int(original),
+                "rope_original": original,
             }
         case _:
             raise WrongConfig(f"rope_type {rope!r:.40} is not one of default, linear, llama3")
@@ -401,6 +400,13 @@ def _count(config: Config, name: str, default: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise WrongConfig(f"{name} must be a whole number from 1, not {value!r:.40}")
     return value
+
+
+def _table(config: Config, name: str) -> Config:
+    value = config.get(name)
+    if not isinstance(value, Mapping | None):
+        raise WrongConfig(f"{name} must be an object, not {value!r:.40}")
+    return value or {}
 
 
 def _number(config: Config, name: str, default: float) -> float:

@@ -86,5 +86,11 @@ def test_a_rope_without_a_base_has_that_of_the_class(
     assert (found.rope_base, found.local_rope_base) == (base, 10_000.0)
 
 
+def test_a_rope_that_does_not_say_where_it_begins_begins_at_the_context() -> None:
+    rope = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": None}
+    config = {"model_type": "llama", "max_position_embeddings": 2048, "rope_scaling": rope}
+    assert shape_of_config(config).rope_original == 2048
+
+
 def test_every_family_has_its_defaults() -> None:
     assert DEFAULTS.keys() == CLASSES.keys()

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ NORM, QUERY = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
         (configured(tie_word_embeddings=1), "must be true or false"),
         (configured(rms_norm_eps="small"), "rms_norm_eps must be a number"),
         (configured(rope_parameters={"rope_type": "yarn"}), "'yarn' is not one of default"),
+        (configured(rope_parameters="linear"), "rope_parameters must be an object, not 'linear'"),
+        (configured(rope_parameters=None, rope_scaling=8), "rope_scaling must be an object, not 8"),
+        (
+            configured(
+                rope_parameters={"rope_type": "llama3", "original_max_position_embeddings": "8k"}
+            ),
+            "original_max_position_embeddings must be a whole number from 1, not '8k'",
+        ),
         (configured(intermediate_size=21), "down_proj.weight is 16 x 20.* says 16 x 21"),
         (configured(num_hidden_layers=3), "there is no tensor model.layers.2."),
         (configured(num_hidden_layers=1), "does not account for: model.layers.1."),
@@ -95,6 +104,8 @@ def test_what_is_wrong_with_a_checkpoint_is_said(
         ),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"sliding_window": -4}, "sliding_window must be a whole number"),
+        ({"sliding_window_pattern": None, "layer_types": None}, "_pattern must be a whole number"),
+        ({"rope_parameters": {"full_attention": {}, "sliding_attention": 1e4}}, "be an object"),
     ],
 )
 def test_what_gemma_could_say_and_we_cannot_compute_is_refused(
@@ -120,3 +131,8 @@ def test_presets_are_written_for_transformers(preset: str) -> None:
 def test_a_shape_of_no_family_has_no_config() -> None:
     mixed = Shape(10, 4, 2, 2, 1, 2, 6, qk_norm=True, qkv_bias=True)
     assert hf_config(mixed, context=8) is None
+    # Gemma's layers with a window are never scaled.
+    scaled = replace(SHAPES["12b"], local_rope_base=0.0)
+    assert hf_config(scaled, context=8) is None
+    for same in ({"rope_scaling": "none"}, {"window": 0}):
+        assert hf_config(replace(scaled, **same), context=8) is not None  # type: ignore[arg-type]
