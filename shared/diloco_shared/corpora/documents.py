@@ -238,7 +238,9 @@ def _text_in(record: Any, field: str, wanted: str) -> str:
     if field not in record:
         has = ", ".join(map(repr, list(record)[:8])) or "no field"
         raise ValueError(f"{wanted}; it has {has}")
-    if not isinstance(text := record[field], str):
+    if (text := record[field]) is None:
+        return ""  # a missing value is an empty document, as in a table
+    if not isinstance(text, str):
         raise ValueError(f"{wanted}, whose value is {type(text).__name__}")
     # JSON can write half a character, which no text in UTF-8 holds.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -112,6 +112,13 @@ def test_json_lines_and_compressed_files(tmp_path: Path) -> None:
     assert texts(tmp_path / "d.jsonl", field="body") == ["of another field"]
 
 
+def test_a_missing_value_is_an_empty_document(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": null}\n{"text": "b"}\n')
+    tally = Tally()
+    assert [d.text for d in find(str(tmp_path)).documents(tally)] == ["a", "b"]
+    assert tally.empty == 1
+
+
 def test_a_record_of_many_megabytes_is_cut(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": lines(100_000)}))
     found = texts(tmp_path / "a.jsonl")
