@@ -13,7 +13,7 @@ from diloco_shared.protocol.messages import (
     TapeSnapshot,
 )
 from diloco_shared.protocol.records import Restore
-from diloco_syncer.checkpoints.restoring import Restoring
+from diloco_syncer.checkpoints.restoring import RETRY_S, Restoring
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -379,8 +379,11 @@ def test_a_run_that_has_not_begun_begins_with_a_checkpoint(running: Any, driver_
     assert new.machine.announcer.initializer == ""
 
     # Away at first: it tries again.
-    new.give(loaded({}, fault="the folder is not mounted"))
+    away = loaded({}, fault="the folder is not mounted")
+    assert [e.kind for e in of(new.give(away), Tell)] == ["restore-failed"]
     assert "not mounted" in new.machine.announcer.state(new.now)[1]
+    assert of(new.wait(11.0), Load) == [Load(WISH)]
+    assert of(new.give(away), Tell) == [], "once, however often it is tried"
     assert of(new.wait(11.0), Load) == [Load(WISH)]
     new.give(loaded(meta))
     h = new.machine.history
@@ -462,6 +465,24 @@ def test_what_does_not_fit_is_told_and_the_run_goes_on(running: Any) -> None:
     again = Restore(serial=2, source="t/000001")
     seen = running.give(loaded({**meta, **fragments}, restore=again))
     assert "set algorithm.fragments = 3" in of(seen, Tell)[0].text
+
+
+def test_every_wish_is_answered_also_where_an_earlier_one_was_answered_so(running: Any) -> None:
+    """Whoever waits for the third must not take the second's answer for its own."""
+    merged(running)
+    meta, damaged = kept(running), "a part of it is damaged"
+    told: list[Tell] = []
+    for serial, fault in ((1, damaged), (2, ""), (3, damaged), (4, damaged)):
+        wish = Restore(serial=serial, source=f"t/00000{1 + serial % 2}")
+        running.wait(RETRY_S)
+        seen = running.give(wanted(checkpoint=1, restore=wish))
+        assert damaged not in running.machine.wishes.restoring.reason
+        seen += running.give(loaded(meta, restore=wish, fault=fault))
+        told += [e for e in of(seen, Tell) if e.kind.startswith("restore")]
+        assert running.machine.history.restores == (2 if serial > 1 else 0)
+    kinds = ["restore-failed", "restored", "restore-failed", "restore-failed"]
+    assert [e.kind for e in told] == kinds
+    assert [e.data for e in told] == [{"serial": n, "shard": 0} for n in (1, 2, 3, 4)]
 
 
 def test_what_the_user_wants_no_longer_is_not_kept(running: Any) -> None:

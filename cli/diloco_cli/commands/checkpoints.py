@@ -23,6 +23,9 @@ Number = Annotated[int, typer.Argument(min=1, help="Number of the checkpoint.")]
 LOOK_S = 0.3
 # The syncer leaves out learners after ten minutes; its own part may take as long again.
 WAIT_S = 1200.0
+# Events travel apart from the status, and may come a little later.
+EVENT_S = 5.0
+OVER = ("finished", "stopped")
 
 
 @checkpoint.command()
@@ -47,7 +50,7 @@ def _made(client: Client, run: str, number: int) -> dict[str, Any]:
             raise CliError(f"checkpoint {number} failed: {status['checkpoint_reason']}", FAILED)
         if newest > number or (newest == number and state == "complete"):
             return client.show_checkpoint(run, number)
-        if found["state"] in ("finished", "stopped"):
+        if found["state"] in OVER:
             raise CliError(f"run {run!r} was over before checkpoint {number} was made", FAILED)
         time.sleep(LOOK_S)
     raise CliError(f"checkpoint {number} is not complete after {WAIT_S:.0f} s", FAILED)
@@ -96,17 +99,49 @@ def restore(
 
 
 def _restored(client: Client, run: str, serial: int, *, wait: bool) -> dict[str, Any]:
-    """The run once it has gone back; a new one waits for its members, and so is not waited for."""
+    """The run once it has gone back; a new one waits for its members, and so is not waited for.
+
+    CliError says why it has not.
+    """
     until = time.monotonic() + WAIT_S
-    while wait and time.monotonic() < until:
-        found = client.run(run)
-        if int((found["status"] or {}).get("restores", 0)) >= serial:
-            told = [e for e in client.events(run) if e["kind"] in ("restored", "restore-failed")]
-            if told and told[-1]["kind"] == "restore-failed":
-                raise CliError(str(told[-1]["text"]), FAILED)
-            return found
+    found = client.run(run)
+    while wait:
+        if _restores(found) >= serial:
+            _check_gone_back(client, run, serial, _restores(found))
+            break
+        if found["state"] in OVER:
+            raise CliError(f"run {run!r} was over before it went back to the checkpoint", FAILED)
+        if time.monotonic() >= until:
+            raise CliError(f"run {run!r} has not gone back after {WAIT_S:.0f} s", FAILED)
         time.sleep(LOOK_S)
-    return client.run(run)
+        found = client.run(run)
+    return found
+
+
+def _restores(run: dict[str, Any]) -> int:
+    """Serial of the newest wish that is fulfilled or given up."""
+    return int((run["status"] or {}).get("restores", 0))
+
+
+def _check_gone_back(client: Client, run: str, serial: int, settled: int) -> None:
+    """CliError where this wish was given up: the status alone does not tell."""
+    until = time.monotonic() + EVENT_S
+    while not (told := _told(client, run, serial)) and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    # A syncer of an older release tells no serial.
+    last = {e["data"].get("shard", 0): e for e in told or _told(client, run, None)}
+    for event in last.values():
+        if event["kind"] == "restore-failed":
+            raise CliError(str(event["text"]), FAILED)
+    if not last and settled > serial:
+        raise CliError(f"another restore of run {run!r} was asked for meanwhile", FAILED)
+
+
+def _told(client: Client, run: str, serial: int | None) -> list[dict[str, Any]]:
+    """What became of a wish, oldest first."""
+    kinds = ("restored", "restore-failed")
+    found = [e for e in client.events(run) if e["kind"] in kinds]
+    return [e for e in found if e["data"].get("serial") == serial]
 
 
 @checkpoint.command()

@@ -25,6 +25,7 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
 )
 from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints import restoring
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -314,12 +315,13 @@ class Machine:
             case TapeRestore():
                 self.admission.donations = Donations()
                 self.ending.restored()
+                text = f"epoch {record.epoch} begins with {record.source}"
                 return [
                     *self.rounds.abort(),
                     InstallLoaded(record.serial),
                     *(self._keyframe(p) for p in h.owned),
                     *self._snapshot(),
-                    Tell("restored", f"epoch {record.epoch} begins with {record.source}"),
+                    Tell("restored", text, restoring.told_of(h, record.serial)),
                 ]
             case TapeCheckpoint():
                 return self.wishes.checkpoints.recorded(record, event.seq, now)

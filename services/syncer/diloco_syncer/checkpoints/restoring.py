@@ -29,7 +29,7 @@ class Restoring:
         self.given_up = 0  # serial of a wish that cannot be fulfilled
         # Newest epoch of a learner, and serial of the newest restore that it knew of then.
         self.heard = (0, 0)
-        self.fault = ""
+        self.failed = (0, "")  # serial of the newest wish that failed, and why
         self.retry_at = 0.0
         self.held = False  # the record of another epoch is on its way: this one's follows it
 
@@ -60,7 +60,9 @@ class Restoring:
         """Why no round may open; empty if nothing is to be restored."""
         if not self.due or self.wanted is None:
             return ""
-        return f"restoring {self.wanted.source}" + (f": {self.fault}" if self.fault else "")
+        serial, fault = self.failed
+        why = f": {fault}" if serial == self.wanted.serial else ""
+        return f"restoring {self.wanted.source}{why}"
 
     def advance(self, now: float) -> list[Effect]:
         """Ask for what is to be restored."""
@@ -76,12 +78,7 @@ class Restoring:
             return None  # the user has changed their mind
         fault = event.fault or unfit(self.history, event.history)
         if fault:
-            told = self.fault == fault
-            self.asked, self.fault, self.retry_at = 0, fault, now + RETRY_S
-            if self.history.initialised:
-                self.given_up = event.restore.serial
-            text = f"{event.restore.source} is not restored: {fault}"
-            return None if told else Tell("restore-failed", text)
+            return self._fails(event.restore, fault, now)
         h, self.recorded = self.history, event.restore.serial
         return TapeRestore(
             epoch=self._epoch(),
@@ -95,12 +92,29 @@ class Restoring:
             at=wall,
         )
 
+    def _fails(self, wish: Restore, fault: str, now: float) -> Tell | None:
+        """Once for every wish, and again where the fault is another: its user waits to be told."""
+        known, self.failed = self.failed, (wish.serial, fault)
+        self.asked, self.retry_at = 0, now + RETRY_S
+        if self.history.initialised:
+            self.given_up = wish.serial
+        if self.failed == known:
+            return None
+        text = f"{wish.source} is not restored: {fault}"
+        return Tell("restore-failed", text, told_of(self.history, wish.serial))
+
     def _epoch(self) -> int:
         """One that no learner has seen, but for that of another shard's part of this restore."""
         h, (heard, serial) = self.history, self.heard
         assert self.wanted is not None
         others = h.spec.algorithm.shards > 1 and serial == self.wanted.serial
         return max(h.epoch, heard - others) + 1
+
+
+def told_of(history: History, serial: int) -> dict[str, Any]:
+    """Which wish an event is about: there may be several for one checkpoint, and each of several
+    shards tells of its own part."""
+    return {"serial": serial, "shard": history.shard}
 
 
 def unfit(history: History, meta: dict[str, Any]) -> str:

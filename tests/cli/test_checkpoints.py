@@ -1,0 +1,98 @@
+"""Going back to a checkpoint: the command says that it was done, or why not."""
+
+from typing import Any
+
+import pytest
+
+from diloco_cli.commands import checkpoints
+from diloco_cli.words import CliError
+
+Row = dict[str, Any]
+
+
+class Client:
+    """One run, as each look finds it, and its events; the last ones stay."""
+
+    def __init__(self, *looks: Row, events: list[list[Row]] | None = None) -> None:
+        self.looks, self.told = list(looks), events or [[]]
+
+    def run(self, name: str) -> Row:
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def events(self, run: str) -> list[Row]:
+        return self.told.pop(0) if len(self.told) > 1 else self.told[0]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "LOOK_S", 0.0)
+
+
+def at(restores: int, state: str = "running") -> Row:
+    return {"state": state, "status": {"restores": restores}}
+
+
+def event(kind: str, serial: int | None, shard: int = 0) -> Row:
+    data = {} if serial is None else {"serial": serial, "shard": shard}
+    return {"kind": kind, "text": f"{kind} of {serial}", "data": data}
+
+
+def restored(client: Client, serial: int = 3, wait: bool = True) -> Row:
+    return checkpoints._restored(client, "r", serial, wait=wait)  # type: ignore[arg-type]
+
+
+FAILED, DONE = event("restore-failed", 3), event("restored", 3)
+BEFORE = [event("restore-failed", 1), event("restored", 2)]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [[*BEFORE, FAILED]],
+        [BEFORE, [*BEFORE, FAILED]],  # the status was quicker than the event
+        [[FAILED, event("restored", 3, shard=1)]],
+        [[DONE, FAILED, event("restored", 4)]],
+    ],
+)
+def test_a_restore_that_failed_is_said_to(told: list[list[Row]]) -> None:
+    with pytest.raises(CliError, match="restore-failed of 3"):
+        restored(Client(at(2), at(3), events=told))
+
+
+@pytest.mark.parametrize("told", [[*BEFORE, DONE], [FAILED, DONE], [DONE, *BEFORE[:1]]])
+def test_a_restore_that_was_done_is_said_to(told: list[Row]) -> None:
+    assert restored(Client(at(2), at(3), events=[told])) == at(3)
+
+
+@pytest.mark.parametrize(("kind", "fails"), [("restored", False), ("restore-failed", True)])
+def test_a_syncer_that_tells_no_serial_is_believed(
+    monkeypatch: pytest.MonkeyPatch, kind: str, fails: bool
+) -> None:
+    monkeypatch.setattr(checkpoints, "EVENT_S", 0.0)
+    client = Client(at(3), events=[[event(kind, None)]])
+    if fails:
+        with pytest.raises(CliError):
+            restored(client)
+    else:
+        assert restored(client) == at(3)
+
+
+def test_a_wish_that_another_one_replaced_is_not_said_to_be_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpoints, "EVENT_S", 0.0)
+    with pytest.raises(CliError, match="another restore"):
+        restored(Client(at(4), events=[[event("restored", 4)]]))
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+def test_a_run_that_ends_first_has_not_gone_back(state: str) -> None:
+    with pytest.raises(CliError, match="was over before"):
+        restored(Client(at(2), at(2, state)))
+
+
+def test_a_run_that_never_goes_back_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "WAIT_S", 0.0)
+    with pytest.raises(CliError, match="has not gone back after 0 s"):
+        restored(Client(at(0)))
+    assert restored(Client(at(0)), wait=False) == at(0)
