@@ -325,6 +325,18 @@ def test_a_coordinator_that_is_away_is_said_and_comes_back(page: Page) -> None:
     assert page.ask('seen("link")') == "connected"
 
 
+def test_an_answer_that_nobody_can_read_is_said_and_the_page_looks_again(
+    page: Page, answers: dict[str, Any]
+) -> None:
+    """A proxy between that wants a login answers 200 with a page of its own."""
+    page.answers = answers | {"GET /v1/members": "<html>Log in</html>"}
+    page.second()
+    assert "cannot show what was answered" in page.ask('seen("link")')
+    page.answers = answers
+    page.second()
+    assert page.ask('seen("link")') == "connected"
+
+
 def test_a_token_is_asked_for_and_never_stays_in_the_address(answers: dict[str, Any]) -> None:
     assert Page(answers).ask("location.hash") == ""
     page = Page(answers, address="")

@@ -182,6 +182,7 @@ let timer = 0;
 async function loop() {
   clearTimeout(timer);
   if (!hasToken()) return askForToken("");
+  let unknown = null;
   try {
     if (!document.hidden) await look();
     $("login").hidden = true;
@@ -195,9 +196,14 @@ async function loop() {
     if (error instanceof Refusal) linked(false, error.message);
     else if (error instanceof TypeError || error.name === "TimeoutError")
       linked(false, "the coordinator does not answer; training goes on without it");
-    else throw error;
+    else {
+      // A proxy's page in place of an answer, say: it may be gone at the next look.
+      linked(false, `this page cannot show what was answered: ${error.message}`);
+      unknown = error;
+    }
   }
   timer = setTimeout(loop, EVERY_MS);
+  if (unknown) throw unknown; // for the console: somebody may have to mend this page
 }
 
 $("login").addEventListener("submit", (event) => {
