@@ -1,14 +1,16 @@
 """Text from a folder: the model's own tokenizer, whole characters, and clear refusals."""
 
+import codecs
 import json
+import random
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diloco_learner.models.decoding import Sampling, Writer, writer
+from diloco_learner.models.decoding import CONTEXT_MAX, Sampling, Writer, pieces, writer
 from diloco_shared.corpora.templates import compiled
 from diloco_shared.corpora.tokenizers import Bytes, load
 from diloco_shared.hf.tokenizer import files_of
@@ -43,6 +45,64 @@ def test_what_ends_in_the_middle_of_a_character_shows_so() -> None:
     assert "".join(Writer(said, Bytes()).text("", 9, 0)) == "a\ufffd"  # type: ignore[arg-type]
     # An empty prompt begins a document.
     assert said.asked[0] == [0]
+
+
+def _bytes(ids: Sequence[int]) -> str:
+    return bytes(ids).decode("utf-8", "replace")
+
+
+WORDS = ("a", "bc", "##d", "▁e", "▁", "")
+
+
+def _words(ids: Sequence[int]) -> str:
+    """As tokenizers of words do it."""
+    return " ".join(WORDS[n % 6] for n in ids).replace(" ##", "")
+
+
+def _marked(ids: Sequence[int]) -> str:
+    """As SentencePiece does it: the space before the first is left out."""
+    return "".join(WORDS[n % 6] for n in ids).replace("▁", " ").removeprefix(" ")
+
+
+def _by_byte(ids: Sequence[int]) -> str:
+    """As tokenizers do it that spell what they do not know: a mark for each byte."""
+    return bytes(ids).decode("utf-8", "by_byte")
+
+
+codecs.register_error("by_byte", lambda e: ("\ufffd" * (e.end - e.start), e.end))  # type: ignore[attr-defined]
+TEXTS = ("a €uro, ä and 𝄞, " * 30).encode()
+TOKENS = {
+    "text": list(TEXTS),
+    "no text": random.Random(1).choices(range(256), k=700),
+    "no character": [0x80] * 300 + list("é€".encode()) * 20,
+    "nothing at first": [5] * 40 + [3, 0, 3],
+}
+
+
+@pytest.mark.parametrize("decode", [_bytes, _words, _marked, _by_byte])
+@pytest.mark.parametrize("tokens", TOKENS.values(), ids=TOKENS)
+def test_pieces_together_are_the_text(
+    decode: Callable[[Sequence[int]], str], tokens: list[int]
+) -> None:
+    assert "".join(pieces(decode, tokens)) == decode(tokens)
+
+
+@pytest.mark.parametrize("tokens", [*TOKENS.values(), [5] * 3000], ids=[*TOKENS, "nothing"])
+@pytest.mark.parametrize("decode", [_bytes, _words, _marked])
+def test_a_long_text_takes_no_longer_per_token(
+    decode: Callable[[Sequence[int]], str], tokens: list[int]
+) -> None:
+    decoded = 0
+
+    def counted(ids: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return decode(ids)
+
+    many = tokens * (6000 // len(tokens))
+    for _ in pieces(counted, many):
+        pass
+    assert decoded <= 2 * CONTEXT_MAX * len(many), "all that were found, for every one of them"
 
 
 def test_an_answer_is_asked_for_and_ended_as_the_template_says() -> None:

@@ -4,7 +4,7 @@ Keys and values of what was read stay in a cache, so that a token costs one pass
 prompt is read some tokens at a time: two programs serve every prompt, however long.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -153,8 +153,38 @@ class Sampler:
 # --------------------------------------------------------------------------------------------------
 # From text to text: a Hugging Face checkpoint with its tokenizer.
 
-# What a decoder shows of a character that is not whole yet.
+# What a decoder shows of a character that is not whole yet, and how often at most: once for each of
+# its bytes but the last, or once for them all.
 NOT_WHOLE = "\ufffd"
+NOT_WHOLE_MAX = 3
+# Tokens that stay to be decoded together with the next: a character has four at most, and whether a
+# space stands before a token is a matter of the one before it.
+CONTEXT = 16
+# So many at most, where no shorter context tells the same: all of them are decoded for every token.
+CONTEXT_MAX = 256
+
+
+def pieces(decode: Callable[[Sequence[int]], str], drawn: Iterable[int]) -> Iterator[str]:
+    """The text of tokens, as it grows. Together it is that of all of them, decoded at once; but
+    every token is decoded with a few others only, so that a long text takes no longer per token."""
+    recent: list[int] = []
+    text, shown = "", 0  # of the recent tokens, and how much of it was given
+    for token in drawn:
+        recent.append(token)
+        text = decode(recent)
+        # Of a character of several tokens nothing is shown before its last one.
+        ready = max(len(text.rstrip(NOT_WHOLE)), len(text) - NOT_WHOLE_MAX)
+        if ready > shown:
+            yield text[shown:ready]
+            shown = ready
+        if len(recent) >= 2 * CONTEXT:
+            rest = decode(recent[-CONTEXT:])
+            alike = rest and text.endswith(rest) and len(text) - len(rest) <= shown
+            if alike or len(recent) >= CONTEXT_MAX:
+                del recent[:-CONTEXT]
+                text, shown = rest, max(len(rest) - (len(text) - shown), 0)
+    if len(text) > shown:
+        yield text[shown:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,23 +225,7 @@ class Writer:
         self, begins: Sequence[int], tokens: int, seed: int, ends: Collection[int]
     ) -> Iterator[str]:
         drawn = self.sampler.tokens(begins, tokens, seed, ends)
-
-        def pieces() -> Iterator[str]:
-            found: list[int] = []
-            shown = ""
-            for token in drawn:
-                found.append(token)
-                whole = self.tokenizer.decode(found)
-                # Of a character of several tokens nothing is shown before its last one.
-                ready = whole.rstrip(NOT_WHOLE)
-                if len(ready) > len(shown) and ready.startswith(shown):
-                    yield ready[len(shown) :]
-                    shown = ready
-            rest = self.tokenizer.decode(found)
-            if rest.startswith(shown) and len(rest) > len(shown):
-                yield rest[len(shown) :]
-
-        return pieces()
+        return pieces(self.tokenizer.decode, drawn)
 
 
 def writer(folder: Path, how: Sampling) -> Writer:
