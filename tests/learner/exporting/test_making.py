@@ -339,6 +339,22 @@ async def test_other_files_are_copied_beside_and_described(rig: Rig, tmp_path: P
         await rig.export(companions=beside("model.safetensors"))
 
 
+async def test_a_file_that_is_asked_for_takes_the_place_of_the_tokenizers(
+    rig: Rig, tmp_path: Path
+) -> None:
+    await rig.syncer.prepare()
+    await rig.syncer.everything(1)
+    given = tmp_path / "elsewhere" / "tokenizer.json"
+    given.parent.mkdir()
+    given.write_text("given")
+    contents = {"tokenizer.json": b"its own", "tokenizer_config.json": b"{}"}
+    manifest = await rig.export(companions=lambda _: Companions((given,), contents))
+    assert given.read_text() == (rig.to / "tokenizer.json").read_text()
+    assert (rig.to / "tokenizer_config.json").read_text() == "{}"
+    names = [f.name for f in manifest.files]
+    assert names.count("tokenizer.json") == names.count("tokenizer_config.json") == 1
+
+
 @pytest.mark.parametrize(("dtype", "named"), [("fp32", "float32"), ("bf16", "bfloat16")])
 async def test_a_known_architecture_has_its_config(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, dtype: Any, named: str

@@ -56,7 +56,8 @@ log = structlog.get_logger()
 class Companions:
     """What belongs beside the weights, a tokenizer's files above all.
 
-    `contents`: of files by name. `tokens`: ids of special tokens, by the name that they have in
+    `contents`: of files by name; one of `files` with the same name takes its place, since somebody
+    asked for it. `tokens`: ids of special tokens, by the name that they have in
     `config.json`.
     """
 
@@ -201,5 +202,6 @@ def _others(
         for name, content in ((INDEX, index), (CONFIG, config))
         if content is not None
     ]
-    written = write_beside(folder, beside.contents)
+    given = {path.name for path in beside.files}
+    written = write_beside(folder, {n: c for n, c in beside.contents.items() if n not in given})
     return [*found, *written, *copy_beside(folder, beside.files)]
