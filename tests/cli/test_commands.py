@@ -227,6 +227,22 @@ def test_chaos_asks_for_what_was_said(
     assert ("duration_s" in server.last_body) == (arguments[0] in ("hang", "slow"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["kill", "b", "--for", "5"], "--for is for hang and slow"),
+        (["hang", "b", "--factor", "3"], "--factor is for slow"),
+    ],
+)
+def test_an_option_of_another_fault_is_not_ignored(
+    server: Server, diloco: Diloco, arguments: list[str], said: str
+) -> None:
+    server.answers["POST /v1/chaos"] = (202, {"id": "fault-1", "when": "in 0 s"})
+    status, _, err = diloco("chaos", *arguments)
+    assert status != 0 and said in err
+    assert server.requests == []
+
+
 def test_an_unknown_run_or_learner_is_told_with_the_known_ones(
     server: Server, diloco: Diloco
 ) -> None:

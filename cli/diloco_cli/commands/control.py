@@ -127,18 +127,26 @@ def chaos(
         int | None, typer.Option(min=0, help="At this inner step of a learner's present life.")
     ] = None,
     after: Annotated[float, typer.Option(min=0, help="After so many seconds.")] = 0.0,
-    for_s: Annotated[float, typer.Option("--for", min=0, help="Seconds of hang or slow.")] = 10.0,
-    factor: Annotated[float, typer.Option(min=1, help="How many times slower.")] = 2.0,
+    for_s: Annotated[
+        float | None, typer.Option("--for", min=0, help="Seconds of hang or slow; else 10.")
+    ] = None,
+    factor: Annotated[
+        float | None, typer.Option(min=1, help="How many times slower; else 2.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Inflict a fault, where the deployment allows it."""
     if at_step is not None and after:
         raise typer.BadParameter("give --at-step or --after, not both")
+    if for_s is not None and kind not in (Kind.hang, Kind.slow):
+        raise typer.BadParameter(f"--for is for hang and slow: {kind.value} has no end")
+    if factor is not None and kind is not Kind.slow:
+        raise typer.BadParameter(f"--factor is for slow, not for {kind.value}")
     settings: dict[str, Any] = {"after_s": after}
     if kind in (Kind.hang, Kind.slow):
-        settings["duration_s"] = for_s
+        settings["duration_s"] = 10.0 if for_s is None else for_s
     if kind is Kind.slow:
-        settings["factor"] = factor
+        settings["factor"] = 2.0 if factor is None else factor
     if at_step is not None:
         settings["at_step"] = at_step
     with connect(where) as client:
