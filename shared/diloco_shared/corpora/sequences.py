@@ -113,7 +113,9 @@ class Tokens:
         starts_S = np.asarray(starts_S, np.int64)
         if len(starts_S) and not 0 <= starts_S.min() <= starts_S.max() <= len(self) - length:
             raise IndexError(f"a window of {length} tokens goes beyond the {len(self)} there are")
-        found = np.empty((len(starts_S), length), np.int32)
+        # As wide as the file: the lower half of a damaged number of 64 bits may be a token.
+        wide = any(part.dtype.itemsize > 4 for part in self.parts)
+        found = np.empty((len(starts_S), length), np.int64 if wide else np.int32)
         offsets_L = np.arange(length)
         first_S = np.searchsorted(self._ends, starts_S, side="right")
         last_S = np.searchsorted(self._ends, starts_S + length - 1, side="right")
@@ -127,9 +129,9 @@ class Tokens:
             start = int(starts_S[row])
             found[row] = self._stretch(start, start + length)
         self._check(found)
-        return found
+        return found.astype(np.int32, copy=False)
 
-    def _check(self, found: NDArray[np.int32]) -> None:
+    def _check(self, found: NDArray[np.int32] | NDArray[np.int64]) -> None:
         # A number above int32 is negative here.
         least = -self.vocabulary if self.masked else 0
         if found.size and not least <= found.min() <= found.max() < self.vocabulary:

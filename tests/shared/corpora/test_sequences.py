@@ -71,6 +71,16 @@ def test_a_number_that_is_no_token_is_never_trained_on() -> None:
         huge.windows(np.array([0]), 1)
 
 
+@pytest.mark.parametrize("wrong", [2**32 + 5, -(2**32) + 5, 2**62])
+def test_a_number_of_64_bits_is_no_token_for_its_lower_half(wrong: int) -> None:
+    wide = Tokens([np.array([1, wrong], np.int64), np.array([2], np.int64)], 256, "t.npy")
+    assert (found := wide.windows(np.array([0, 2]), 1)).tolist() == [[1], [2]]
+    assert found.dtype == np.int32
+    for start, length in ((1, 1), (0, 3)):
+        with pytest.raises(WrongToken, match=rf"has the number {wrong}, which is no token"):
+            wide.windows(np.array([start]), length)
+
+
 def test_a_file_of_another_size_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     np.arange(10, dtype=np.uint16).tofile(path)
