@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.protocol.messages import COUNT_MAX, Blob, ContributionManifest
-from diloco_syncer.rounds.gate import Expected, impossible, judge
+from diloco_shared.protocol.messages import COUNT_MAX, Blob, ContributionManifest, Cursor
+from diloco_syncer.rounds.gate import PASSES_MAX, Expected, impossible, judge
 
 HASH = "a" * 32
 EXPECTED = Expected(
@@ -79,6 +79,16 @@ def test_a_sound_contribution_passes() -> None:
             {"tokens_from": 384, "tokens_to": 520},
             "tokens",
             "claims 520 tokens in a life of 8 steps",
+        ),
+        (
+            {"cursor": Cursor(shard=0, sequences=1, finished=((1, COUNT_MAX),))},
+            "counters",
+            f"read a data shard {COUNT_MAX} times",
+        ),
+        (
+            {"cursor": Cursor(shard=0, sequences=1, passes=PASSES_MAX + 1)},
+            "counters",
+            f"{PASSES_MAX} is the most",
         ),
     ],
 )

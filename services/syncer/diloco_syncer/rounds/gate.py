@@ -8,6 +8,11 @@ from diloco_syncer.events import Effect, Tell
 from diloco_syncer.history.history import History
 
 
+# Times that a learner may say a data shard was read to its end: a shard that takes a second was read
+# so often in 30,000 years. What is made of it, one more among them, has room in a message.
+PASSES_MAX = 1 << 40
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """`kind` is counted, `reason` is for people."""
@@ -62,6 +67,7 @@ def judge(
     m, e = manifest, expected
     stale = e.version - m.base
     steps, tokens = m.step_to - m.step_from, m.tokens_to - m.tokens_from
+    passes = _passes(m)
     checks: tuple[tuple[bool, str, str], ...] = (
         (m.config_hash != e.config_hash, "config", "made under another configuration"),
         (m.epoch != e.epoch, "epoch", f"of epoch {m.epoch}, the run is in {e.epoch}"),
@@ -106,6 +112,11 @@ def judge(
             "counters",
             f"ends at step {m.step_to}, though by its own reports it is at {e.step_max} at most",
         ),
+        (
+            passes > PASSES_MAX,
+            "counters",
+            f"has read a data shard {passes} times, and {PASSES_MAX} is the most",
+        ),
         (not finite, "non-finite", "has values that are not finite"),
         (not norm >= 0.0, "non-finite", "has no norm"),
     )
@@ -113,6 +124,13 @@ def judge(
         if bad:
             return Refusal(kind, reason)
     return None
+
+
+def _passes(manifest: ContributionManifest) -> int:
+    """The most that it says of any data shard."""
+    if (cursor := manifest.cursor) is None:
+        return 0
+    return max([cursor.passes, *(passes for _, passes in cursor.finished)])
 
 
 def impossible(progress: Progress, fragments: int, tokens_per_step: int) -> str:
