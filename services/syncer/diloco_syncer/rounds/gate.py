@@ -7,8 +7,7 @@ from diloco_shared.protocol.messages import COUNT_MAX, ContributionManifest, Pro
 from diloco_syncer.events import Effect, Tell
 from diloco_syncer.history.history import History
 
-
-# Times that a learner may say a data shard was read to its end: a shard that takes a second was read
+# Times that a learner may say a data shard was read to its end: one that takes a second was read
 # so often in 30,000 years. What is made of it, one more among them, has room in a message.
 PASSES_MAX = 1 << 40
 
