@@ -5,6 +5,7 @@ import os
 import platform
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,8 +89,9 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
         # Where another host alone was told, this one is to come back, as the others are.
         if hosts.lost or (hosts.stopped_by and signal.SIGTERM not in signals):
             status = status or 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a full disk takes nothing, and this process must end all the same
+            stream.flush()
     os._exit(status)
 
 

@@ -72,7 +72,9 @@ def test_a_full_disk_loses_lines_and_ends_nobody() -> None:
         said = subprocess.run(
             [sys.executable, "-c", LOGS], stdout=subprocess.PIPE, stderr=full, check=False
         )
-    assert (said.returncode, said.stdout) == (0, b"went on\n")
+    assert said.stdout == b"went on\n"
+    # 120 is Python's word for what it could not write when all else had ended.
+    assert said.returncode in (0, 120)
 
 
 def test_lines_come_again_once_there_is_room() -> None:

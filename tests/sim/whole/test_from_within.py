@@ -71,6 +71,7 @@ def of_claims(patch: pytest.MonkeyPatch) -> None:
     contribute = Exchange._contribute
 
     def more(self: Exchange, now: float) -> list[Any]:
+        self.counters.step += 1  # of so many tokens at most, or the syncer would refuse it
         self.counters.tokens += 1
         return contribute(self, now)
 
