@@ -121,6 +121,8 @@ class MemoryBroker:
         self.leaderless = self.tells = False
         self._proposed: dict[str, list[Callable[[], int]]] = {}
         self._clock = clock
+        # Stream -> where it ended each time that it lost its tail, since the world began.
+        self.ends: dict[str, list[int]] = {}
         self._time: Callable[[], float] | None = None  # the clock, once it was read
         self._streams: dict[str, _Stream] = {}
         self._by_subject: dict[str, _Stream] = {}  # found so far, of these streams
@@ -327,6 +329,7 @@ class MemoryBroker:
             stream.remove(seq)
         if gone:
             stream.last_seq = gone[0] - 1
+            self.ends.setdefault(name, []).append(stream.last_seq)
             stream.ids = {key: at for key, at in stream.ids.items() if at[0] < gone[0]}
             self.wake(name)
         return len(gone)

@@ -58,7 +58,7 @@ class SeenLeaders:
 
         async def led(leader: Leader) -> str:
             if (watch := self.watch_of(leader.spec.name)) is not None:
-                term = SeenTerm(self.scene, watch, leader)
+                term = SeenTerm(self.scene, watch, leader, self.broker)
                 for known in (leader.machine, leader.outbox, leader.snapshots):
                     self.terms[id(known)] = term
             return await run(leader)
@@ -81,7 +81,7 @@ class SeenLeaders:
             until = None if term is None else term.covered_until
             await purge(outbox, below)
             if term is not None and until is not None:
-                term.purged(until, self.broker)
+                term.purged(until)
 
         def handled(machine: Machine, event: Event, now: float) -> list[Effect]:
             term = self.terms.get(id(machine))
@@ -106,8 +106,11 @@ class SeenLeaders:
 class SeenTerm:
     """One process that leads one shard, until it ends or is deposed."""
 
-    def __init__(self, scene: WatchedScene, watch: RunWatch, leader: Leader) -> None:
+    def __init__(
+        self, scene: WatchedScene, watch: RunWatch, leader: Leader, broker: MemoryBroker
+    ) -> None:
         self.scene = scene
+        self.broker = broker
         self.watch = watch
         self.leader = leader
         self.machine = leader.machine
@@ -120,6 +123,12 @@ class SeenTerm:
         # rounds that no snapshot covers, when a purge was last wanted.
         self.first_pulled: dict[int, int] = {}
         self.covered_until: int | None = None
+        self.up = subjects.up_stream(watch.spec.name)
+        self.noticed = len(self._ends)  # so often UP had lost its tail, when it last noticed that
+
+    @property
+    def _ends(self) -> list[int]:
+        return self.broker.ends.get(self.up, [])
 
     # --- before an event -----------------------------------------------------------------------
 
@@ -193,15 +202,16 @@ class SeenTerm:
         self.first_pulled = {n: min(seq, end) for n, seq in self.first_pulled.items()}
         if self.covered_until is not None:
             self.covered_until = min(self.covered_until, end)
+        self.noticed = len(self._ends)
 
-    def purged(self, until: int, broker: MemoryBroker) -> None:
-        """What was wanted is done, unless UP has been rewound meanwhile."""
+    def purged(self, until: int) -> None:
+        """What was wanted is done, unless UP has lost its tail meanwhile: what has the sequences of
+        what was lost came later, and a leader that has not seen any of it has yet to notice."""
         run, owned = self.watch.spec.name, self.machine.history.owned
-        stream = subjects.up_stream(run)
-        if not broker.exists(stream) or self.covered_until is None:
+        if not self.broker.exists(self.up) or self.covered_until is None:
             return
-        until = min(until, self.covered_until)
-        there = broker.select(stream, f"up.{run}.*.*.*.*.*.m", 1)
+        until = min([until, self.covered_until, *self._ends[self.noticed :]])
+        there = self.broker.select(self.up, f"up.{run}.*.*.*.*.*.m", 1)
         left = [m for m in there if m.seq <= until and int(m.subject.split(".")[4]) in owned]
         self.of.limits.purged(self.name, len(left))
 
