@@ -1,11 +1,14 @@
 """What the API's port takes before anybody has said who he is: requests that end in time."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from waiting import until
 
 from diloco_coordinator.api import listening_io
@@ -92,3 +95,19 @@ async def test_a_body_whose_length_is_said_in_two_ways_is_refused(
         answer = await said(port, HEAD + lengths + token + b"\r\n\r\n" + body)
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert answer.count(b"HTTP/1.1 ") == 1, "what is behind it is no request"
+
+
+async def test_a_signal_ends_the_serving_and_is_not_raised_again() -> None:
+    """uvicorn's own server raises it again, and kills the process before it has left the cluster."""
+    again: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: again.append(number))
+    try:
+        with listen("127.0.0.1", 0) as bound:
+            server = server_of(FastAPI())
+            serving = asyncio.create_task(server.serve(sockets=[bound]))
+            await until(lambda: server.started)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await serving
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert again == []
