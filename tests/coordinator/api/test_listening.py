@@ -98,7 +98,7 @@ async def test_a_body_whose_length_is_said_in_two_ways_is_refused(
 
 
 async def test_a_signal_ends_the_serving_and_is_not_raised_again() -> None:
-    """uvicorn's own server raises it again, and kills the process before it has left the cluster."""
+    """uvicorn raises it again by itself, and kills the process before it has left the cluster."""
     again: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: again.append(number))
     try:
