@@ -13,7 +13,6 @@ from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
-    COUNT_MAX,
     InitManifest,
     TapeCheckpoint,
     TapeEnd,
@@ -26,7 +25,6 @@ from diloco_shared.protocol.wire import encode
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.checkpoints.marks import PATIENCE_S
 from diloco_syncer.events import (
     Append,
     Event,
@@ -35,7 +33,6 @@ from diloco_syncer.events import (
     Led,
     Load,
     Loaded,
-    MarkShown,
     Publish,
     Seal,
     SendGrant,
@@ -201,14 +198,13 @@ def marks(driver: Any) -> list[tuple[int, str]]:
     return [(r.number, r.outcome) for r in driver.tape if isinstance(r, TapeCheckpoint)]
 
 
-@pytest.mark.parametrize("asked", [True, False])
 def test_the_others_mark_when_a_learner_tells_of_it_before_they_merge_what_it_sends(
-    pair: list[Any], asked: bool
+    pair: list[Any],
 ) -> None:
     first, second = pair
     wish = Wanted(paused=False, stopping=False, quorum=2, checkpoint=1)
     first.give(wish)
-    second.give(wish if asked else MarkShown(1))
+    second.give(wish)
     assert (marks(first), marks(second)) == ([(1, "begun")], [])
     for learner in ("a", "b"):
         second.step(learner, 6)
@@ -228,7 +224,6 @@ def test_a_mark_that_learners_have_met_does_not_wait_for_the_one_before_it(
     for number in (1, 2):
         for learner in ("a", "b"):
             second.step(learner, 6)
-        second.give(MarkShown(number))
         pull = second.pulls[-1]
         second.answer(pull, "a", checkpoint=number)
         second.answer(pull, "b", checkpoint=number)
@@ -236,41 +231,6 @@ def test_a_mark_that_learners_have_met_does_not_wait_for_the_one_before_it(
     kinds = [(r.kind, getattr(r, "number", None)) for r in second.tape]
     rounds = [i for i, (kind, _) in enumerate(kinds) if kind == "round"]
     assert rounds[0] < kinds.index(("checkpoint", 2)) < rounds[1], "the cut goes before its round"
-
-
-def test_no_round_is_recorded_while_a_mark_may_have_been_met_that_is_not_shown_yet(
-    pair: list[Any],
-) -> None:
-    _, second = pair
-    for learner in ("a", "b"):
-        second.step(learner, 6)
-    for learner in ("a", "b"):
-        second.answer(second.pulls[-1], learner, checkpoint=1)
-    assert not second.rounds and marks(second) == []
-    second.give(MarkShown(1))
-    kinds = [r.kind for r in second.tape]
-    assert kinds.index("checkpoint") < kinds.index("round")
-    assert marks(second) == [(1, "begun")]
-
-
-def test_a_mark_that_nobody_set_is_waited_for_once_and_begins_no_checkpoint_i11(
-    pair: list[Any],
-) -> None:
-    """Else the numbers that come after it would be used up, and no real checkpoint be made."""
-    _, second = pair
-    for rounds_before in (0, 1):
-        for learner in ("a", "b"):
-            second.step(learner, 6, mark=COUNT_MAX if learner == "a" else 0)
-        for learner in ("a", "b"):
-            second.answer(second.pulls[-1], learner)
-        assert len(second.rounds) == 2 * rounds_before, "the second time nobody waits"
-        second.wait(PATIENCE_S)
-        second.step("a", 0, mark=COUNT_MAX)
-        assert len(second.rounds) == 1 + rounds_before
-    assert marks(second) == [] and second.machine.refused["mark"] == 1
-    second.give(MarkShown(1))
-    second.step("b", 0, mark=1)
-    assert marks(second) == [(1, "begun")]
 
 
 def test_a_store_holds_nothing_of_other_shards(driver_of: Any) -> None:

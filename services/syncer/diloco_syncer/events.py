@@ -160,13 +160,6 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkShown:
-    """The first shard has set the mark of checkpoint `number`; of another shard's leader."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class Suspended:
     """The leader's lease could not be renewed in time: `reason`. Empty: it is renewed again."""
 
@@ -237,7 +230,6 @@ Event = (
     | Full
     | Rewound
     | Wanted
-    | MarkShown
     | Suspended
     | SnapshotDone
     | SnapshotFailed

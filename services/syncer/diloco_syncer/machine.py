@@ -44,7 +44,6 @@ from diloco_syncer.events import (
     Led,
     Loaded,
     Malformed,
-    MarkShown,
     ProgressSeen,
     Publish,
     Published,
@@ -123,8 +122,6 @@ class Machine:
         self.announcer.watchdog.saw(event, now)
         if self.leading:
             effects += [*self.admission.due(now), *self.announcer.appoint(now)]
-            for learner, mark in self.wishes.checkpoints.marks.expire(now):
-                effects += self.refused.tell("mark", learner, f"no checkpoint {mark} is shown")
             effects += self._put(self.wishes.advance(now, self._wall(now), self._pending))
             self.rounds.over = self._over
             self.rounds.suspended = self.lapse or self.wishes.restoring.reason
@@ -173,8 +170,7 @@ class Machine:
                 if not self.leading:
                     return [Drop(event.manifest.blob.subject)]
                 # Marked before the round that it may be merged in is recorded.
-                if (learner := event.manifest.learner) in self.roster.members:
-                    self.wishes.checkpoints.met(learner, event.manifest.checkpoint, now)
+                self.wishes.checkpoints.met(event.manifest.checkpoint)
                 kind, effects = self.rounds.contribution(event, now)
                 return [*effects, *self.refused.tell(kind, event.manifest.learner, "contribution")]
             case Malformed():
@@ -188,7 +184,7 @@ class Machine:
                 return self._published(event, now)
             case StreamSeen() | Full() | Rewound():
                 return self._of_storage(event, now)
-            case Wanted() | MarkShown() | Kept() | Sealed() | Loaded():
+            case Wanted() | Kept() | Sealed() | Loaded():
                 return self._put(self.wishes.take(event, now, self._wall(now)))
             case Suspended():
                 self.lapse = event.reason
@@ -464,7 +460,7 @@ class Machine:
             effects.append(
                 Tell("learner-seen", f"{progress.learner} incarnation {progress.incarnation}")
             )
-        self.wishes.progress(progress, now)
+        self.wishes.progress(progress)
         if self.leading and progress.epoch == h.epoch:
             if lost := self._lost(progress.adopted):
                 effects += self._believe(progress.learner, h.epoch + 1, lost, now)

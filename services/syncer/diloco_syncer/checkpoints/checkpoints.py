@@ -10,18 +10,16 @@ under way is not kept: publications come again as keyframes, contributions are v
 and the ledger counts them.
 
 With several syncer shards the first begins; the others set their mark when a message of a learner
-tells of it, before they record a round that it may be part of (`marks.py` says when they believe
-that). A mark has a number that only grows.
+tells of it, before they record a round that it may be part of. A mark has a number that only grows.
 Pure: the edge writes, and answers with Kept and Sealed.
 """
 
 from collections.abc import Collection
 
-from diloco_shared.protocol.messages import TapeCheckpoint, TapeRecord
+from diloco_shared.protocol.messages import Progress, TapeCheckpoint, TapeRecord
 from diloco_shared.protocol.pace import inner_state_s
 from diloco_shared.protocol.records import CheckpointState, Restore
 from diloco_shared.spec.run import RunSpec
-from diloco_syncer.checkpoints.marks import Marks
 from diloco_syncer.events import Capture, Effect, Kept, Seal, Sealed, Tell
 from diloco_syncer.history.history import History
 from diloco_syncer.members.roster import Roster
@@ -45,7 +43,7 @@ class CheckpointDecisions:
         self.roster = roster
         self.wanted = 0  # newest number that the user asked for
         self.restore: Restore | None = None  # the newest wish to go back
-        self.marks = Marks()  # of the first shard's tape, as learners tell of them
+        self.seen = 0  # newest mark that a learner has met: of another shard's tape, perhaps
         self.number = 0  # of the one that this term makes; 0: none
         self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
         self.pending: set[str] = set()  # those of them that are awaited
@@ -83,15 +81,15 @@ class CheckpointDecisions:
             return self._record(
                 h.checkpoint, "failed", "the leader changed while it was made: ask again", wall
             )
-        passed = bool(h.shard) and self.marks.seen > h.checkpoint
+        passed = bool(h.shard) and self.seen > h.checkpoint
         if h.checkpoint_open and passed and not self.sealing:
             # The first shard has given it up: its next mark may not wait.
             return self._record(h.checkpoint, "failed", "learners have met the next mark", wall)
         if h.checkpoint_open or not h.initialised or h.outcome:
             return None
         if h.shard:
-            if self.marks.seen > h.checkpoint:
-                return self._record(self.marks.seen, "begun", "learners have met its mark", wall)
+            if self.seen > h.checkpoint:
+                return self._record(self.seen, "begun", "learners have met its mark", wall)
             return None
         if self.wanted > h.checkpoint:
             return self._record(self.wanted, "begun", "as the user asked", wall)
@@ -106,8 +104,7 @@ class CheckpointDecisions:
         No round may be recorded before it: what they send is of after the cut.
         """
         begun = [r.number for r in pending if isinstance(r, TapeCheckpoint)]
-        newest = max([self.history.checkpoint, *begun])
-        return bool(self.history.shard) and self.marks.newest > newest
+        return bool(self.history.shard) and self.seen > max([self.history.checkpoint, *begun])
 
     def sealed(self, event: Sealed, wall: float) -> TapeCheckpoint | None:
         """The manifest is written, or cannot be: the record that says so."""
@@ -155,11 +152,13 @@ class CheckpointDecisions:
 
     # --- parts ---------------------------------------------------------------------------------
 
-    def met(self, learner: str, number: int, now: float) -> None:
+    def progress(self, progress: Progress) -> None:
+        """A learner tells which mark it has met."""
+        self.met(progress.mark)
+
+    def met(self, number: int) -> None:
         """A learner that had met this mark sent something."""
-        if self.history.shard:
-            self.marks.show(max(self.history.checkpoint, self.wanted))
-            self.marks.met(learner, number, now)
+        self.seen = max(self.seen, number)
 
     def kept(self, event: Kept) -> None:
         """The leader's own part is durable."""

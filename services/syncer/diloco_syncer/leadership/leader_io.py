@@ -19,7 +19,6 @@ from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, TapeRestore, TapeSnapshot
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
-from diloco_syncer.checkpoints.first_shard_io import watch_marks
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import (
     Append,
@@ -193,7 +192,6 @@ class Leader:
                     self.archiver.work(),
                     self._watch_bus(),
                     self._watch_lease(),
-                    self._watch_marks(),
                     self.places.keep(lambda: not self.lease.lapsed),
                 )
             ]
@@ -312,12 +310,6 @@ class Leader:
                 lapsed = not lapsed
                 self._put(Suspended("the leader cannot renew its lease" if lapsed else ""))
             await self.lease.moves()
-
-    async def _watch_marks(self) -> None:
-        """Of another shard than the first: what that one shows, while learners tell of more."""
-        if self.context.shard:
-            marks = self.machine.wishes.checkpoints.marks
-            await watch_marks(self.control, self.spec, lambda: bool(marks.held), self._put)
 
     # --- effects -------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from diloco_syncer.events import (
     Effect,
     Kept,
     Loaded,
-    MarkShown,
     Sealed,
     SnapshotDone,
     Unload,
@@ -49,12 +48,11 @@ class UserRequests:
 
     @property
     def deadline(self) -> float | None:
-        marks = self.checkpoints.marks
-        times = (self.checkpoints.deadline, marks.deadline, self.restoring.deadline)
+        times = (self.checkpoints.deadline, self.restoring.deadline)
         return min((t for t in times if t is not None), default=None)
 
     def take(
-        self, event: Wanted | MarkShown | Kept | Sealed | Loaded, now: float, wall: float
+        self, event: Wanted | Kept | Sealed | Loaded, now: float, wall: float
     ) -> list[Effect | TapeRecord]:
         """Apply one event."""
         match event:
@@ -62,8 +60,6 @@ class UserRequests:
                 self.wanted, self.restoring.wanted = event, event.restore
                 self.checkpoints.wanted = event.checkpoint
                 self.checkpoints.restore = event.restore
-            case MarkShown():
-                self.checkpoints.marks.show(event.number)
             case Kept():
                 self.checkpoints.kept(event)
             case Sealed():
@@ -77,9 +73,9 @@ class UserRequests:
                 return [Unload(event.restore.serial), *([found] if found else [])]
         return []
 
-    def progress(self, progress: Progress, now: float) -> None:
-        """A learner tells which mark it has met, its epoch, and the restore it knows."""
-        self.checkpoints.met(progress.learner, progress.mark, now)
+    def progress(self, progress: Progress) -> None:
+        """A learner tells which checkpoint it has settled, its epoch, and the restore it knows."""
+        self.checkpoints.progress(progress)
         told = (progress.epoch, progress.restore)
         self.restoring.heard = max(self.restoring.heard, told)
 
