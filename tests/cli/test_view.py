@@ -4,6 +4,7 @@ import io
 from typing import Any
 
 import pytest
+from full_disk import Full
 from rich.console import Console
 
 from diloco_cli import live
@@ -165,15 +166,6 @@ def test_without_a_terminal_messages_come_once_and_lines_at_every_change(
 
 def test_lines_that_find_no_room_are_not_kept_in_memory() -> None:
     """I12."""
-
-    class Full(io.StringIO):
-        full = True
-
-        def write(self, text: str) -> int:
-            if self.full:
-                raise OSError("No space left on device")
-            return super().write(text)
-
     file = Full()
     with Screen(Console(file=file, force_terminal=False)) as view:
         with pytest.raises(OSError, match="No space"):

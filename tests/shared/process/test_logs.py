@@ -1,6 +1,5 @@
 """Logs: readable by people or machines, and without secrets."""
 
-import io
 import json
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from full_disk import Full
 
 from diloco_shared.process.logs import configure
 
@@ -78,14 +78,6 @@ def test_a_full_disk_loses_lines_and_ends_nobody() -> None:
 
 
 def test_lines_come_again_once_there_is_room() -> None:
-    class Full(io.StringIO):
-        full = True
-
-        def write(self, text: str) -> int:
-            if self.full:
-                raise OSError("No space left on device")
-            return super().write(text)
-
     file = Full()
     configure("info", file=file)
     structlog.get_logger().warning("it is lost")
