@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class Leading:
             self.tape,
             Still(self.driver.spec, bus, lambda: (0, 0), self.outbox.tell),
             self._put,
+            lambda: False,
             lambda: False,
         )
 
@@ -205,6 +206,29 @@ async def test_a_hub_out_of_disk_is_named_and_goes_on(disk: Path) -> None:
                 await publishing
             await leader.comes_to("running")
         assert await arrived(bus, 1)
+        await bus.close()
+    finally:
+        await server.stop()
+
+
+async def test_a_hub_out_of_disk_is_named_by_a_leader_that_only_waits_for_its_lease(
+    disk: Path,
+) -> None:
+    server = NatsServer(disk / "nats", name="test")
+    await server.start()
+    try:
+        bus = await NatsBus.connect(server.url, name="s")
+        await streams(bus)
+        filler = disk / "filler"
+        with suppress(OSError):
+            filler.write_bytes(bytes(128 * MIB))
+        async with leading(bus) as leader:
+            leader.fullness.lapsed = lambda: True
+            assert (await leader.comes_to("full")).startswith("the hub's disk is full")
+            filler.unlink()
+            await server.terminate()
+            await server.start()
+            await leader.comes_to("running")
         await bus.close()
     finally:
         await server.stop()

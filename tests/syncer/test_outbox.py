@@ -64,7 +64,8 @@ def looking(bus: MemoryBus, out: Outbox, d: Driver) -> tuple[Fullness, list[Even
         d.give(event)
 
     tape, storage = Tape(bus, "t"), Still(d.spec, bus, lambda: (0, 0), out.tell)
-    return Fullness(context(d.spec, bus), d.machine, out, tape, storage, put, lambda: False), told
+    no = (lambda: False, lambda: False)
+    return Fullness(context(d.spec, bus), d.machine, out, tape, storage, put, *no), told
 
 
 async def test_no_more_than_the_rounds_in_flight_and_one_go_out_at_a_time() -> None:
@@ -151,6 +152,33 @@ async def test_a_full_hub_stays_named_while_nothing_waits_for_it() -> None:
     bus.full = False
     await look.look(3.0)
     assert "hub" not in d.machine.room.full
+
+
+async def test_a_full_hub_is_named_where_only_the_lease_stands_still() -> None:
+    """Between two rounds nothing else is written, and nobody else can say why none opens."""
+    bus, d = await hub(), driver()
+    look, told = looking(bus, Outbox(context(d.spec, bus)), d)
+    bus.broker.disk_full = True
+    await look.look(0.0)
+    assert not [e for e in told if isinstance(e, Full)], "nothing was written"
+    look.lapsed = lambda: True
+    await look.look(1.0)
+    assert [e.place for e in told if isinstance(e, Full) and e.reason] == ["hub"]
+    bus.broker.restart()
+    await look.look(2.0)
+    assert "hub" not in d.machine.room.full
+    assert not (await bus.stream_info(subjects.state_stream("t"))).messages, "nothing is left"
+
+
+async def test_a_lease_that_is_not_renewed_says_nothing_of_a_disk_with_room() -> None:
+    bus, d = await hub(), driver()
+    look, told = looking(bus, Outbox(context(d.spec, bus)), d)
+    look.lapsed = lambda: True
+    await look.look(0.0)
+    bus.broker.squeezed = True  # an answer, which other streams' looks tell of
+    await look.look(1.0)
+    assert not [e for e in told if isinstance(e, Full)]
+    assert not (await bus.stream_info(subjects.state_stream("t"))).messages
 
 
 async def test_a_beat_of_a_leader_in_doubt_reaches_no_learner() -> None:

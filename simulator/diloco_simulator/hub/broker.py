@@ -44,7 +44,7 @@ Fault = Callable[[str, str, str], Fate]
 
 
 class Unacknowledged(Unavailable):
-    """What was given to a node that leads and has lost the others."""
+    """What was given to a node that leads and has lost the others, or to a disk that is full."""
 
 
 # A few subjects each of a few dozen members and fragments.
@@ -112,7 +112,11 @@ class MemoryBroker:
         self.fault = fault
         self.on_store: Callable[[str, Stored], None] = lambda stream, message: None
         self.life = 1  # the next one may have lost what this one acknowledged
-        self.squeezed = False  # its disk is full: nothing is taken
+        self.squeezed = False  # its storage is used up: nothing is taken, and that is said
+        # Its disk is full: what a stream is given gets no answer, and such a stream takes nothing
+        # more until the server is started anew (diloco_syncer/streams/fullness_io.py).
+        self.disk_full = False
+        self.unwritten: set[str] = set()  # such streams
         self.storage_max = 0  # bytes that all streams may be given together; 0: no limit
         self.nodes = 1  # that could each keep a copy of a stream
         # They elect another leader: connections and core messages stay, streams take nothing and
@@ -244,6 +248,10 @@ class MemoryBroker:
             raise StreamFull(f"append on {subject}: no space left on the device")
         if subject.startswith(f"{HUB_KEYS}."):  # as the account of a hub translates it
             subject = KEYS + subject.removeprefix(HUB_KEYS)
+        stream = self._of_subject(subject).config["name"]
+        if self.disk_full or stream in self.unwritten:
+            self.unwritten.add(stream)
+            raise Unacknowledged(f"no answer on {subject}: no space left on the device")
         store = partial(self._store, subject, payload, headers, msg_id, expect_last)
         if self.leaderless and self.tells:
             self._propose(subject, store, on_condition=expect_last is not None)
@@ -308,6 +316,8 @@ class MemoryBroker:
 
     def purge(self, name: str, subject: str, below_seq: int | None) -> int:
         stream = self._named(name)
+        if name in self.unwritten:
+            raise Refused(f"purge {name}: no space left on device")
         gone = [
             seq
             for seq, message in stream.messages.items()
@@ -316,6 +326,12 @@ class MemoryBroker:
         for seq in gone:
             stream.remove(seq)
         return len(gone)
+
+    def restart(self) -> None:
+        """Its disk has room, and the server is started anew."""
+        self.life += 1
+        self.disk_full = False
+        self.unwritten.clear()
 
     def lose(self, name: str, count: int) -> int:
         """The newest were acknowledged and not on disk: how many of `count` there were to lose.

@@ -5,6 +5,7 @@ they have heard of before they ask, only their own machines show; so each is loo
 handles an event.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,10 @@ from diloco_syncer.machine import Machine
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
+# A leader that is silent about the hub's full disk for longer, in virtual seconds, says nothing.
+NAMED_S = 10.0
+# Between two beats of a leader that does not stand still, in virtual seconds: half of this.
+STILL_S = 2.0
 # Last words may be under way this many mean delays: a longer delay is one in e^23.
 LATE_DELAYS = 12
 
@@ -125,6 +130,9 @@ class SeenTerm:
         self.covered_until: int | None = None
         self.up = subjects.up_stream(watch.spec.name)
         self.noticed = len(self._ends)  # so often UP had lost its tail, when it last noticed that
+        # When it beat, and since when its beats have said nothing of a full disk that keeps it from
+        # renewing its lease.
+        self.beaten_at = self.silent_since = -math.inf
 
     @property
     def _ends(self) -> list[int]:
@@ -145,8 +153,10 @@ class SeenTerm:
                 members.heard(self._term, p.learner, p.incarnation, now)
             case JoinSeen(join=j):
                 members.heard(self._term, j.learner, j.incarnation, now)
-            case BusBack() if self.machine.leading or self.machine.appending is not None:
-                members.forgiven_at = now
+            case BusBack():
+                self.silent_since = now  # its link may be cut
+                if self.machine.leading or self.machine.appending is not None:
+                    members.forgiven_at = now
             case _:
                 pass
 
@@ -239,7 +249,24 @@ class SeenTerm:
                 why = f"{self.name} is stuck although all is well: {beat.reason}"
                 self.of.report("liveness", why)
             self.of.alive.beat(beat, self.scene.now)
+        self._names_full_disk(beat)
         self._account(now)
+
+    def _names_full_disk(self, beat: Beat) -> None:
+        """Whoever cannot renew its lease on a full disk says that it is full (I6)."""
+        now, hub = self.scene.now, self.broker
+        waits = "renew its lease" in beat.reason
+        still, self.beaten_at = now - self.beaten_at < STILL_S, now
+        if beat.state == "full":
+            self.scene.counts["the hub's disk full: said by the leader"] += hub.disk_full
+            tried = hub.disk_full and "STATE cannot be written" in beat.reason
+            self.scene.counts["the hub's disk full: found by a try"] += tried
+        if not (hub.disk_full and waits and still) or hub.leaderless or beat.state == "full":
+            self.silent_since = now
+        elif now - self.silent_since > NAMED_S:
+            self.silent_since = now
+            why = f"{self.name} says {beat.reason!r} while the hub's disk is full"
+            self.of.report("liveness", why)
 
     def _account(self, now: float) -> None:
         """What the leader would show of every token, now."""

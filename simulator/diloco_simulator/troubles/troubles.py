@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MINUTES_S = (100.0, 300.0)
 # As nodes take to elect another leader (docs/results/r3.md), in virtual seconds.
 ELECTION_S = (1.0, 12.0)
+# Somebody makes room on the hub's disk after so long, and whoever owns the server starts it anew
+# after as long again as `RESTARTED_S`, in virtual seconds.
+FULL_S, RESTARTED_S = (3.0, 40.0), (1.0, 4.0)
 # Of what stands still, so many do as a whole machine that is suspended: its clock stands still too.
 SUSPENDED = 0.4
 # On the tape these make sense of all that follows, and learners have seen who leads: a disaster
@@ -38,6 +41,7 @@ class Troubles:
         self.rng, self.loop, self.net = world.rng, world.loop, world.net
         self.of_clocks = Random(f"whole {world.seed}, clocks that stand still")
         self.of_elections = Random(f"whole {world.seed}, leaders of the hub")
+        self.of_full_disks = Random(f"whole {world.seed}, the hub's disk")
         self.counts = world.found.counts
         self.asked: list[asyncio.Task[object]] = []  # what the user still waits for
         self.renamed = 0
@@ -74,9 +78,12 @@ class Troubles:
         for count, strike in (*of_processes, *of_the_hub, *of_the_user):
             for _ in range(count):
                 self.loop.call_later(self.rng.uniform(3.0, o.safety_s), self._strike, strike)
-        for _ in range(o.elections):
-            at = self.of_elections.uniform(3.0, o.safety_s)
-            self.loop.call_later(at, self._strike, self._elect)
+        for dice, count, strike in (
+            (self.of_elections, o.elections, self._elect),
+            (self.of_full_disks, o.full_disks, self._fill_disk),
+        ):
+            for _ in range(count):
+                self.loop.call_later(dice.uniform(3.0, o.safety_s), self._strike, strike)
 
     def heal(self) -> None:
         """From now on nobody stands still but for minutes, and a name has one process."""
@@ -215,6 +222,24 @@ class Troubles:
         self.counts["squeezes"] += 1
         broker.squeezed = True
         self.loop.call_later(self.rng.uniform(2.0, 20.0), setattr, broker, "squeezed", False)
+
+    def _fill_disk(self) -> None:
+        """No append is answered, until there is room and the server was started anew."""
+        broker, dice = self.world.broker, self.of_full_disks
+        if broker.disk_full:
+            return
+        self.counts["the hub's disk full"] += 1
+        broker.disk_full = True
+        room_s = dice.uniform(*FULL_S)
+        self.loop.call_later(room_s, setattr, broker, "disk_full", False)
+        self.loop.call_later(room_s + dice.uniform(*RESTARTED_S), self._restart)
+
+    def _restart(self) -> None:
+        """The hub's server: everybody's connection breaks."""
+        self.world.broker.restart()
+        self.net.away = True
+        back_s = self.of_full_disks.uniform(0.2, 2.0)
+        self.loop.call_later(back_s, setattr, self.net, "away", False)
 
     def _lose_tails(self) -> None:
         """A power cut at the hub: of every stream but the tape, which is synced."""

@@ -64,7 +64,7 @@ class Options:
     lost_disks: int = 0  # all syncers of a shard are put on empty disks, half under new names
     # Drawn by `Options.drawn` from generators of their own, so that older faults fall as before.
     room: float = math.inf  # limits of streams, as multiples of what the run needs at most
-    squeezes: int = 0  # for some seconds the hub's disk is full: no stream takes anything
+    squeezes: int = 0  # for some seconds the hub's storage is used up: no stream takes anything
     losses: int = 0  # machines that never come back
     replaced: int = 0  # containers that come back under another name, or with an empty disk
     learners_spare: int = 60  # more than it begins with: the most that the run is given
@@ -84,6 +84,7 @@ class Options:
     slow_hosts: int = 0  # for some seconds, what one host hears and says takes longer
     # Drawn by no seed: worlds that are to have it are asked for by name.
     elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
+    full_disks: int = 0  # for some seconds the hub's disk is full, which no append's answer tells
 
     @property
     def learners_ever(self) -> int:
@@ -154,7 +155,7 @@ class Options:
             restores=cuts[2],
             weighting=weighting,
         )
-        more = beyond(seed) | islands(seed) | elections(seed)
+        more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
             # could know of such a version, nor would anybody have it.
@@ -189,6 +190,16 @@ def elections(seed: int) -> dict[str, Any]:
     """Of the hub's nodes, from dice of their own."""
     rng = random.Random(f"elections of {seed}")
     return {"elections": rng.choice([1, 2, 3])} if rng.random() < ELECTIONS else {}
+
+
+# How many worlds have a hub whose disk fills up.
+FULL_DISKS = 0.15
+
+
+def full_disks(seed: int) -> dict[str, Any]:
+    """Of the hub, from dice of their own."""
+    rng = random.Random(f"full disks of {seed}")
+    return {"full_disks": rng.choice([1, 2])} if rng.random() < FULL_DISKS else {}
 
 
 def fresh_seed() -> int:

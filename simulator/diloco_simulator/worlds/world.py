@@ -378,6 +378,8 @@ class World:
         self.scene.faulty = self.broker.squeezed = False
         if self.broker.leaderless:
             self.broker.elected()
+        if self.broker.disk_full or self.broker.unwritten:
+            self.broker.restart()
         self.net.heal()
         self.troubles.heal()
         self.of_islands.heal()

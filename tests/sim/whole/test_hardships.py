@@ -46,6 +46,15 @@ def test_a_run_goes_on_whenever_the_hub_exchanges_its_leader() -> None:
     assert found.counts["elections"] > found.counts["leaders alone"] > 0
 
 
+def test_a_full_disk_of_the_hub_is_named_and_the_run_goes_on_once_it_has_room() -> None:
+    """Also where nothing but a lease had to be written when it filled up."""
+    options = SHORT.changed(steps=60, quorum=3, overlap_steps=1, delay_s=0.02, syncers=2)
+    found = world.one(2, options.changed(full_disks=4))
+    assert found.violations == [] and found.rounds > 0
+    for how in ("said by the leader", "found by a try"):
+        assert found.counts[f"the hub's disk full: {how}"], how
+
+
 def test_a_full_stream_is_named_and_the_run_goes_on_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

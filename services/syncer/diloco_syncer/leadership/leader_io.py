@@ -152,6 +152,7 @@ class Leader:
             self.showing.storage,
             self._put,
             lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
+            lambda: self.lease.lapsed,
         )
 
     async def run(self) -> str:

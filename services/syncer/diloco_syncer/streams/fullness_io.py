@@ -14,7 +14,7 @@ import structlog
 
 from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
-from diloco_shared.bus.port import Refused, Stored
+from diloco_shared.bus.port import Refused, Stored, StreamFull, Unavailable
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
@@ -36,12 +36,17 @@ FULL_S = 2.0
 # Nothing moved for this long, that is since the look before: the server is asked what it cannot
 # write. It only says so where a write has failed, so asking too early names nothing wrongly.
 STALLED_S = 0.5
+# An append that is answered at all is answered sooner; in seconds.
+TRIED_S = 1.0
 # Between two lines in the log about what is still full.
 SAY_S = 60.0
 
 
 class Fullness:
-    """Of one leader's term. `pulling`: whether contributions are awaited."""
+    """Of one leader's term.
+
+    `pulling`: whether contributions are awaited. `lapsed`: whether the lease is not renewed.
+    """
 
     def __init__(
         self,
@@ -52,14 +57,15 @@ class Fullness:
         storage: Storage,
         put: Callable[[Event], None],
         pulling: Callable[[], bool],
+        lapsed: Callable[[], bool],
     ) -> None:
-        self.spec, self.control = context.spec, context.control
+        self.spec, self.me, self.control = context.spec, context.me, context.control
         self.machine, self.room = machine, machine.room
         self.outbox = outbox
         self.tape = tape
         self.storage = storage
         self.put = put
-        self.pulling = pulling
+        self.pulling, self.lapsed = pulling, lapsed
         self.since: dict[str, float] = {}  # place -> since when it looks full
         self.unwritten: list[str] = []  # streams, as the server said
         self.said_at = 0.0
@@ -141,6 +147,8 @@ class Fullness:
         """Ask what cannot be written where writes stand still."""
         # What could not be written is asked about until it can be: no round may be waiting for it.
         asked = dict.fromkeys([*self.unwritten, *self._stalled(now)])
+        if not asked and self.lapsed() and not await self._takes():
+            asked = {"STATE": None}
         told = {kind: await self._unwritten(kind) for kind in asked}
         self.unwritten = [kind for kind, why in told.items() if why]
         reasons = [told[kind] for kind in self.unwritten]
@@ -168,6 +176,23 @@ class Fullness:
             self.moved[name] = (progress, now)
             return False
         return now - since > STALLED_S
+
+    async def _takes(self) -> bool:
+        """Whether a stream of the run takes a message, which goes again.
+
+        Between two rounds the lease may be all that stands still. Of its bucket the server tells a
+        leader nothing, for whoever may ask that may empty it.
+        """
+        stream = subjects.state_stream(self.spec.name)
+        subject = subjects.state(self.spec.name, self.me, "none", "none")
+        try:
+            await self.control.append(subject, b"", timeout_s=TRIED_S)
+            await self.control.purge(stream, subject)
+        except (Unavailable, Refused):  # it may be taken in memory alone
+            return False
+        except StreamFull:  # of this stream, or of the hub's storage: an answer, and no lost write
+            return True
+        return True
 
     async def _unwritten(self, kind: str) -> str:
         """What the server says that it cannot write; "" when it can."""
