@@ -11,7 +11,7 @@ from waiting import until
 
 from diloco_shared.bus import blobs
 from diloco_shared.bus.blobs import manifest_subject, put_blob
-from diloco_shared.bus.port import StreamSpec
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import cut
@@ -34,6 +34,9 @@ SPEC = RunSpec.model_validate(
     }
 )
 
+# Several times what the slowest of these waits for: the silence of `rig`.
+PATIENCE_S = 15.0
+
 
 class Rig:
     """A learner's side and a shard's side of one bus."""
@@ -41,7 +44,8 @@ class Rig:
     def __init__(self) -> None:
         broker = MemoryBroker()
         self.bus, self.data = MemoryBus(broker, "learner"), MemoryBus(broker, "syncer")
-        self.payloads = Payloads(lambda: 1 << 20)
+        self.room = 1 << 20
+        self.payloads = Payloads(lambda: self.room)
         self.events: list[Event] = []
         self.begun = False
         self.stream = subjects.up_stream("r")
@@ -77,6 +81,15 @@ class Rig:
     async def send(self, learner: str, p: int, value: float = 1.0) -> None:
         payload = codec.encode("fp32", np.full(4, value, np.float32))
         await self.manifest(learner, p, await put_blob(self.bus, self.where(learner, p), payload))
+
+    async def hollow(self, learner: str, p: int, size: int = 20) -> None:
+        """A manifest whose chunks nobody has sent."""
+        await self.manifest(learner, p, cut(self.where(learner, p), bytes(size)).blob)
+
+    async def there(self, learner: str, p: int) -> bool:
+        """Whether the stream has the manifest."""
+        name = manifest_subject(self.where(learner, p))
+        return await self.bus.last(self.stream, name) is not None
 
     def held(self) -> list[str]:
         return sorted(self.payloads.held)
@@ -149,20 +162,84 @@ async def test_what_the_stream_does_not_hold_is_taken_off_and_the_rest_stays(rig
     async with rig.working():
         await rig.send("a", 0)
         await rig.send("a", 1)
-        where = rig.where("a", 2)
-        payload = codec.encode("fp32", np.ones(4, np.float32))
-        await rig.manifest("a", 2, cut(where, payload).blob)
+        await rig.hollow("a", 2)
         await until(lambda: rig.all(Malformed))
-
-        async def forgotten() -> bool:
-            return not await rig.bus.last(rig.stream, manifest_subject(where))
-
-        await until(forgotten, "the end of the manifest")
+        await until(lambda: gone(rig, "a", 2), "the end of the manifest")
         fetched = rig.data.traffic.bytes_in
         await rig.send("a", 2)
         await until(lambda: rig.all(InitSeen))
         assert len(rig.held()) == 3
         assert rig.data.traffic.bytes_in - fetched < 2 * 1024, "only that one was fetched"
+
+
+async def gone(rig: Rig, learner: str, p: int) -> bool:
+    return not await rig.there(learner, p)
+
+
+async def test_a_set_of_which_nothing_is_there_gives_way_to_one_that_was_sent_meanwhile(
+    rig: Rig,
+) -> None:
+    """Nobody sends again what is on the stream: no manifest comes that would bring it up."""
+    async with rig.working():
+        for p in range(3):
+            await rig.hollow("a", p)
+        for p in range(3):
+            await rig.send("b", p)
+        assert not rig.all(Malformed), "a's were not waited for"
+        await until(lambda: rig.all(InitSeen), patience_s=PATIENCE_S)
+        assert rig.all(InitSeen)[0].learner == "b"
+        assert await rig.there("b", 0)
+
+
+async def test_a_set_that_lacks_one_fragment_gives_way_too_and_comes_back(rig: Rig) -> None:
+    async with rig.working():
+        for p in range(2):
+            await rig.send("a", p)
+        await rig.hollow("a", 2)
+        for p in range(3):
+            await rig.send("b", p)
+        await until(lambda: rig.all(InitSeen), patience_s=PATIENCE_S)
+        assert rig.all(InitSeen)[0].learner == "b"
+        assert rig.where("a", 0) not in rig.all(InitSeen)[0].subjects
+        await rig.send("a", 2)  # should nobody have taken b's
+        await until(lambda: len(rig.all(InitSeen)) == 2, patience_s=PATIENCE_S)
+        assert rig.all(InitSeen)[1].learner == "a"
+
+
+async def test_a_set_that_there_is_no_room_for_gives_way_to_one_that_has_room(rig: Rig) -> None:
+    """Which shows once it is here."""
+    async with rig.working():
+        for p in range(3):
+            await rig.hollow("a", p, 1000)
+        for p in range(3):
+            await rig.send("b", p)
+        assert not rig.all(Malformed), "a's were not waited for"
+        rig.room = 500
+        await put_blob(rig.bus, rig.where("a", 0), bytes(1000))
+        await until(lambda: rig.all(InitSeen), patience_s=PATIENCE_S)
+        assert rig.all(InitSeen)[0].learner == "b"
+        # Of each fragment, once it is the only set again.
+        assert {e.kind for e in rig.all(Malformed)} == {"no-room"}
+
+
+async def test_what_is_not_whole_is_taken_off_whatever_the_hub_does_meanwhile(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sender looks whether the manifest is there, and this shard has read it already."""
+    purge, asked = rig.data.purge, list[str]()
+
+    async def at_the_second_attempt(stream: str, subject: str, **how: Any) -> int:
+        asked.append(subject)
+        if len(asked) == 1:
+            raise Unavailable("the hub is away")
+        return await purge(stream, subject, **how)
+
+    monkeypatch.setattr(rig.data, "purge", at_the_second_attempt)
+    async with rig.working():
+        await rig.hollow("a", 0)
+        await until(lambda: gone(rig, "a", 0), patience_s=PATIENCE_S)
+        await rig.send("a", 0)
+        await until(lambda: rig.held() == [rig.where("a", 0)], patience_s=PATIENCE_S)
 
 
 async def test_what_is_damaged_is_held_no_longer(rig: Rig) -> None:

@@ -3,21 +3,23 @@
     manifest ──► chunks fetched, decoded, digested ──► all that this shard owns ──► InitSeen
 
 One set is in memory at a time: that of the learner whose manifests came first, until another's are
-all there before it. What is fetched stays, whatever becomes of the rest; what the stream does not
-hold although a manifest names it is taken off the stream, so that its sender sees that it is
-missing. As long as anything moves the machine is told so (InitMoved).
+all there before it. Which one that is follows from what is known of all of them, whenever more is:
+nobody sends again what is on the stream. What is fetched stays, whatever becomes of the rest; what
+the stream does not hold although a manifest names it is taken off the stream, so that its sender
+sees that it is missing. As long as anything moves the machine is told so (InitMoved).
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import structlog
 
 from diloco_shared.bus.blobs import BlobIncomplete, fresh, get_blob, receiving
 from diloco_shared.bus.port import Bus, BusError, Stored
-from diloco_shared.bus.repeating import PROMPT, again_and_again, left_undone, until_done
+from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
@@ -48,6 +50,7 @@ class InitialSet:
     # By fragment: digest, and whether every value is finite.
     fetched: dict[int, tuple[str, bool]] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    roomless: bool = False  # there was no room for some of it
 
     def complete(self, owned: Sequence[int]) -> bool:
         """Whether all that is needed is on the bus."""
@@ -135,12 +138,25 @@ class InitialSets:
             return
         self._forget_part(found, m.fragment)
         found.parts[m.fragment] = m
-        present = self.sets.get(self.current) if self.current else None
-        if present is None or (found.complete(self.owned) and not present.complete(self.owned)):
-            self._choose(whose)
+        self._fetch_best(tasks)
         for other in [w for w in self.sets if w not in (whose, self.current)][: -SETS_MAX + 1]:
             del self.sets[other]
+
+    def _fetch_best(self, tasks: asyncio.TaskGroup) -> None:
+        """After every change: fetch what is missing of the set that promises most by now."""
+        self._choose(self._best())
         self._fetch_missing(tasks)
+
+    def _best(self) -> Whose | None:
+        """One that is all on the bus, as far as anybody knows, before one that is not; of those
+        one that has room; of those the present one, since some of it may be here; then the first.
+        """
+
+        def later(whose: Whose) -> tuple[bool, bool, bool]:
+            of = self.sets[whose]
+            return not of.complete(self.owned), of.roomless, whose != self.current
+
+        return min((w for w, of in self.sets.items() if of.parts), key=later, default=None)
 
     def _choose(self, whose: Whose | None) -> None:
         """From now on this set is fetched; what is held of another goes."""
@@ -179,7 +195,7 @@ class InitialSets:
         """One fragment, until it is here, or the stream turns out not to hold it."""
         p = m.fragment
         try:
-            payload = await self._payload(m)
+            payload = await self._payload(of, m, tasks)
             digest, finite = await asyncio.to_thread(_look_at, payload)
         except asyncio.CancelledError:
             self.payloads.drop(m.blob.subject)
@@ -187,17 +203,20 @@ class InitialSets:
         except (BlobIncomplete, ValueError) as error:
             self.payloads.drop(m.blob.subject)
             self.put(Malformed("malformed", m.learner, str(error)[:300]))
+            # Before it is taken off: the same one that is sent again is another one.
+            del of.parts[p], of.tasks[p]
+            self._fetch_best(tasks)
             await self._purge(m)
-            if of.parts.get(p) is m:
-                del of.parts[p], of.tasks[p]
             return
         of.fetched[p] = (digest, finite)
         del of.tasks[p]
         if all(q in of.fetched for q in self.owned):
             self._hand_on(whose, of)
-            self._fetch_missing(tasks)
+            self._fetch_best(tasks)
 
-    async def _payload(self, m: InitManifest) -> memoryview:
+    async def _payload(
+        self, of: InitialSet, m: InitManifest, tasks: asyncio.TaskGroup
+    ) -> memoryview:
         """Fetched and put where effects find it. Raises BlobIncomplete."""
         # They become the store's arrays: no memory that is lent.
         incoming, told = receiving(self.data, m.blob, fresh), False
@@ -214,6 +233,8 @@ class InitialSets:
             except PayloadsFull as error:
                 if not told:
                     self.put(Malformed("no-room", m.learner, str(error)[:300]))
+                    of.roomless = True
+                    self._fetch_best(tasks)  # another set may have room
                 told = True
                 raise
             return payload
@@ -224,10 +245,13 @@ class InitialSets:
         )
 
     async def _purge(self, m: InitManifest) -> None:
-        """What is not whole goes, manifest first: its sender looks whether that is there."""
+        """What is not whole goes, manifest first: its sender looks whether that is there.
+
+        Until it is gone: as long as it lies there nobody sends another, and nobody reads this one.
+        """
         for subject in (m.blob.subject + ".m", m.blob.subject):
-            with left_undone(f"purge of {subject}"):
-                await self.data.purge(self.stream, subject)
+            purge = partial(self.data.purge, self.stream, subject)
+            await until_done(purge, f"purge of {subject}")
 
     def _hand_on(self, whose: Whose, of: InitialSet) -> None:
         """The payloads are the machine's from now on: it drops them if it does not take them."""
@@ -238,8 +262,6 @@ class InitialSets:
         first = of.parts[self.owned[0]]
         del self.sets[whose]
         self.current = None
-        complete = [w for w, s in self.sets.items() if s.complete(self.owned)]
-        self._choose(next(iter([*complete, *self.sets]), None))
         self.put(
             InitSeen(*whose, first.config_hash, first.layout, tuple(names), tuple(digests), finite)
         )
