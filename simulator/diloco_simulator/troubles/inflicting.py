@@ -58,15 +58,17 @@ class Inflicting:
         # Only learners have steps to slow down, and gradients.
         of = world.machines if kind in ("kill", "hang") or not world.learners else world.learners
         machine = rng.choice(of)
-        body: dict[str, Any] = {
-            "kind": kind,
-            "target": machine.name,
-            "duration_s": rng.uniform(0.5, 8.0),
-            "factor": rng.uniform(1.0, 4.0),
-            "after_s": rng.choice([0.0, 0.0, 3.0]),
-        }
+        body: dict[str, Any] = {"kind": kind, "target": machine.name}
+        for_s, factor = rng.uniform(0.5, 8.0), rng.uniform(1.0, 4.0)
+        after_s = rng.choice([0.0, 0.0, 3.0])
+        if kind in ("hang", "slow"):
+            body["duration_s"] = for_s
+        if kind == "slow":
+            body["factor"] = factor
         if machine in world.learners and rng.random() < 0.3:
             body["at_step"] = rng.randint(0, 20)
+        else:
+            body["after_s"] = after_s
         before, starts = machine.process, machine.starts
         status, said = await self.visitors.ask(
             "POST", "/chaos", body, may=(202, 404, 409), headers={"Idempotency-Key": f"{body}"}

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from waiting import until
 
 from diloco_shared.process.chaos import Abilities, FaultAgent
@@ -89,6 +90,25 @@ async def test_refusals_say_why(world: Any) -> None:
         assert {f["path"] for f in faults} == {"kind", "factor"}
         silent = await desk.ask("POST", "/v1/chaos", {"kind": "kill", "target": "nats"})
         assert silent.status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"kind": "kill", "duration_s": 5}, "duration_s is for hang and slow: kill has no end"),
+        ({"kind": "hang", "duration_s": 5, "factor": 3}, "factor is for slow, not for hang"),
+        ({"kind": "kill", "at_step": 9, "after_s": 2}, "give at_step or after_s, not both"),
+    ],
+)
+async def test_what_does_not_belong_to_a_fault_is_refused(
+    world: Any, more: dict[str, Any], said: str
+) -> None:
+    async with world.coordinator() as desk, agent(world, "a") as there:
+        await world.joins("a")
+        await until(lambda: desk.registry.roll.living)
+        answer = await desk.ask("POST", "/v1/chaos", {"target": "a", **more})
+        assert answer.status_code == 422 and said in answer.text
+        assert not there.armed and not there.tasks
 
 
 async def test_chaos_is_off_unless_the_deployment_says_so(world: Any) -> None:

@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diloco_coordinator.access import asker, digest, sees
 from diloco_coordinator.api.auth_io import Guard, must
@@ -31,6 +31,17 @@ class FaultRequest(BaseModel):
     after_s: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False)
     duration_s: float = Field(0.0, ge=0, le=3600, allow_inf_nan=False)
     factor: float = Field(1.0, ge=1, le=1000, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _of_this_kind(self) -> "FaultRequest":
+        """Whoever says more than the fault has means another one."""
+        if self.duration_s and self.kind not in ("hang", "slow"):
+            raise ValueError(f"duration_s is for hang and slow: {self.kind} has no end")
+        if self.factor != 1.0 and self.kind != "slow":
+            raise ValueError(f"factor is for slow, not for {self.kind}")
+        if self.at_step is not None and self.after_s:
+            raise ValueError("give at_step or after_s, not both")
+        return self
 
 
 class Chaos:
