@@ -190,9 +190,13 @@ class Client:
 
     def checkpoints(self, run: str = "") -> list[dict[str, Any]]:
         """Complete ones of a run, or of all that are kept where most are; oldest first."""
+        return self.all_checkpoints(run)["checkpoints"]
+
+    def all_checkpoints(self, run: str = "") -> dict[str, list[dict[str, Any]]]:
+        """As `checkpoints`, and beside them those that are `damaged`: `ref`, `run` and `reason`."""
         path = f"/v1/runs/{_part(run)}/checkpoints" if run else "/v1/checkpoints"
-        found: list[dict[str, Any]] = self._call("GET", path)["checkpoints"]
-        return found
+        found: dict[str, list[dict[str, Any]]] = self._call("GET", path)
+        return {"damaged": [], **found}  # a coordinator before 0.3 leaves them out
 
     def show_checkpoint(self, run: str, number: int) -> dict[str, Any]:
         found: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(run)}/checkpoints/{number}")

@@ -96,3 +96,8 @@ def test_a_run_that_never_goes_back_is_said_to(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(CliError, match="has not gone back after 0 s"):
         restored(Client(at(0)))
     assert restored(Client(at(0)), wait=False) == at(0)
+
+
+def test_a_damaged_one_is_listed_with_how_to_remove_it() -> None:
+    line = checkpoints._damaged_line({"ref": "r.ab12/2", "reason": "r.ab12/2/x is damaged: y"})
+    assert line == "r.ab12/2/x is damaged: y: 'diloco checkpoint delete r.ab12/2' removes it"

@@ -65,10 +65,12 @@ def list_(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Complete checkpoints, oldest first."""
+    """Complete checkpoints, oldest first, and those that are damaged."""
     with connect(where) as client:
-        found = client.checkpoints(run)
-    show(found, as_json, lambda: [_line(c) for c in found] or ["no checkpoints"])
+        listed = client.all_checkpoints(run)
+    found, damaged = listed["checkpoints"], listed["damaged"]
+    lines = [*map(_line, found), *map(_damaged_line, damaged)]
+    show(found, as_json, lambda: lines or ["no checkpoints"])
 
 
 @checkpoint.command("show")
@@ -159,6 +161,7 @@ def delete(
             client.delete_checkpoint(run, number)
         else:
             client.delete_stored(run)
+    typer.echo(f"checkpoint {number or run} is removed")
 
 
 def _line(c: dict[str, Any]) -> str:
@@ -168,6 +171,10 @@ def _line(c: dict[str, Any]) -> str:
         f"{c['ref']}: {c['run']} {c['number']}, {at}, step {c['stamp']['steps']}, "
         f"{len(c['learners'])} learners{missing}, {c['bytes'] / 1e6:.1f} MB ({c['reason']})"
     )
+
+
+def _damaged_line(c: dict[str, Any]) -> str:
+    return f"{c['reason']}: 'diloco checkpoint delete {c['ref']}' removes it"
 
 
 def _details(c: dict[str, Any]) -> list[str]:

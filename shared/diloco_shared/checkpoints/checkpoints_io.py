@@ -32,6 +32,10 @@ class CheckpointError(ValueError):
     """There is no such checkpoint, or it is damaged; the text says what to do."""
 
 
+class CheckpointMissing(CheckpointError):
+    """There is no such checkpoint; the text says which there are."""
+
+
 class RunCheckpoints:
     """All checkpoints under one root; of many runs, deleted ones too."""
 
@@ -104,7 +108,7 @@ class RunCheckpoints:
             run = folder.partition(".")[0]
             known = [r for r in self.complete() if r.partition(".")[0] == run] or self.complete()
             listed = ", ".join(known[-10:]) or "none"
-            raise CheckpointError(f"there is no checkpoint {ref} in {self.root}; known: {listed}")
+            raise CheckpointMissing(f"there is no checkpoint {ref} in {self.root}; known: {listed}")
         try:
             return CheckpointManifest.model_validate_json(body, extra="ignore"), digest_bytes(body)
         except ValidationError as error:

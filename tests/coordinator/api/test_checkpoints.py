@@ -71,10 +71,17 @@ async def test_one_that_cannot_be_read_hides_no_other(
         _, damaged_ref, _ = [kept(spec, number) for number in (1, 2, 3)]
         (tmp_path / damaged_ref / "manifest.json").write_text("{")
         for path in ("/v1/checkpoints", "/v1/runs/demo/checkpoints"):
-            found = (await desk.get(path))["checkpoints"]
-            assert [c["number"] for c in found] == [1, 3]
+            found = await desk.get(path)
+            assert [c["number"] for c in found["checkpoints"]] == [1, 3]
+            assert [(c["ref"], c["run"]) for c in found["damaged"]] == [(damaged_ref, "demo")]
+            assert "is damaged" in found["damaged"][0]["reason"]
         damaged = await desk.ask("GET", "/v1/runs/demo/checkpoints/2")
         assert damaged.status_code == 404 and "is damaged" in damaged.json()["detail"]
+        gone = await desk.ask("DELETE", "/v1/runs/demo/checkpoints/2")
+        assert gone.status_code == 204 and not (tmp_path / damaged_ref).exists()
+        assert (await desk.get("/v1/checkpoints"))["damaged"] == []
+        again = await desk.ask("DELETE", "/v1/runs/demo/checkpoints/2")
+        assert again.status_code == 404 and "known: " in again.json()["detail"]
 
 
 async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(

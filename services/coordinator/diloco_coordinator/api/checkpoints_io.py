@@ -20,7 +20,11 @@ from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
 from diloco_shared.bus.stored_records import readable as record_in
 from diloco_shared.bus.stored_records import write_if
-from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
+from diloco_shared.checkpoints.checkpoints_io import (
+    CheckpointError,
+    CheckpointMissing,
+    RunCheckpoints,
+)
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import CheckpointManifest, reference
 from diloco_shared.protocol.records import Incarnation, Restore, RunRecord
@@ -97,24 +101,26 @@ class CheckpointRoutes:
     async def everywhere(self) -> dict[str, Any]:
         """Complete checkpoints where most runs keep them; of deleted runs too."""
         token, found = asker(), await self._list(self._at(self.root), "")
-        return {"checkpoints": [c for c in found if sees(token, str(c["run"]))]}
+        return {kind: [c for c in of if sees(token, str(c["run"]))] for kind, of in found.items()}
 
     async def index(self, run: str) -> dict[str, Any]:
         """Complete checkpoints of a run, oldest first."""
         there, folder = await self._of(run)
-        return {"checkpoints": await self._list(there, folder)}
+        return await self._list(there, folder)
 
-    async def _list(self, there: RunCheckpoints, folder: str) -> list[dict[str, Any]]:
-        """Those that can be read: one that was just removed, or is damaged, hides no other."""
+    async def _list(self, there: RunCheckpoints, folder: str) -> dict[str, list[dict[str, Any]]]:
+        """Those that can be read, and the damaged: neither these nor a removed one hide others."""
 
-        def read() -> list[dict[str, Any]]:
-            found = []
+        def read() -> dict[str, list[dict[str, Any]]]:
+            found, damaged = [], []
             for ref in there.complete(folder):
                 try:
                     found.append(_view(ref, there.manifest(ref)[0]))
+                except CheckpointMissing:
+                    pass  # removed since
                 except CheckpointError as error:
-                    log.warning("checkpoint not listed", ref=ref, error=str(error))
-            return found
+                    damaged.append({"ref": ref, "run": run_of_folder(ref), "reason": str(error)})
+            return {"checkpoints": found, "damaged": damaged}
 
         return await _asked(read)
 
@@ -153,8 +159,13 @@ class CheckpointRoutes:
 
     async def _remove(self, there: RunCheckpoints, folder: str, number: int) -> None:
         _, ref = await _asked(lambda: RunCheckpoints.at(reference(folder, number), there.root))
-        await self._manifest(there, ref)
-        await _asked(lambda: there.remove(ref))
+
+        def remove() -> None:
+            if ref not in there.complete(folder):
+                there.manifest(ref)  # says what there is instead
+            there.remove(ref)  # a damaged one too
+
+        await _asked(remove)
 
     async def restore(
         self, run: str, number: int, request: RestoreRequest, response: Response
