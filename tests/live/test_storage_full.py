@@ -15,7 +15,6 @@ from syncer.contexts import context
 from waiting import until
 
 from diloco_shared.bus.blobs import get_blob
-from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus, StreamSpec
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.process.hub_watch import LOOK_S
@@ -170,6 +169,19 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@asynccontextmanager
+async def hub_on(disk: Path) -> AsyncIterator[tuple[NatsServer, Bus]]:
+    """A message server that keeps everything on `disk`, and a bus with the run's streams."""
+    server = NatsServer(disk / "nats", name="test")
+    await server.start()
+    try:
+        async with connected(server.url) as bus:
+            await streams(bus)
+            yield server, bus
+    finally:
+        await server.stop()
+
+
 async def keeping(server: NatsServer) -> None:
     """As `diloco up` does: a failed write may leave the server without any answer."""
     while True:
@@ -180,11 +192,7 @@ async def keeping(server: NatsServer) -> None:
 
 
 async def test_a_hub_out_of_disk_is_named_and_goes_on(disk: Path) -> None:
-    server = NatsServer(disk / "nats", name="test")
-    await server.start()
-    try:
-        bus = await NatsBus.connect(server.url, name="s")
-        await streams(bus)
+    async with hub_on(disk) as (server, bus):
         filler = disk / "filler"
         filler.write_bytes(bytes(122 * MIB))
         async with leading(bus) as leader:
@@ -206,19 +214,12 @@ async def test_a_hub_out_of_disk_is_named_and_goes_on(disk: Path) -> None:
                 await publishing
             await leader.comes_to("running")
         assert await arrived(bus, 1)
-        await bus.close()
-    finally:
-        await server.stop()
 
 
 async def test_a_hub_out_of_disk_is_named_by_a_leader_that_only_waits_for_its_lease(
     disk: Path,
 ) -> None:
-    server = NatsServer(disk / "nats", name="test")
-    await server.start()
-    try:
-        bus = await NatsBus.connect(server.url, name="s")
-        await streams(bus)
+    async with hub_on(disk) as (server, bus):
         filler = disk / "filler"
         with suppress(OSError):
             filler.write_bytes(bytes(128 * MIB))
@@ -229,9 +230,6 @@ async def test_a_hub_out_of_disk_is_named_by_a_leader_that_only_waits_for_its_le
             await server.terminate()
             await server.start()
             await leader.comes_to("running")
-        await bus.close()
-    finally:
-        await server.stop()
 
 
 async def test_the_tape_is_synced_and_bulk_is_not(nats_server: NatsServer) -> None:

@@ -170,6 +170,28 @@ async def test_a_full_hub_is_named_where_only_the_lease_stands_still() -> None:
     assert not (await bus.stream_info(subjects.state_stream("t"))).messages, "nothing is left"
 
 
+async def test_a_full_hub_is_named_while_a_round_is_open() -> None:
+    """It waits for contributions, of whose stream no write has failed yet."""
+    bus, d = await hub(), driver()
+    look, told = looking(bus, Outbox(context(d.spec, bus)), d)
+    look.pulling = look.lapsed = lambda: True
+    bus.broker.disk_full = True
+    await look.look(0.0)
+    assert [e.place for e in told if isinstance(e, Full) and e.reason] == ["hub"]
+    bus.broker.restart()
+    await look.look(1.0)
+    assert "hub" not in d.machine.room.full
+
+
+async def test_a_stream_that_is_missing_is_no_full_disk() -> None:
+    bus, d = await hub(), driver()
+    look, told = looking(bus, Outbox(context(d.spec, bus)), d)
+    look.lapsed = lambda: True
+    await bus.delete_stream(subjects.state_stream("t"))
+    await look.look(0.0)
+    assert not [e for e in told if isinstance(e, Full)]
+
+
 async def test_a_lease_that_is_not_renewed_says_nothing_of_a_disk_with_room() -> None:
     bus, d = await hub(), driver()
     look, told = looking(bus, Outbox(context(d.spec, bus)), d)

@@ -39,6 +39,10 @@ class Refused(BusError):
     """The server answered no for another reason; the text says which."""
 
 
+class NoStream(Refused):
+    """There is no such stream."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """One core message. `reply` is empty unless an answer is wanted."""

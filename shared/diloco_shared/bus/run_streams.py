@@ -6,7 +6,7 @@ from functools import partial
 
 import structlog
 
-from diloco_shared.bus.port import Bus, Refused, StreamInfo, StreamSpec, TooFewNodes
+from diloco_shared.bus.port import Bus, NoStream, StreamInfo, StreamSpec, TooFewNodes
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.bus.stream_kv import bucket_stream
@@ -85,7 +85,7 @@ async def _there(bus: Bus, name: str) -> StreamInfo | None:
     """None for a stream that is not there."""
     try:
         return await bus.stream_info(name)
-    except Refused:
+    except NoStream:
         return None
 
 

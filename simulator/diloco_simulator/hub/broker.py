@@ -19,6 +19,7 @@ from diloco_shared.bus.port import (
     BusError,
     Conflict,
     Delivery,
+    NoStream,
     Refused,
     StorageInfo,
     Stored,
@@ -417,7 +418,7 @@ class MemoryBroker:
     def _named(self, name: str) -> _Stream:
         self.expire()
         if name not in self._streams:
-            raise Refused(f"stream {name}: stream not found")
+            raise NoStream(f"stream {name}: stream not found")
         return self._streams[name]
 
     def _of_subject(self, subject: str) -> _Stream:

@@ -36,6 +36,7 @@ from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import (
     BusError,
     Conflict,
+    NoStream,
     Refused,
     StorageInfo,
     Stored,
@@ -531,7 +532,7 @@ class Runs:
             raise Problem(503, "The tape's archive cannot be read", str(error)) from None
         except Unavailable:
             # A missing stream looks like a missing server, unless one asks for its sizes.
-            with contextlib.suppress(Refused):
+            with contextlib.suppress(NoStream):
                 await bus.stream_info(stream)
                 raise
             return []  # no syncer has taken the run yet: it has no tape

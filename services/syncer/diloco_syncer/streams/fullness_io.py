@@ -14,7 +14,7 @@ import structlog
 
 from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
-from diloco_shared.bus.port import Refused, Stored, StreamFull, Unavailable
+from diloco_shared.bus.port import NoStream, Refused, Stored, StreamFull, Unavailable
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
@@ -147,9 +147,9 @@ class Fullness:
         """Ask what cannot be written where writes stand still."""
         # What could not be written is asked about until it can be: no round may be waiting for it.
         asked = dict.fromkeys([*self.unwritten, *self._stalled(now)])
-        if not asked and self.lapsed() and not await self._takes():
-            asked = {"STATE": None}
         told = {kind: await self._unwritten(kind) for kind in asked}
+        if not any(told.values()) and self.lapsed() and not await self._takes():
+            told["STATE"] = await self._unwritten("STATE")
         self.unwritten = [kind for kind, why in told.items() if why]
         reasons = [told[kind] for kind in self.unwritten]
         self._judge("hub", reasons[0] if reasons else "", now, after_s=0.0)
@@ -199,6 +199,8 @@ class Fullness:
         stream = subjects.run_stream(self.spec.name, kind)
         try:
             await self.control.purge(stream, f"{kind.lower()}.{self.spec.name}.none.none.none")
+        except NoStream:
+            return ""
         except Refused as error:
             return (
                 f"the hub's disk is full, {kind} cannot be written ({error}): free disk there; "

@@ -11,6 +11,7 @@ from diloco_shared.bus.nats.wire import WireFault, parse_headers
 from diloco_shared.bus.port import (
     BusError,
     Conflict,
+    NoStream,
     Refused,
     Stored,
     StreamFull,
@@ -34,11 +35,11 @@ _BUCKET = "KV_"
 READ_BYTES_MAX = 8 << 20
 NS_PER_S = 1_000_000_000
 
-STREAM_NOT_FOUND = 10059
 STREAM_NAME_TAKEN = 10058
 NO_MESSAGE = 10037
 _WRONG_LAST = {10071, 10164}
 _FULL = {10077, 10047, 10023}
+_NO_STREAM = 10059
 # No peers to place it on; copies asked of a server that is the only one.
 _TOO_FEW_NODES = {10005, 10074}
 # What the nodes of a hub say while they have no leader for it: fewer than half of them are there.
@@ -80,6 +81,8 @@ def failure(error: dict[str, Any], what: str) -> BusError:
         return NoMajority(f"{text} (the hub's nodes have no leader)")
     if code in _PASSING:
         return Unavailable(text)
+    if code == _NO_STREAM:
+        return NoStream(text)
     return ApiRefused(text, code)
 
 

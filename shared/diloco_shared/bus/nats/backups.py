@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from diloco_shared.bus.nats.api import STREAM_NOT_FOUND, ApiRefused, answer_of, api_call
+from diloco_shared.bus.nats.api import answer_of, api_call
 from diloco_shared.bus.nats.link import NatsLink, Raw
-from diloco_shared.bus.port import BusError, Refused, Unavailable
+from diloco_shared.bus.port import BusError, NoStream, Refused, Unavailable
 
 # Of a chunk. The server sends the next ones when it is told that those before were taken.
 CHUNK_BYTES = 128 << 10
@@ -56,10 +56,8 @@ async def config_of(link: NatsLink, stream: str) -> dict[str, Any] | None:
     """How a stream is set up; None once it is gone. Raises BusError."""
     try:
         answer = await api_call(link, f"STREAM.INFO.{stream}", {}, what=f"stream {stream}")
-    except ApiRefused as error:
-        if error.code == STREAM_NOT_FOUND:
-            return None
-        raise
+    except NoStream:
+        return None
     config: dict[str, Any] = answer["config"]
     return config
 
@@ -75,10 +73,8 @@ async def save(link: NatsLink, stream: str, file: Path) -> dict[str, Any] | None
         try:
             call = f"STREAM.SNAPSHOT.{stream}"
             answer = await api_call(link, call, asked, what=f"snapshot of {stream}")
-        except ApiRefused as error:
-            if error.code == STREAM_NOT_FOUND:
-                return None
-            raise
+        except NoStream:
+            return None
         with file.open("xb") as out:
             async for chunk in _chunks(link, stream, arrived):
                 await asyncio.to_thread(out.write, chunk)

@@ -17,13 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from diloco_shared.bus.nats.access import Address
-from diloco_shared.bus.nats.api import PATIENCE_S, STREAM_NOT_FOUND, ApiRefused
+from diloco_shared.bus.nats.api import PATIENCE_S
 from diloco_shared.bus.nats.lane_get import Receiving
 from diloco_shared.bus.nats.lane_put import Sending
 from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
 from diloco_shared.bus.nats.link import NatsLink
 from diloco_shared.bus.nats.pulls import forget_consumer, heartbeat_s, open_consumer
-from diloco_shared.bus.port import TransferProgress, Unavailable
+from diloco_shared.bus.port import NoStream, TransferProgress, Unavailable
 from diloco_shared.protocol.chunks import Incoming, Outgoing
 from diloco_shared.protocol.pace import TokenBucket
 
@@ -132,10 +132,8 @@ class NatsLanes:
         name = "b" + secrets.token_hex(8)
         try:
             there = await open_consumer(self._link, stream, subject, name=name, start_seq=start_seq)
-        except ApiRefused as error:
-            if error.code == STREAM_NOT_FOUND:
-                raise Unavailable(str(error)) from None
-            raise
+        except NoStream as error:
+            raise Unavailable(str(error)) from None
         return name, there
 
     async def _run(

@@ -9,7 +9,7 @@ import base64
 import json
 import math
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import structlog
@@ -22,7 +22,6 @@ from diloco_shared.bus.nats.api import (
     PATIENCE_S,
     READ_BYTES_MAX,
     STREAM_NAME_TAKEN,
-    STREAM_NOT_FOUND,
     ApiRefused,
     api_call,
     headers_of,
@@ -33,6 +32,7 @@ from diloco_shared.bus.nats.link import NatsLink, Raw
 from diloco_shared.bus.nats.reader import Reader, ReplyInbox
 from diloco_shared.bus.port import (
     BusError,
+    NoStream,
     Refused,
     StorageInfo,
     Stored,
@@ -107,10 +107,8 @@ class NatsStreams(StreamKv):
             await api_call(
                 self._link, f"STREAM.UPDATE.{name}", wished | kept, what=f"update stream {name}"
             )
-        except ApiRefused as error:
-            if error.code == STREAM_NOT_FOUND:
-                raise why from None
-            raise
+        except NoStream:
+            raise why from None
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
         await self.ensure(
@@ -141,11 +139,8 @@ class NatsStreams(StreamKv):
         return not spec.synced and spec.replicas == 1 and not self._link.several_nodes
 
     async def delete_stream(self, name: str) -> None:
-        try:
+        with suppress(NoStream):
             await api_call(self._link, f"STREAM.DELETE.{name}", {}, what=f"delete stream {name}")
-        except ApiRefused as error:
-            if error.code != STREAM_NOT_FOUND:
-                raise
 
     async def stream_info(self, stream: str) -> StreamInfo:
         answer = await api_call(self._link, f"STREAM.INFO.{stream}", {}, what=f"stream {stream}")
