@@ -24,6 +24,8 @@ PORT, API_PORT = "4229", "8489"
 Rule = tuple[str, ...]
 # Who all containers run as.
 USER = 10001
+# The operator's container at the hub, and for how long it waits for commands, in seconds.
+SHELL, DAY_S = "diloco-hub-shell", "86400"
 NEXT_IMAGE = "diloco-learner-next-release"
 # The same program, which says that it is the next release (tests/next_release.py).
 NEXT_DOCKERFILE = """FROM diloco-learner
@@ -97,6 +99,10 @@ class Containers:
         for place in ("hub", *SITES):
             (self.folder / place).mkdir(mode=0o700)
             os.chown(self.folder / place, USER, USER)
+        # Its shell stays open, as the page advises: what is typed there starts no container.
+        self.compose(
+            "hub", "run", "-d", "--name", SHELL, "--entrypoint", "sleep", "operator", DAY_S
+        )
         hosts = ("--host", self.host, "--host", "nats")
         listen = ("--listen", "0.0.0.0:4222", "--store", "/data")
         self.operator("hub", "init", "/hub", *listen, *hosts, "--mutual-tls")
@@ -154,6 +160,8 @@ class Containers:
         for rule in self.rules:
             with suppress(RuntimeError):
                 out_of("iptables", "-D", *rule)
+        with suppress(RuntimeError):
+            out_of("docker", "rm", "-f", SHELL)
         for place in ("hub", *SITES):
             self.compose(place, "down", "-v", "--remove-orphans")
         with suppress(RuntimeError):
@@ -184,8 +192,8 @@ class Containers:
         return done.stdout
 
     def operator(self, *arguments: str) -> str:
-        """The command line of the hub, in a container of its own."""
-        return self.compose("hub", "run", "--rm", "-T", "operator", *arguments)
+        """The command line of the hub, in the operator's open shell."""
+        return out_of("docker", "exec", SHELL, "diloco", *arguments)
 
     @staticmethod
     def _project(place: str) -> str:

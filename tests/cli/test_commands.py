@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def diloco(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return status, out, err
 
     return command
+
+
+def test_the_command_says_which_version_it_is(diloco: Diloco) -> None:
+    status, out, _ = diloco("--version")
+    assert (status, out) == (0, f"decoupled-diloco {version('decoupled-diloco')}\n")
 
 
 def test_a_command_speaks_to_the_cluster_of_the_environment(server: Server, diloco: Diloco) -> None:

@@ -5,6 +5,8 @@ what machines are looked at with, and take twice as long to import as most verbs
 """
 
 from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -32,6 +34,21 @@ VERBS = {
 SIMULATOR = "sim"
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"decoupled-diloco {version('decoupled-diloco')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Say which version this is.", callback=_say_version),
+    ] = False,
+) -> None:
+    """What stands before a verb."""
+
+
 def app_for(verb: str) -> typer.Typer:
     """The command with the file of that verb; with all of them where there is no such verb."""
     if verb == SIMULATOR:
@@ -52,7 +69,7 @@ def _app(files: tuple[str, ...], *, sim: bool = False) -> typer.Typer:
         help="Train language models across islands of compute that may fail.",
     )
     # Without one a command of one verb is that verb, and would not be told its name.
-    app.callback()(lambda: None)
+    app.callback()(_options)
     for file in files:
         app.add_typer(import_module(f"diloco_cli.commands.{file}").app)
     if sim:
