@@ -80,6 +80,7 @@ class Containers:
     def __init__(self, folder: Path) -> None:
         self.folder, self.command = folder, compose_command()
         self.rules: list[Rule] = []
+        self.server = ""
         # The address under which every network of this machine reaches the hub's port.
         (bridge,) = json.loads(out_of("ip", "-4", "-json", "address", "show", "docker0"))
         self.host = str(bridge["addr_info"][0]["local"])
@@ -139,11 +140,11 @@ class Containers:
 
     def connected(self, site: str) -> bool:
         """Whether the message server has let a connection of that site in."""
-        names = out_of("docker", "exec", self._container("hub", "nats"), "python3", "-c", _NAMES)
+        names = out_of("docker", "exec", self._server(), "python3", "-c", _NAMES)
         return any(name.startswith(f"{site}-") for name in names.splitlines())
 
     def life_of_server(self) -> str:
-        shown = out_of("docker", "top", self._container("hub", "nats"))
+        shown = out_of("docker", "top", self._server())
         return next(
             (line.split()[1] for line in shown.splitlines() if "nats-server -c" in line), ""
         )
@@ -199,8 +200,11 @@ class Containers:
     def _project(place: str) -> str:
         return f"diloco-{place}"
 
-    def _container(self, place: str, service: str = "learner") -> str:
-        return self.compose(place, "ps", "-q", service).split()[0]
+    def _server(self) -> str:
+        """The message server's container. Compose takes a second to say it, so it is asked once."""
+        if not self.server:
+            self.server = self.compose("hub", "ps", "-q", "nats").split()[0]
+        return self.server
 
     def _token(self) -> str:
         try:

@@ -1,7 +1,6 @@
-"""Commands about a hub: its message server's configuration, and which sites may connect."""
+"""Commands about a hub: its message server's configuration, and backups of what it holds."""
 
 import asyncio
-import re
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -9,13 +8,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from diloco_cli.cluster import HERE as LOCAL
+from diloco_cli.commands.hub_files import HERE, amiss, certified, reload
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
 from diloco_cli.message_server import Login, bus_of
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
-from diloco_shared.bus.nats.hub_config import ACCOUNTS, leaf_conf
-from diloco_shared.bus.nats.keys import Credentials, read_credentials
-from diloco_shared.bus.nats.rights import Role
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
 from diloco_shared.process.hub_nodes import Node, nodes_at, url_of
@@ -25,15 +22,8 @@ T = TypeVar("T")
 
 app = typer.Typer()
 hub = typer.Typer(no_args_is_help=True, help="The message server of a hub, and its identities.")
-site = typer.Typer(no_args_is_help=True, help="Which sites may connect to a hub.")
 app.add_typer(hub, name="hub")
-app.add_typer(site, name="site")
 
-Name = Annotated[str, typer.Argument(help="Name of the identity: that of a site, mostly.")]
-Hub = Annotated[Path, typer.Option("--hub", help="Folder that 'diloco hub init' made.")]
-PublicKey = Annotated[
-    str, typer.Option(help="Of a key that the site made itself ('diloco site key').")
-]
 Leaves = Annotated[
     str,
     typer.Option(
@@ -41,7 +31,6 @@ Leaves = Annotated[
         "0.0.0.0:7422; '': nowhere."
     ),
 ]
-HERE = Path("hub")
 _BEGUN = "what was begun is no backup, and no hub: remove it"
 
 
@@ -102,11 +91,11 @@ def init(
             file_bytes_max=max_bytes,
         )
     except (ValueError, OSError) as error:
-        raise _amiss(folder, error) from None
+        raise amiss(folder, error) from None
     _to_start(folder.resolve(), nodes)
     for path in made:
         print(f"credentials of {path.name}: {path}")
-        _certified(folder, path.name)
+        certified(folder, path.name)
     if host or (nodes and not cert):
         print(
             f"{folder.resolve() / hub_folder.AUTHORITY}: every process trusts it by DILOCO_NATS_CA"
@@ -150,9 +139,9 @@ def renew(
     try:
         made = hub_folder.renew(folder, host or ())
     except (ValueError, OSError) as error:
-        raise _amiss(folder, error) from None
+        raise amiss(folder, error) from None
     print(f"{made}: the message server's certificate is new")
-    _reload(folder, changed="all files *.pem")
+    reload(folder, changed="all files *.pem")
 
 
 @hub.command()
@@ -221,7 +210,7 @@ def _stores(store: Path | None, folder: Path | None) -> tuple[list[Path], list[s
     try:
         there = hub_folder.stores_of(folder)
     except ValueError as error:
-        raise _amiss(folder, error) from None
+        raise amiss(folder, error) from None
     if store is not None and len(there) > 1:
         raise CliError("each node of this hub has its own store: leave --store out", INVALID)
     return [*there.values()] if store is None else [store], [*there]
@@ -238,164 +227,3 @@ def _backed(work: Coroutine[Any, Any, T], where: str) -> T:
         raise CliError(f"{error}; {_BEGUN}") from None
     except OSError as error:
         raise CliError(f"{error.filename or where}: {why(error)}; {_BEGUN}") from None
-
-
-@site.command()
-def add(
-    name: Name,
-    folder: Hub = HERE,
-    learner: Annotated[
-        list[str] | None,
-        typer.Option(help="Id of a learner of the site; several times for several. Else NAME."),
-    ] = None,
-    role: Annotated[
-        str, typer.Option(help="learner; or syncer, reader, supervisor for the hub's own.")
-    ] = "learner",
-    public_key: PublicKey = "",
-) -> None:
-    """Let another site in."""
-    if role not in ("learner", "syncer", "reader", "supervisor"):
-        raise CliError(f"--role {role}: give learner, syncer, reader or supervisor", INVALID)
-    kind: Role = role  # type: ignore[assignment]
-    try:
-        made = hub_folder.add(folder, name, kind, learner or (), public_key=public_key)
-    except (ValueError, OSError) as error:
-        raise _amiss(folder, error) from None
-    _handed_out(folder, name, made)
-    _reload(folder)
-
-
-@site.command()
-def revoke(name: Name, folder: Hub = HERE) -> None:
-    """Cut a site off, and let it in no more."""
-    try:
-        hub_folder.revoke(folder, name)
-    except (ValueError, OSError) as error:
-        raise _amiss(folder, error) from None
-    _reload(folder)
-
-
-@site.command()
-def rotate(
-    name: Name,
-    folder: Hub = HERE,
-    public_key: PublicKey = "",
-    finish: Annotated[
-        bool, typer.Option("--finish", help="The site has its new key: the old one is good no more")
-    ] = False,
-) -> None:
-    """Give a site a new key; the old one is good until you call this with --finish."""
-    if finish and public_key:
-        raise CliError("--finish makes no new key: leave --public-key out", INVALID)
-    try:
-        if finish:
-            hub_folder.retire(folder, name)
-        else:
-            made = hub_folder.rotate(folder, name, public_key=public_key)
-            _handed_out(folder, name, made)
-    except (ValueError, OSError) as error:
-        raise _amiss(folder, error) from None
-    _reload(folder)
-
-
-@site.command("list")
-def list_(folder: Hub = HERE, as_json: Json = False) -> None:
-    """Show who may connect."""
-    try:
-        found = hub_folder.identities_of(folder)
-    except ValueError as error:
-        raise _amiss(folder, error) from None
-    rows = [
-        {"name": i.name, "role": i.role, "learners": [*i.members], "keys": [*i.keys]} for i in found
-    ]
-    show(
-        rows,
-        as_json,
-        lambda: [
-            f"{i.name}: {i.role}"
-            + (f" of {', '.join(i.members)}" if i.members else "")
-            + (", old and new key" if len(i.keys) > 1 else "")
-            for i in found
-        ],
-    )
-
-
-@site.command("key")
-def key_(
-    name: Name, to: Annotated[Path, typer.Option(help="File to write the secret to.")]
-) -> None:
-    """At a site: make a key whose secret stays here, and print what the hub needs of it."""
-    try:
-        credentials = Credentials.new(name)
-        hub_folder.write_secret(to, credentials.document())
-    except (ValueError, OSError) as error:
-        raise _amiss(to, error) from None
-    print(credentials.public_key)
-
-
-@site.command()
-def leaf(
-    credentials: Annotated[
-        Path, typer.Option(help="Credentials of the site, as its learners have them.")
-    ],
-    hub_url: Annotated[
-        list[str],
-        typer.Option(
-            help="Where the hub listens to message servers of sites: tls://HOST:PORT. Several "
-            "times for the nodes of one hub."
-        ),
-    ],
-    to: Annotated[Path, typer.Option(help="File to write: it will hold the site's secret.")],
-    listen: Annotated[
-        str, typer.Option(help="Where the site's processes reach it.")
-    ] = "127.0.0.1:4222",
-    ca: Annotated[str, typer.Option(help="The hub's authority.pem.")] = "",
-    client_cert: Annotated[
-        str, typer.Option(help="The site's certificate, if the hub demands one.")
-    ] = "",
-) -> None:
-    """At a site: write the configuration of a message server of its own (a leaf node)."""
-    for url in hub_url:
-        if not re.fullmatch(r"(tls|nats)://[^\s/@]+:\d+", url):
-            raise CliError(f"--hub-url {url}: write it as tls://hub.example.org:7422", INVALID)
-    try:
-        who = read_credentials(credentials)
-        document = leaf_conf(
-            who,
-            name=f"leaf-{who.name}",
-            listen=listen,
-            hub=hub_url,
-            pid_file=str(to.resolve().with_suffix(".pid")),
-            authority=str(Path(ca).resolve()) if ca else "",
-            certificate=str(Path(client_cert).resolve()) if client_cert else "",
-        )
-        hub_folder.write_secret(to, document)
-    except (ValueError, OSError) as error:
-        raise _amiss(to, error) from None
-    print(f"{to}: start the site's message server with 'nats-server -c {to}'")
-    print(f"the site's processes find it by DILOCO_NATS_URL=nats://{listen}")
-    if any(url.startswith("nats:") for url in hub_url):
-        print("a hub without tls:// is spoken to in the clear: others can read it all")
-
-
-def _handed_out(folder: Path, name: str, path: Path | None) -> None:
-    if path is not None:
-        print(f"{path}: give it to {name} alone, as DILOCO_NATS_CREDENTIALS, and remove it here")
-    _certified(folder, name)
-
-
-def _certified(folder: Path, name: str) -> None:
-    path = hub_folder.certificate_of(folder.resolve(), name)
-    if path.exists():
-        print(f"{path}: give it to {name} alone, as DILOCO_NATS_CLIENT_CERT, and remove it here")
-
-
-def _reload(folder: Path, changed: str = ACCOUNTS) -> None:
-    rest = hub_folder.reload(folder, changed=changed)
-    print(rest or "the message server knows it")
-
-
-def _amiss(path: Path, error: ValueError | OSError) -> CliError:
-    if isinstance(error, OSError):
-        return CliError(f"{path} cannot be written: {why(error)}")
-    return CliError(str(error), INVALID)
