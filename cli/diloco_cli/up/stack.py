@@ -297,6 +297,7 @@ def _inherited() -> dict[str, str]:
     """This process's environment without settings of ours that are meant for others."""
     kept = (
         "DILOCO_LOG",
+        "DILOCO_LOG_FORMAT",
         "DILOCO_CRASH_AT",
         "DILOCO_CACHE",
         "DILOCO_CACHE_BYTES_MAX",

@@ -18,7 +18,7 @@ def main() -> None:
     """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
     try:
         settings = Settings()
-        configure(settings.log)
+        configure(settings.log, json=settings.log_format == "json")
     except (ValidationError, ValueError) as error:
         print(f"diloco-coordinator: {error}", file=sys.stderr)
         sys.exit(2)

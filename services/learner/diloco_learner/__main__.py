@@ -32,7 +32,7 @@ def main() -> None:
 
     try:
         settings = Settings()
-        configure(settings.log)
+        configure(settings.log, json=settings.log_format == "json")
         place = place_of(settings.hosts, settings.host_index, settings.host_address, os.environ)
     except (ValidationError, ValueError) as error:
         print(f"diloco-learner: {error}", file=sys.stderr)

@@ -21,7 +21,7 @@ def main() -> None:
 
     try:
         settings = Settings()
-        configure(settings.log)
+        configure(settings.log, json=settings.log_format == "json")
     except (ValidationError, ValueError) as error:
         print(f"diloco-syncer: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,8 +1,9 @@
 """Logging: one line per event on standard error, as text for people or JSON for machines.
 
 Secrets do not reach a log: values under telling names, and credentials within addresses, are
-replaced. The size of a log file is the business of who opened it, and what cannot be written there
-is lost: a full disk ends no process that could go on.
+replaced. What libraries say by Python's own logging goes the same way. The size of a log file is
+the business of who opened it, and what cannot be written there is lost: a full disk ends no process
+that could go on.
 """
 
 import logging
@@ -17,6 +18,9 @@ import structlog
 _SECRET_NAMES = re.compile(r"token|password|secret|authorization", re.IGNORECASE)
 # user:password@ or token@ between the scheme and the host of an address.
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+# asyncio's word for each encrypted connection of nats-py that the server ends: nothing is wrong.
+_IDLE_TALK = "returning true from eof_received() has no effect when using ssl"
+_LEVELS = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO)
 
 
 def configure(level: str = "info", *, json: bool = False, file: TextIO | None = None) -> None:
@@ -41,6 +45,28 @@ def configure(level: str = "info", *, json: bool = False, file: TextIO | None = 
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=lambda *_: _Lines(file or sys.stderr),
     )
+    _take_in_libraries(max(number, logging.WARNING))
+
+
+def _take_in_libraries(level: int) -> None:
+    """Lines of libraries become lines as ours are, from `level` on: most tell of each request."""
+    root = logging.getLogger()
+    # Which some libraries set up when they are imported: each line would be there twice.
+    plain = (logging.StreamHandler, _Library)
+    root.handlers = [h for h in root.handlers if type(h) not in plain] + [_Library(level)]
+
+
+class _Library(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            said = record.getMessage()
+        except (TypeError, ValueError, KeyError):  # its arguments do not fit its text
+            said = str(record.msg)
+        if said == _IDLE_TALK:
+            return
+        level = next((n for n in _LEVELS if n <= record.levelno), logging.DEBUG)
+        log = structlog.get_logger()
+        log.log(level, said, library=record.name, exc_info=record.exc_info or None)
 
 
 class _Lines(structlog.PrintLogger):

@@ -77,7 +77,10 @@ class ProcessSettings(BaseSettings):
         "run-wide checkpoints: folders, or file://, gs://, s3://, each with all below it.",
     )
     chaos: bool = Field(False, description="Whether faults may be requested of this process.")
-    log: str = Field("info", description="Log level.")
+    log: str = Field("info", description="Log level: debug, info, warning or error.")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="json: each line of the log is one JSON object, for machines."
+    )
     health_host: str = Field(
         "127.0.0.1",
         description="Address of /healthz, /readyz and /metrics, which ask for no token; loopback "

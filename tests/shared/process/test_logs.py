@@ -1,6 +1,7 @@
 """Logs: readable by people or machines, and without secrets."""
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,10 @@ from diloco_shared.process.logs import configure
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     """Logging as it was, for the tests that follow."""
+    root = logging.getLogger()
+    before = root.handlers
     yield
+    root.handlers = before
     structlog.reset_defaults()
 
 
@@ -55,6 +59,38 @@ def test_no_secret_reaches_a_log(capsys: pytest.CaptureFixture[str], as_json: bo
     assert "s3cret" not in err
     assert "nats://***@10.0.0.1:4222" in err
     assert "4096" in err, "counts of tokens are no secrets"
+
+
+def test_a_librarys_line_is_one_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", json=True)
+    configure("info", json=True)
+    library = logging.getLogger("nats.aio")
+    try:
+        raise ConnectionError("nats://user:s3cret@10.0.0.1:4222 refuses")
+    except ConnectionError:
+        library.exception("nats://s3cret@10.0.0.1: %d tries", 3)
+    library.warning("%d arguments too few")
+    (failed, odd) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert failed["event"] == "nats://***@10.0.0.1: 3 tries"
+    assert (failed["level"], failed["library"]) == ("error", "nats.aio")
+    assert "nats://***@10.0.0.1:4222 refuses" in failed["exception"]
+    assert odd["event"] == "%d arguments too few"
+
+
+def test_libraries_say_what_is_amiss_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info")
+    library = logging.getLogger("asyncio")
+    library.info("Using selector")
+    library.warning("returning true from eof_received() has no effect when using ssl")
+    library.log(logging.ERROR + 5, "of a level of its own")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "of a level of its own" in line and "error" in line
+
+
+def test_a_library_is_not_heard_below_the_level(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("error")
+    logging.getLogger("httpx").warning("a retry")
+    assert not capsys.readouterr().err
 
 
 LOGS = """

@@ -106,6 +106,7 @@ def server_of(api: FastAPI, **more: Any) -> uvicorn.Server:
             api,
             http=Timely,
             log_level="warning",
+            log_config=None,  # its lines are lines of our log (process/logs.py)
             # Requests carry no secrets in their addresses, but nobody needs them logged either.
             access_log=False,
             server_header=False,

@@ -167,6 +167,7 @@ def environment_of(settings: ProcessSettings) -> dict[str, str]:
         "DILOCO_CHECKPOINTS": settings.checkpoint_root,
         "DILOCO_CHECKPOINT_ROOTS": settings.checkpoint_roots,
         "DILOCO_LOG": settings.log,
+        "DILOCO_LOG_FORMAT": settings.log_format,
     }
     inherited = {
         name: value

@@ -138,7 +138,7 @@ def main() -> None:
         die_with(wanted.owner)
     try:
         settings = Settings()
-        configure(settings.log)
+        configure(settings.log, json=settings.log_format == "json")
     except (ValidationError, ValueError) as error:
         sys.exit(f"diloco_learner.exporting: {error}")
     try:
