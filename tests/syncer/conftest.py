@@ -25,9 +25,11 @@ from diloco_syncer.events import (
     ContributionSeen,
     Effect,
     Event,
+    FindMark,
     InitSeen,
     JoinSeen,
     Led,
+    MarkFound,
     ProgressSeen,
     Publish,
     Published,
@@ -71,6 +73,8 @@ class Driver:
     auto: bool = True
     steps: dict[str, int] = field(default_factory=dict)
     adopted_at: dict[str, list[int]] = field(default_factory=dict)
+    # Newest mark of the first shard's tape; None: whichever a learner tells of.
+    first_mark: int | None = None
 
     def __post_init__(self) -> None:
         self.machine = Machine(self.spec, History(self.spec))
@@ -102,6 +106,9 @@ class Driver:
                 return self.give(Published.of(effect))
             case Snapshot():
                 return self.give(SnapshotDone(effect.covers, effect.round, "here"))
+            case FindMark():
+                newest = effect.claimed if self.first_mark is None else self.first_mark
+                return self.give(MarkFound(effect.claimed, newest))
             case _:
                 return []
 

@@ -17,7 +17,10 @@ from diloco_shared.protocol.messages import (
     TapeCheckpoint,
     TapeEnd,
     TapeEpoch,
+    TapeRecord,
     TapeRestore,
+    TapeRound,
+    TapeTerm,
     TensorSpec,
 )
 from diloco_shared.protocol.records import Restore
@@ -25,18 +28,24 @@ from diloco_shared.protocol.wire import encode
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.checkpoints.marks_io import PAGE, Marks
 from diloco_syncer.events import (
     Append,
     Event,
+    FindMark,
     InitSeen,
     Kept,
     Led,
     Load,
     Loaded,
+    MarkFound,
     Publish,
     Seal,
     SendGrant,
     SendPull,
+    Stage,
+    Staged,
+    Tell,
     Wanted,
 )
 from diloco_syncer.history.history import History, TapeFault
@@ -231,6 +240,81 @@ def test_a_mark_that_learners_have_met_does_not_wait_for_the_one_before_it(
     kinds = [(r.kind, getattr(r, "number", None)) for r in second.tape]
     rounds = [i for i, (kind, _) in enumerate(kinds) if kind == "round"]
     assert rounds[0] < kinds.index(("checkpoint", 2)) < rounds[1], "the cut goes before its round"
+
+
+def test_a_mark_that_nobody_has_set_is_not_set_and_holds_nothing_up(pair: list[Any]) -> None:
+    """A lying learner: else all true marks were too low from then on, and no checkpoint whole."""
+    _, second = pair
+    second.first_mark = 0
+    for learner in ("a", "b"):
+        second.step(learner, 6)
+    pull = second.pulls[-1]
+    second.answer(pull, "a", checkpoint=10**9)
+    told = second.answer(pull, "b")
+    assert marks(second) == []
+    assert [r.kind for r in second.tape][-1] == "round", "it is merged as ever"
+    assert not [e for e in told if isinstance(e, FindMark)], "of one claim we look once"
+    refused = [e for e in second.effects if isinstance(e, Tell) and e.kind == "refused"]
+    assert refused[0].text.startswith("a: unknown-mark")
+    second.first_mark = 1
+    second.step("a", checkpoint=1, mark=1)
+    assert marks(second) == [(1, "begun")], "the next one is believed if it is there"
+
+
+def test_no_round_is_recorded_before_it_is_known_whether_a_mark_is_there(pair: list[Any]) -> None:
+    _, second = pair
+    for learner in ("a", "b"):
+        second.step(learner, 6)
+    pull = second.pulls[-1]
+    second.auto = False
+    (look,) = [e for e in second.answer(pull, "a", checkpoint=1) if isinstance(e, FindMark)]
+    answered = second.answer(pull, "b", checkpoint=2)
+    assert not [e for e in answered if isinstance(e, FindMark)], "one look at a time"
+    for stage in [e for e in second.effects if isinstance(e, Stage)][-1:]:
+        second.give(Staged(stage.epoch, stage.round, *["d" * 32] * 3))
+    again = second.give(MarkFound(look.claimed, 1))
+    assert [e.claimed for e in again if isinstance(e, FindMark)] == [2]
+    appended = [e.record for e in second.effects if isinstance(e, Append)]
+    assert not [r for r in appended if isinstance(r, TapeRound)]
+    assert [r.number for r in appended if isinstance(r, TapeCheckpoint)] == [1]
+
+
+async def marks_of(bus: MemoryBus, *records: TapeRecord) -> None:
+    for record in records:
+        await bus.append(subjects.tape("t", 0), encode(record))
+
+
+def mark(number: int) -> TapeCheckpoint:
+    return TapeCheckpoint(term=1, number=number, outcome="begun", reason="", at=0.0)
+
+
+async def test_the_first_shards_marks_are_found_also_after_the_hub_lost_some(
+    driver_of: Any,
+) -> None:
+    spec = driver_of(**ALGORITHM).spec
+    bus = MemoryBus(MemoryBroker(), "s")
+    await bus.ensure_stream(StreamSpec(subjects.tape_stream("t"), ("tape.t.>",), 1 << 20))
+    found: asyncio.Queue[Event] = asyncio.Queue()
+    looking = Marks(context(spec, bus, shard=1), found.put_nowait)
+    working = asyncio.create_task(looking.work())
+    looking.want(5)
+    assert await found.get() == MarkFound(5, 0)
+    term = TapeTerm(epoch=0, term=1, leader="s", at=0.0)
+    await marks_of(bus, *[term] * (PAGE + 1), mark(1))
+    looking.want(1)
+    assert await found.get() == MarkFound(1, 1)
+    await bus.append(subjects.tape("t", 0), b"damaged")
+    bus.broker.lose(subjects.tape_stream("t"), 3)
+    await marks_of(bus, term, mark(2), term)
+    looking.want(2)
+    assert await found.get() == MarkFound(2, 2)
+    looking.want(3)
+    assert await found.get() == MarkFound(3, 2)
+    await bus.purge(subjects.tape_stream("t"), ">")
+    await marks_of(bus, mark(3))
+    looking.want(3)
+    assert await found.get() == MarkFound(3, 3)
+    working.cancel()
 
 
 def test_a_store_holds_nothing_of_other_shards(driver_of: Any) -> None:

@@ -195,6 +195,14 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkFound:
+    """The first shard's tape had no newer mark than `newest` when we looked for `claimed`."""
+
+    claimed: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """The state of a checkpoint is at hand (`History.meta`, and a store with it); or why not."""
 
@@ -235,6 +243,7 @@ Event = (
     | SnapshotFailed
     | Kept
     | Sealed
+    | MarkFound
     | Loaded
     | BusBack
     | TimePassed
@@ -364,6 +373,13 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True)
+class FindMark:
+    """Look for the newest mark on the first shard's tape; then MarkFound, about this claim."""
+
+    claimed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Seal:
     """Write the manifest over the parts that are there; then Sealed.
 
@@ -444,6 +460,7 @@ Effect = (
     | Drop
     | Snapshot
     | Capture
+    | FindMark
     | Seal
     | Load
     | Unload

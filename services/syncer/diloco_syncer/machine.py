@@ -44,6 +44,7 @@ from diloco_syncer.events import (
     Led,
     Loaded,
     Malformed,
+    MarkFound,
     ProgressSeen,
     Publish,
     Published,
@@ -170,7 +171,7 @@ class Machine:
                 if not self.leading:
                     return [Drop(event.manifest.blob.subject)]
                 # Marked before the round that it may be merged in is recorded.
-                self.wishes.checkpoints.met(event.manifest.checkpoint)
+                self.wishes.checkpoints.met(event.manifest.checkpoint, event.manifest.learner)
                 kind, effects = self.rounds.contribution(event, now)
                 return [*effects, *self.refused.tell(kind, event.manifest.learner, "contribution")]
             case Malformed():
@@ -186,6 +187,9 @@ class Machine:
                 return self._of_storage(event, now)
             case Wanted() | Kept() | Sealed() | Loaded():
                 return self._put(self.wishes.take(event, now, self._wall(now)))
+            case MarkFound():
+                liar = self.wishes.checkpoints.marked(event)
+                return self.refused.tell("unknown-mark" if liar else "", liar, "checkpoint")
             case Suspended():
                 self.lapse = event.reason
             case SnapshotDone() | SnapshotFailed():

@@ -93,6 +93,7 @@ REQUIRED = (
     "squeezes",
     "elections",
     "leaders alone",
+    "lies about marks",
     "starvation",
     "states lost",
     "stopped by the user",

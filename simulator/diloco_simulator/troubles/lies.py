@@ -44,6 +44,8 @@ LIES: tuple[dict[str, Any], ...] = (
     {"learner": STRANGER},
     {"round": 10**6},
 )
+# A run-wide checkpoint that nobody has begun: of all shards but the first each must look for it.
+UNKNOWN_MARK = 10**9
 # Between two looks of strangers, in virtual seconds.
 EVERY_S = 1.0
 # What is sent while a leader was heard so lately reaches it, in virtual seconds; and of so many
@@ -66,7 +68,7 @@ class Poisoned:
 class Lies:
     """Of one world."""
 
-    def __init__(self, observer: "Observer", spec: RunSpec, rng: Random) -> None:
+    def __init__(self, observer: "Observer", spec: RunSpec, rng: Random, of_marks: Random) -> None:
         self.observer = observer
         self.scene, self.options = observer.scene, observer.scene.options
         self.broker: MemoryBroker = observer.broker
@@ -74,6 +76,7 @@ class Lies:
         self.spec = spec
         self.rng = rng
         self.chance = Chance(self.scene, rng)
+        self.mark_lies = Chance(self.scene, of_marks)
         self.poisoned: set[str] = set()  # digests of payloads
         # By subject, life and digest: what is sent again is the same lie, or as true.
         self.told: dict[tuple[str, int, str], bytes] = {}
@@ -129,6 +132,8 @@ class Lies:
             m = m.model_copy(update=self.rng.choice(LIES))
             self._mark(m)
             return encode(m)
+        elif self.mark_lies(self.options.garbage, "lies about marks"):
+            return encode(m.model_copy(update={"checkpoint": UNKNOWN_MARK}))
         return payload
 
     def _mark(self, m: ContributionManifest) -> None:

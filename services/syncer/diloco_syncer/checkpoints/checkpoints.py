@@ -10,8 +10,9 @@ under way is not kept: publications come again as keyframes, contributions are v
 and the ledger counts them.
 
 With several syncer shards the first begins; the others set their mark when a message of a learner
-tells of it, before they record a round that it may be part of. A mark has a number that only grows.
-Pure: the edge writes, and answers with Kept and Sealed.
+tells of it, before they record a round that it may be part of. A learner may lie: they look for the
+mark on the first shard's tape, and record nothing meanwhile. A mark has a number that only grows.
+Pure: the edge writes and looks, and answers with Kept, Sealed and MarkFound.
 """
 
 from collections.abc import Collection
@@ -20,7 +21,16 @@ from diloco_shared.protocol.messages import Progress, TapeCheckpoint, TapeRecord
 from diloco_shared.protocol.pace import inner_state_s
 from diloco_shared.protocol.records import CheckpointState, Restore
 from diloco_shared.spec.run import RunSpec
-from diloco_syncer.events import Capture, Effect, Kept, Seal, Sealed, Tell
+from diloco_syncer.events import (
+    Capture,
+    Effect,
+    FindMark,
+    Kept,
+    MarkFound,
+    Seal,
+    Sealed,
+    Tell,
+)
 from diloco_syncer.history.history import History
 from diloco_syncer.members.roster import Roster
 
@@ -43,7 +53,10 @@ class CheckpointDecisions:
         self.roster = roster
         self.wanted = 0  # newest number that the user asked for
         self.restore: Restore | None = None  # the newest wish to go back
-        self.seen = 0  # newest mark that a learner has met: of another shard's tape, perhaps
+        # Newest mark that a learner says it has met, of the first shard's tape, and who says so.
+        self.claimed, self.claimant = 0, ""
+        self.found = 0  # newest mark there, as far as we have looked
+        self.looking = False  # and have no answer yet
         self.number = 0  # of the one that this term makes; 0: none
         self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
         self.pending: set[str] = set()  # those of them that are awaited
@@ -81,15 +94,15 @@ class CheckpointDecisions:
             return self._record(
                 h.checkpoint, "failed", "the leader changed while it was made: ask again", wall
             )
-        passed = bool(h.shard) and self.seen > h.checkpoint
+        passed = self.found > h.checkpoint
         if h.checkpoint_open and passed and not self.sealing:
             # The first shard has given it up: its next mark may not wait.
             return self._record(h.checkpoint, "failed", "learners have met the next mark", wall)
         if h.checkpoint_open or not h.initialised or h.outcome:
             return None
         if h.shard:
-            if self.seen > h.checkpoint:
-                return self._record(self.seen, "begun", "learners have met its mark", wall)
+            if self.found > h.checkpoint:
+                return self._record(self.found, "begun", "learners have met its mark", wall)
             return None
         if self.wanted > h.checkpoint:
             return self._record(self.wanted, "begun", "as the user asked", wall)
@@ -101,10 +114,12 @@ class CheckpointDecisions:
     def overdue(self, pending: Collection[TapeRecord]) -> bool:
         """Whether learners have met a mark that is neither on this tape nor on its way there.
 
-        No round may be recorded before it: what they send is of after the cut.
+        No round may be recorded before it: what they send is of after the cut. Nor may one be
+        before it is known whether there is such a mark.
         """
         begun = [r.number for r in pending if isinstance(r, TapeCheckpoint)]
-        return bool(self.history.shard) and self.seen > max([self.history.checkpoint, *begun])
+        newest = max(self.claimed, self.found)
+        return bool(self.history.shard) and newest > max([self.history.checkpoint, *begun])
 
     def sealed(self, event: Sealed, wall: float) -> TapeCheckpoint | None:
         """The manifest is written, or cannot be: the record that says so."""
@@ -154,11 +169,31 @@ class CheckpointDecisions:
 
     def progress(self, progress: Progress) -> None:
         """A learner tells which mark it has met."""
-        self.met(progress.mark)
+        self.met(progress.mark, progress.learner)
 
-    def met(self, number: int) -> None:
-        """A learner that had met this mark sent something."""
-        self.seen = max(self.seen, number)
+    def met(self, number: int, learner: str) -> None:
+        """A learner that says it had met this mark sent something."""
+        if self.history.shard and number > max(self.found, self.history.checkpoint, self.claimed):
+            self.claimed, self.claimant = number, learner
+
+    def marked(self, event: MarkFound) -> str:
+        """What the first shard's tape has; whoever told of a mark that it has not, "" for nobody.
+
+        A claim of before we looked is true by now, or it is none.
+        """
+        self.looking = False
+        self.found = max(self.found, event.newest)
+        if self.claimed > max(event.claimed, self.found):
+            return ""  # it came meanwhile: we look again
+        liar = self.claimant if self.claimed > self.found else ""
+        self.claimed = 0
+        return liar
+
+    def _look(self) -> list[Effect]:
+        if not self.claimed or self.looking:
+            return []
+        self.looking = True
+        return [FindMark(self.claimed)]
 
     def kept(self, event: Kept) -> None:
         """The leader's own part is durable."""
@@ -166,7 +201,10 @@ class CheckpointDecisions:
             self.own_part = True
 
     def advance(self, now: float) -> list[Effect]:
-        """Seal once nobody is awaited any more."""
+        """Look for a mark that is told of; seal once nobody is awaited any more."""
+        return [*self._look(), *self._advance(now)]
+
+    def _advance(self, now: float) -> list[Effect]:
         if not self.number or self.sealing:
             return []
         self.pending = {

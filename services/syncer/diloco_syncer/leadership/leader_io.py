@@ -19,6 +19,7 @@ from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, TapeRestore, TapeSnapshot
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
+from diloco_syncer.checkpoints.marks_io import Marks
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import (
     Append,
@@ -29,6 +30,7 @@ from diloco_syncer.events import (
     Effect,
     Ended,
     Event,
+    FindMark,
     Install,
     InstallInit,
     InstallLoaded,
@@ -128,6 +130,7 @@ class Leader:
         self.dropped_said_at = float("-inf")
         self.showing = Showing(self.control, self.machine, self.inbox, self.outbox, lease)
         self.checkpointer = Checkpointer(context, self._put)
+        self.marks = Marks(context, self._put)
         self.numbers = Numbers(
             context,
             self.machine,
@@ -191,6 +194,7 @@ class Leader:
                     self.fullness.keep(),
                     self.floods.keep(),
                     self.archiver.work(),
+                    self.marks.work(),
                     self._watch_bus(),
                     self._watch_lease(),
                     self.places.keep(lambda: not self.lease.lapsed),
@@ -332,6 +336,8 @@ class Leader:
                 self.numbers.perform(effect)
             case Snapshot() | Capture():
                 self.numbers.perform(effect)
+            case FindMark():
+                self.marks.want(effect.claimed)
             case Seal():
                 self.tasks.create_task(self.checkpointer.seal(effect))
             case Load():
