@@ -305,7 +305,7 @@ async def test_the_first_shards_marks_are_found_also_after_the_hub_lost_some(
     assert await found.get() == MarkFound(1, 1)
     await bus.append(subjects.tape("t", 0), b"damaged")
     bus.broker.lose(subjects.tape_stream("t"), 3)
-    await marks_of(bus, term, mark(2), term)
+    await marks_of(bus, mark(2), term, term)
     looking.want(2)
     assert await found.get() == MarkFound(2, 2)
     looking.want(3)
