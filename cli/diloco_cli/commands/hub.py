@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from diloco_cli.cluster import HERE as LOCAL
-from diloco_cli.commands.hub_files import HERE, amiss, certified, reload
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
+from diloco_cli.hub_files import HERE, amiss, certified, reload
 from diloco_cli.message_server import Login, bus_of
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown

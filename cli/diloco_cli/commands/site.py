@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from diloco_cli.commands.hub_files import HERE, amiss, certified, reload
 from diloco_cli.commands.options import Json, show
+from diloco_cli.hub_files import HERE, amiss, certified, reload
 from diloco_cli.words import INVALID, CliError
 from diloco_shared.bus.nats.hub_config import leaf_conf
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
