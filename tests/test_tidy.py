@@ -96,7 +96,7 @@ def test_no_log_line_has_a_second_event() -> None:
         for path in sources()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func).startswith("log.")
         and any(keyword.arg == "event" for keyword in node.keywords)
+        and ast.unparse(node.func).startswith("log.")
     ]
     assert not faults, "\n".join(faults)

@@ -14,9 +14,12 @@ from diloco_simulator.worlds import found
 from diloco_simulator.worlds.world import played
 
 FOLDER = Path(__file__).parent / "found"
-# Each third one is played by `make test-long`: CI has twenty minutes.
+# Each third one is played by `make test-long`, and those that take a minute: CI has twenty.
+MINUTES = {"silent-one-that-a-round-waited-for", "steps-longer-than-last-words"}
 KEPT = [
-    pytest.param(path, id=path.stem, marks=[pytest.mark.long] if n % 3 == 2 else [])
+    pytest.param(
+        path, id=path.stem, marks=[pytest.mark.long] if n % 3 == 2 or path.stem in MINUTES else []
+    )
     for n, path in enumerate(sorted(FOLDER.glob("*.json")))
 ]
 

@@ -12,7 +12,7 @@ from diloco_syncer.rounds.gate import Refusal
 # So short that a world takes seconds.
 SHORT = Options.calm(steps=18, safety_s=25.0, learners=2, quorum=1)
 MARKED = SHORT.changed(
-    steps=40, safety_s=45.0, shards=2, garbage=0.3, checkpoints=2, checkpoint_every_steps=12
+    steps=26, safety_s=30.0, shards=2, garbage=0.5, checkpoints=2, checkpoint_every_steps=8
 )
 
 
