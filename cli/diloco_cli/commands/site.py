@@ -1,6 +1,6 @@
 """Commands about sites: which may connect to a hub, and with which keys.
 
-They need the hub's folder and no connection, so that nothing of NATS is imported: whoever revokes
+They need the hub's folder and no connection, so that no client of NATS is imported: whoever revokes
 a site is in a hurry.
 """
 
