@@ -107,8 +107,8 @@ class Driver:
             case Snapshot():
                 return self.give(SnapshotDone(effect.covers, effect.round, "here"))
             case FindMark():
-                newest = effect.claimed if self.first_mark is None else self.first_mark
-                return self.give(MarkFound(effect.claimed, newest))
+                told = self.machine.wishes.checkpoints.claimed
+                return self.give(MarkFound(told if self.first_mark is None else self.first_mark))
             case _:
                 return []
 

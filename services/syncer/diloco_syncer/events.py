@@ -196,9 +196,8 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class MarkFound:
-    """The first shard's tape had no newer mark than `newest` when we looked for `claimed`."""
+    """The first shard's tape had no newer mark than `newest` when we looked."""
 
-    claimed: int
     newest: int
 
 
@@ -374,9 +373,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class FindMark:
-    """Look for the newest mark on the first shard's tape; then MarkFound, about this claim."""
-
-    claimed: int
+    """Look for the newest mark on the first shard's tape; then MarkFound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class CheckpointDecisions:
         self.claimed, self.claimant = 0, ""
         self.found = 0  # newest mark there, as far as we have looked
         self.looking = False  # and have no answer yet
+        self.told_meanwhile = False  # of some mark, however low: our look may have been too early
         self.number = 0  # of the one that this term makes; 0: none
         self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
         self.pending: set[str] = set()  # those of them that are awaited
@@ -173,7 +174,10 @@ class CheckpointDecisions:
 
     def met(self, number: int, learner: str) -> None:
         """A learner that says it had met this mark sent something."""
-        if self.history.shard and number > max(self.found, self.history.checkpoint, self.claimed):
+        if not self.history.shard or number <= max(self.found, self.history.checkpoint):
+            return
+        self.told_meanwhile = self.looking
+        if number > self.claimed:
             self.claimed, self.claimant = number, learner
 
     def marked(self, event: MarkFound) -> str:
@@ -181,10 +185,10 @@ class CheckpointDecisions:
 
         A claim of before we looked is true by now, or it is none.
         """
-        self.looking = False
+        again, self.looking, self.told_meanwhile = self.told_meanwhile, False, False
         self.found = max(self.found, event.newest)
-        if self.claimed > max(event.claimed, self.found):
-            return ""  # it came meanwhile: we look again
+        if again:
+            return ""
         liar = self.claimant if self.claimed > self.found else ""
         self.claimed = 0
         return liar
@@ -193,7 +197,7 @@ class CheckpointDecisions:
         if not self.claimed or self.looking:
             return []
         self.looking = True
-        return [FindMark(self.claimed)]
+        return [FindMark()]
 
     def kept(self, event: Kept) -> None:
         """The leader's own part is durable."""

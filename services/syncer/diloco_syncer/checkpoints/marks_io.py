@@ -29,12 +29,10 @@ class Marks:
         self.subject = subjects.tape(context.spec.name, 0)
         self.last: Stored | None = None  # up to which the tape was read
         self.newest = 0
-        self.claimed = 0
         self.wanted = asyncio.Event()
 
-    def want(self, claimed: int) -> None:
-        """Somebody tells of this mark."""
-        self.claimed = claimed
+    def want(self) -> None:
+        """Somebody tells of a mark that is not on the tape of this shard."""
         self.wanted.set()
 
     async def work(self) -> None:
@@ -42,10 +40,9 @@ class Marks:
         while True:
             await self.wanted.wait()
             self.wanted.clear()
-            claimed = self.claimed
             while not await until_done(self._read, "marks on the first shard's tape"):
                 pass
-            self.put(MarkFound(claimed, self.newest))
+            self.put(MarkFound(self.newest))
 
     async def _read(self) -> bool:
         """A page; whether it was the last one. Raises BusError."""

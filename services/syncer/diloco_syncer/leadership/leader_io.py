@@ -337,7 +337,7 @@ class Leader:
             case Snapshot() | Capture():
                 self.numbers.perform(effect)
             case FindMark():
-                self.marks.want(effect.claimed)
+                self.marks.want()
             case Seal():
                 self.tasks.create_task(self.checkpointer.seal(effect))
             case Load():
