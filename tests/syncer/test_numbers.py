@@ -209,18 +209,24 @@ async def test_what_is_large_is_let_go_in_a_thread(tmp_path: Path) -> None:
     assert rig.numbers.store is store
 
 
+def _disk_that_waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No snapshot is written before this is set."""
+    go, real = threading.Event(), SnapshotStore.save
+
+    def save(store: SnapshotStore, *args: Any) -> Any:
+        assert go.wait(60)
+        return real(store, *args)
+
+    monkeypatch.setattr(SnapshotStore, "save", save)
+    return go
+
+
 async def test_a_slow_snapshot_takes_time_and_not_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what rounds replace before it is written, one fragment is in memory twice."""
     monkeypatch.setattr(numbers, "REPLACED_LOOK_S", 0.01)
-    rig, go, real = Rig(tmp_path), threading.Event(), SnapshotStore.save
-
-    def slowly(store: SnapshotStore, *args: Any) -> Any:
-        assert go.wait(60)
-        return real(store, *args)
-
-    monkeypatch.setattr(SnapshotStore, "save", slowly)
+    rig, go = Rig(tmp_path), _disk_that_waits(monkeypatch)
     rig.numbers.perform(InstallInit(TENSORS, NAMES))
     await rig.done()
     rig.history.next_round = 1
@@ -233,12 +239,28 @@ async def test_a_slow_snapshot_takes_time_and_not_memory(
         waits = asyncio.create_task(rig.numbers._may_replace(0))
         await asyncio.sleep(0.1)
         assert not waits.done()
-        monkeypatch.setattr(numbers, "REPLACED_S", 0.0)
-        await asyncio.wait_for(rig.numbers._may_replace(0), 5)  # a disk that hangs stops nobody
-        assert not waits.done()
     finally:
         go.set()
     await asyncio.wait_for(waits, 5)
+    await rig.done()
+    assert not rig.numbers.unwritten
+
+
+async def test_a_disk_of_snapshots_that_hangs_stops_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbers, "REPLACED_S", 0.0)
+    rig, go = Rig(tmp_path), _disk_that_waits(monkeypatch)
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
+    await rig.done()
+    try:
+        rig.numbers.perform(Snapshot(1, -1))
+        for fragment in (1, 0):
+            await asyncio.wait_for(rig.numbers._may_replace(fragment), 5)
+        assert rig.numbers.unwritten, "nothing is written yet"
+        assert rig.numbers.replacing == {0, 1}
+    finally:
+        go.set()
     await rig.done()
     assert not rig.numbers.unwritten
 
