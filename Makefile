@@ -83,7 +83,7 @@ fuzz: install
 
 # What takes minutes each on two cores, and worlds show as well.
 test-long: install
-	$(BIN)/pytest -q -m long -n 2 --dist worksteal tests/live tests/learner tests/sim
+	$(BIN)/pytest -q -m long -n 2 --dist worksteal tests/live tests/learner tests/sim tests/bench
 
 demo: runs
 	$(BIN)/diloco demo

@@ -5,6 +5,7 @@ import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 import structlog
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from diloco_shared.process.nats_server import NatsServer
+from diloco_simulator.virtual_loop import play
 
 # Examples in exploring for each one of every day.
 EXPLORING = 20
@@ -51,7 +53,7 @@ def logs_as_before() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run `async def` tests in a loop of their own."""
+    """Run `async def` tests in a loop of their own; those marked `virtual` need not wait."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
@@ -64,7 +66,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         async with asyncio.timeout(timeout_s):
             await pyfuncitem.obj(**arguments)
 
-    asyncio.run(limited())
+    marked = pyfuncitem.get_closest_marker
+    if marked("virtual") and not marked("live"):
+        play(limited(), Random(0))
+    else:
+        asyncio.run(limited())
     return True
 
 

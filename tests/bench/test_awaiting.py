@@ -1,6 +1,7 @@
 """What bench/awaiting.py counts: lines of async functions, and those that wait."""
 
 import asyncio
+from functools import cache
 from pathlib import Path
 
 import awaiting
@@ -36,6 +37,9 @@ async def called(n):
 def of_no_interest():
     return 1
 '''
+
+
+product_read_once = cache(awaiting.product)
 
 
 def product(tmp_path: Path) -> tuple[Path, list[awaiting.Function]]:
@@ -79,13 +83,13 @@ def test_what_was_executed_is_told_from_what_was_not(
 
 
 def test_every_place_of_the_product_has_something_that_awaits() -> None:
-    files = awaiting.product()
+    files = product_read_once()
     assert all(any(f.startswith(place) for f in files) for place in awaiting.PLACES)
     assert any(awaiting.speaks_to_sockets(f) for f in files)
 
 
 def test_what_starts_a_process_is_there_and_listed_with_its_reason() -> None:
-    files = awaiting.product()
+    files = product_read_once()
     there = {f"{file}:{f.name}" for file, functions in files.items() for f in functions}
     assert set(awaiting.STARTERS) <= there, "renamed or gone"
     nothing = {file: set[int]() for file in files}

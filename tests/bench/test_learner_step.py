@@ -116,6 +116,7 @@ def test_plain_jax_is_the_same_model(size: Size, tmp_path: Path) -> None:
     assert float(found) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_loop_takes_steps_in_its_turn_and_learns(tmp_path: Path) -> None:
     command = [sys.executable, str(learner_step.HERE), "--size", "tiny", "--folder", str(tmp_path)]
     environment = cluster.loop_environment(cluster.environment_of(threads=1), 1)

@@ -26,6 +26,8 @@ from diloco_syncer.history.ledger import Ledger
 from diloco_syncer.messages.data_leases_io import DataLeases
 from diloco_syncer.messages.data_places_io import Places
 
+pytestmark = pytest.mark.virtual
+
 
 class Fleet:
     """Learners that lease from one bucket, without anything that trains."""

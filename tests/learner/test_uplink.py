@@ -1,7 +1,6 @@
 """What goes out: complete, under its own name, in time or not at all."""
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.moments import Handed, pack, pieces
 from diloco_learner.training.train import ToSend
+from diloco_shared import ambient
 from diloco_shared.bus.blobs import get_blob
 from diloco_shared.bus.port import TransferProgress
 from diloco_shared.numerics import codec
@@ -29,6 +29,8 @@ from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
+
+pytestmark = pytest.mark.virtual
 
 DELTA_F = np.arange(4, dtype=np.float32)
 SENT = Encoded("fp32", 4, (jnp.asarray(DELTA_F),))
@@ -46,7 +48,7 @@ def contribute(seconds: float = 30.0) -> Contribute:
         tokens_from=160,
         tokens_to=224,
         cursor=None,
-        deadline=time.monotonic() + seconds,
+        deadline=ambient.monotonic() + seconds,
     )
 
 

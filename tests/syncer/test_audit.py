@@ -28,6 +28,8 @@ from diloco_syncer.history.audit_io import reexecute, verify
 from diloco_syncer.history.follow_io import payloads_of
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
+pytestmark = pytest.mark.virtual
+
 ROUNDS = 6
 
 

@@ -26,6 +26,8 @@ from diloco_syncer.leadership.initial_parameters_io import InitialSets
 from diloco_syncer.merging.payloads_io import Payloads
 
 TENSORS = tuple(TensorSpec(name=f"t{n}", shape=(4,), embedding=False) for n in range(3))
+pytestmark = pytest.mark.virtual
+
 SPEC = RunSpec.model_validate(
     {
         "name": "r",

@@ -25,6 +25,8 @@ from diloco_syncer.streams import fullness_io as fullness
 from diloco_syncer.streams.fullness_io import Fullness
 from diloco_syncer.streams.storage_io import Storage
 
+pytestmark = pytest.mark.virtual
+
 PAYLOAD = bytes(3000)
 
 

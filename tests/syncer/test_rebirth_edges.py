@@ -25,6 +25,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_syncer.history import audit_io as audit
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 
+pytestmark = pytest.mark.virtual
 T = TypeVar("T")
 
 

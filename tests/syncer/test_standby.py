@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 from syncer.small_run import TENSORS, drawn, first_record
 
 from diloco_shared.bus.blobs import put_blob
@@ -34,6 +35,8 @@ from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.app import Settings, Syncer
+
+pytestmark = pytest.mark.virtual
 
 SPEC = RunSpec.model_validate(
     {

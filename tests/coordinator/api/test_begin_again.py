@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import pytest
 from waiting import until
 
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeTerm
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode
+
+pytestmark = pytest.mark.virtual
 
 WHY = "the tape needs x, which is gone: 'diloco begin-again demo' begins a new epoch"
 

@@ -19,6 +19,8 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode
 
+pytestmark = pytest.mark.virtual
+
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
 BIG = SPEC | {"model": {"preset": "gemma-12b"}}
 # Calls of the bus that change something.

@@ -1,6 +1,5 @@
 """A run that is stopped ends and can be deleted, also if nobody is there who could end it."""
 
-import time
 from typing import Any
 
 import pytest
@@ -11,10 +10,13 @@ from diloco_coordinator.runs import registry_io as registry
 from diloco_coordinator.runs import statuses as standings
 from diloco_coordinator.runs.ending_io import end_overdue
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared import ambient
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.status_key import Standing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
+
+pytestmark = pytest.mark.virtual
 
 
 def spec(name: str = "demo") -> dict[str, Any]:
@@ -151,7 +153,7 @@ async def test_who_never_leaves_a_deleted_run_is_not_waited_for_for_ever(
         await until(lambda: desk.registry.over("demo"))
         answer = await desk.ask("DELETE", "/v1/runs/demo")
         assert answer.status_code == 409 and "learner-1" in answer.text
-        now = time.monotonic() + 31.0
+        now = ambient.monotonic() + 31.0
         monkeypatch.setattr("diloco_coordinator.api.runs_io.ambient.monotonic", lambda: now)
         assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204
 
@@ -251,7 +253,7 @@ async def test_a_coordinator_that_was_cut_off_ends_nothing_before_it_has_listene
         await world.says(status(state="finished", settled=False, run_id=run_id))
         await until(lambda: standing.at("demo"))
         bus.disconnect()
-        cut_at = time.monotonic()
+        cut_at = ambient.monotonic()
         await end_overdue(desk.registry)
         assert standing.listening_since >= cut_at
 
@@ -264,7 +266,7 @@ async def test_an_end_is_not_settled_under_a_leader_that_the_mirror_has_yet_to_h
     await ensure_buckets(world.bus, (subjects.STATUS, subjects.RUNS))
     mirror = Registry(world.bus)
     mirror.runs["demo"] = record
-    mirror.standings.take("demo", unsettled, time.monotonic() - 1.0)
+    mirror.standings.take("demo", unsettled, ambient.monotonic() - 1.0)
     mirror.standings.put_together("demo", record)
     await world.says(unsettled.model_copy(update={"at": 200.0}))
     await end_overdue(mirror)

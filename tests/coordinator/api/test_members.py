@@ -15,6 +15,8 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, Event, LearnerSpeed
 from diloco_shared.protocol.wire import decode, encode
 
+pytestmark = pytest.mark.virtual
+
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
 
 

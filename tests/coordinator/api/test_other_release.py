@@ -11,6 +11,8 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, RunRecord
 from diloco_shared.protocol.wire import encode
 
+pytestmark = pytest.mark.virtual
+
 OTHER = {"name": "other", "budget": {"steps": 96}, "id": "ab", "of-a-later-release": 1}
 RECORD = RunRecord(name="other", spec=OTHER, desired="running", quorum=1, created_at=1.0)
 

@@ -14,6 +14,8 @@ from diloco_shared.protocol.messages import Beat, Verdict
 from diloco_shared.protocol.records import Assignment
 from diloco_shared.protocol.wire import decode, encode
 
+pytestmark = pytest.mark.virtual
+
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
 
 

@@ -18,6 +18,8 @@ from diloco_shared.protocol.chunks import CHECK_BYTES, HEADER_DIGEST, HEADER_IND
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
+pytestmark = pytest.mark.virtual
+
 PAYLOAD = bytes(range(256)) * 400
 CHUNK_BYTES = 1000
 CHUNKS = 103

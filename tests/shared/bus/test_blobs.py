@@ -22,6 +22,8 @@ from diloco_shared.protocol.messages import Blob
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
+pytestmark = pytest.mark.virtual
+
 Open = Callable[[], AbstractAsyncContextManager[tuple[Bus, Bus]]]
 SPEC = StreamSpec("UP", ("up.>",), 64 << 20)
 

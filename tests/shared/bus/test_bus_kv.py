@@ -10,6 +10,8 @@ from diloco_shared.bus.port import Bus, Conflict, KeyEntry
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stream_kv import POLL_S, bucket_stream
 
+pytestmark = pytest.mark.virtual
+
 Open = Callable[[], AbstractAsyncContextManager[tuple[Bus, Bus]]]
 
 
