@@ -32,7 +32,8 @@ from typing import Any
 
 from runs import results_of, surroundings
 
-from diloco_cli.cluster import Where, connect
+from diloco_cli.api import connect
+from diloco_cli.cluster import Where
 from diloco_cli.report import data_parallel_bytes, socket_bytes
 from diloco_cli.seen import Seen
 from diloco_cli.up.attended import answers

@@ -2,10 +2,8 @@
 
 import sys
 
-from diloco_cli.cluster import explained
 from diloco_cli.commands import app_for
 from diloco_cli.words import INTERRUPTED, CliError, plain
-from diloco_client import ApiError, Unreachable
 
 
 def main() -> None:
@@ -13,8 +11,6 @@ def main() -> None:
     app = app_for(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
         app()
-    except (ApiError, Unreachable) as error:
-        _fail(explained(error))
     except CliError as error:
         _fail(error)
     except ExceptionGroup as group:
@@ -28,6 +24,20 @@ def main() -> None:
         # Whoever read our output has gone, as `head` does.
         sys.stderr.close()
         sys.exit(0)
+    except Exception as error:
+        if (said := _of_the_api(error)) is None:
+            raise
+        _fail(said)
+
+
+def _of_the_api(error: Exception) -> CliError | None:
+    """Only a verb that imports the client can meet its errors: no other waits for the import."""
+    if "diloco_client" not in sys.modules:
+        return None
+    from diloco_cli.api import explained
+    from diloco_client import ApiError, Unreachable
+
+    return explained(error) if isinstance(error, ApiError | Unreachable) else None
 
 
 def _first(group: ExceptionGroup[CliError]) -> CliError:

@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from diloco_cli.cluster import Where, connect
+from diloco_cli.api import connect
+from diloco_cli.cluster import Where
 from diloco_cli.live import Screen
 from diloco_cli.page import page
 from diloco_cli.report import report, versions

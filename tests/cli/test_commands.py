@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-import diloco_cli.cluster
+import diloco_cli.api
 from diloco_cli.__main__ import main
 from diloco_cli.words import CONFLICT, INVALID, NO_CLUSTER, REFUSED, UNKNOWN
 from diloco_client import Client
@@ -57,7 +57,7 @@ def server(
     def client(url: str, token: str, **_: str) -> Client:
         return Client(url, token, transport=httpx.MockTransport(found.handle))
 
-    monkeypatch.setattr(diloco_cli.cluster, "Client", client)
+    monkeypatch.setattr(diloco_cli.api, "Client", client)
     monkeypatch.setenv("DILOCO_URL", "http://far:1")
     monkeypatch.setenv("DILOCO_TOKEN", "t0ken")
     return found

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-import diloco_cli.cluster
+import diloco_cli.api
 from diloco_cli import downloading
 from diloco_cli.__main__ import main
 from diloco_cli.commands import export as command
@@ -91,7 +91,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     def client(url: str, token: str, **_: str) -> Client:
         return Client(url, token, transport=httpx.MockTransport(found.handle))
 
-    monkeypatch.setattr(diloco_cli.cluster, "Client", client)
+    monkeypatch.setattr(diloco_cli.api, "Client", client)
     monkeypatch.setattr(command, "LOOK_S", 0.0)
     monkeypatch.setattr(downloading, "RETRY_S", 0.0)
     monkeypatch.setenv("DILOCO_URL", "http://far:1")

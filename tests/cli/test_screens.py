@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-import diloco_cli.cluster
+import diloco_cli.api
 from diloco_cli.__main__ import main
 from diloco_cli.commands import whole_app
 from diloco_cli.seen import Seen
@@ -69,7 +69,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def client(url: str, token: str, **_: str) -> Client:
         return Client(url, token, transport=httpx.MockTransport(handle))
 
-    monkeypatch.setattr(diloco_cli.cluster, "Client", client)
+    monkeypatch.setattr(diloco_cli.api, "Client", client)
     monkeypatch.setenv("DILOCO_URL", "http://far:1")
     monkeypatch.setenv("DILOCO_TOKEN", "t0ken")
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import typer
 
-import diloco_cli.cluster
+import diloco_cli.api
 from diloco_cli.__main__ import main
 from diloco_cli.cluster import Where, endpoint_of, token_of
 from diloco_cli.commands.tokens import audit_lines, expiry_of, seconds_of, token_line
@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Any]]:
     def client(url: str, token: str, **_: str) -> Client:
         return Client(url, token, transport=httpx.MockTransport(handle))
 
-    monkeypatch.setattr(diloco_cli.cluster, "Client", client)
+    monkeypatch.setattr(diloco_cli.api, "Client", client)
     monkeypatch.setenv("DILOCO_URL", "http://far:1")
     monkeypatch.setenv("DILOCO_TOKEN", "t0ken")
     return found

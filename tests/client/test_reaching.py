@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-import diloco_cli.cluster
-from diloco_cli.cluster import Where, connect, explained
+import diloco_cli.api
+from diloco_cli.api import connect, explained
+from diloco_cli.cluster import Where
 from diloco_cli.words import INVALID, NO_CLUSTER, CliError
 from diloco_client import Client, Unreachable, Untrusted
 from diloco_client.reaching import proxy_of, trusted
@@ -283,6 +284,6 @@ def test_the_command_passes_its_authority_on(monkeypatch: pytest.MonkeyPatch) ->
         given.update(more)
         return object()
 
-    monkeypatch.setattr(diloco_cli.cluster, "Client", client)
+    monkeypatch.setattr(diloco_cli.api, "Client", client)
     connect(Where(url="https://far:1", token="t", ca="own.pem"))
     assert given == {"ca": "own.pem"}

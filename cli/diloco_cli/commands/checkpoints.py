@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.cluster import Where, connect
+from diloco_cli.api import connect
+from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.view import state_line
 from diloco_cli.words import FAILED, INVALID, CliError

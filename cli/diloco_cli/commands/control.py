@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.cluster import Where, connect, token_of
+from diloco_cli.api import connect
+from diloco_cli.cluster import Where, token_of
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.view import speed_lines
 from diloco_cli.words import counted

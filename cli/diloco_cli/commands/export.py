@@ -19,7 +19,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from diloco_cli.cluster import Where, connect
+from diloco_cli.api import connect
+from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.downloading import PATIENCE_S, Download, Target, listed
 from diloco_cli.words import FAILED, INVALID, CliError, counted

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from diloco_cli.cluster import Where, connect
+from diloco_cli.api import connect
+from diloco_cli.cluster import Where
 from diloco_cli.commands.export import downloaded
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.downloading import Target

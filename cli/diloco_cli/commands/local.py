@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
-from diloco_cli.cluster import HERE, Where, connect, endpoint_of
+from diloco_cli.api import connect
+from diloco_cli.cluster import HERE, Where, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, CliError, counted, why
 from diloco_shared.spec.mesh import DEVICES_MAX

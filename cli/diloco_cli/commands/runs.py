@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.cluster import Where, connect, newest_rounds, only_run
+from diloco_cli.api import connect, newest_rounds, only_run
+from diloco_cli.cluster import Where
 from diloco_cli.commands.options import DataRoot, Json, Run, anywhere, first_of, show
 from diloco_cli.from_run import names_a_run, put_weights
 from diloco_cli.run_file import fill_in, read_run

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.cluster import Where, connect
+from diloco_cli.api import connect
+from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.words import CONFLICT, CliError, why
 

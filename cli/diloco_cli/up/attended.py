@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from diloco_cli.cluster import Where, connect
+from diloco_cli.api import connect
+from diloco_cli.cluster import Where
 from diloco_cli.live import Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.up.folder import is_full

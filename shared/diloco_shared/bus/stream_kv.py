@@ -19,9 +19,6 @@ from diloco_shared.bus.port import Conflict, KeyEntry, Stored, StreamInfo, Unava
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.protocol import subjects
 
-# Keys stand below the first of these. Who has an identity at a hub writes them below the second
-# one, which the hub's account translates (nats/hub_config.py): a leaf node carries nothing of $KV.
-KEYS, HUB_KEYS = "$KV", "KV"
 # Deletion markers stay this long: watchers read them at once, and polls do not need them.
 MARKER_S = 60
 POLL_S = 2.0
@@ -159,7 +156,7 @@ class StreamKv(RawStreams):
             raise Unavailable(text) from None
 
     def _written(self, bucket: str, key: str) -> str:
-        return f"{HUB_KEYS}.{bucket}.{key}" if self.named else _subject(bucket, key)
+        return f"{subjects.HUB_KEYS}.{bucket}.{key}" if self.named else _subject(bucket, key)
 
     @asynccontextmanager
     async def kv_watch(self, bucket: str, key: str = ">") -> AsyncIterator[AsyncIterator[KeyEntry]]:
@@ -291,7 +288,7 @@ def bucket_stream(bucket: str) -> str:
 
 
 def _subject(bucket: str, key: str) -> str:
-    return f"{KEYS}.{bucket}.{key}"
+    return f"{subjects.KEYS}.{bucket}.{key}"
 
 
 def _is_marker(message: Stored) -> bool:

@@ -25,6 +25,11 @@ NOTES, TOKENS, REPEATS = "notes", "tokens", "repeats"
 PRIVATE_BUCKETS = (NOTES, TOKENS, REPEATS)
 BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS, PLACES, LEASES, DELETED)
 
+# Keys of buckets stand below the first of these. Who has an identity at a hub writes them below the
+# second one, which the hub's account translates (bus/nats/hub_config.py): a leaf node carries
+# nothing of $KV.
+KEYS, HUB_KEYS = "$KV", "KV"
+
 EVENTS_STREAM = "EVENTS"
 EVENTS_FILTER = "ev.>"
 

@@ -28,7 +28,6 @@ from diloco_shared.bus.port import (
     TooFewNodes,
     Unavailable,
 )
-from diloco_shared.bus.stream_kv import HUB_KEYS, KEYS
 from diloco_shared.protocol import subjects
 
 # As the embedded server is configured.
@@ -247,8 +246,8 @@ class MemoryBroker:
         self.expire()
         if self.squeezed:
             raise StreamFull(f"append on {subject}: no space left on the device")
-        if subject.startswith(f"{HUB_KEYS}."):  # as the account of a hub translates it
-            subject = KEYS + subject.removeprefix(HUB_KEYS)
+        if subject.startswith(f"{subjects.HUB_KEYS}."):  # as the account of a hub translates it
+            subject = subjects.KEYS + subject.removeprefix(subjects.HUB_KEYS)
         stream = self._of_subject(subject).config["name"]
         if self.disk_full or stream in self.unwritten:
             self.unwritten.add(stream)

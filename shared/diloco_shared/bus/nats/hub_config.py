@@ -22,7 +22,6 @@ from diloco_shared.bus.nats.rights import (
     of_any_site,
     rights_of,
 )
-from diloco_shared.bus.stream_kv import HUB_KEYS, KEYS
 from diloco_shared.process.hub_leaves import SYSTEM
 from diloco_shared.protocol import subjects
 
@@ -42,7 +41,7 @@ SUBSCRIPTIONS_MAX = 16 * CONNECTIONS_MAX
 # Of the servers that are one hub together.
 CLUSTER = "diloco"
 # What identities say, and what the hub's account makes of it.
-_OTHER_NAMES = ((HUB_API, API), (HUB_KEYS, KEYS))
+_OTHER_NAMES = ((HUB_API, API), (subjects.HUB_KEYS, subjects.KEYS))
 # An answer may be given once, within this: askers wait for 2 s.
 _ANSWERS = {"max": 1, "expires": "5s"}
 

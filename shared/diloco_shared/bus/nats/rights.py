@@ -28,7 +28,6 @@ from typing import Literal, get_args
 
 from diloco_shared.bus.nats.access import HUB_API
 from diloco_shared.bus.nats.keys import check_public_key, inbox_of
-from diloco_shared.bus.stream_kv import HUB_KEYS
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.subjects import check_id
 
@@ -215,7 +214,7 @@ def _of_syncer(me: str) -> Rights:
 def _of_coordinator(me: str) -> Rights:
     publish = (
         f"{HUB_API}.>",
-        f"{HUB_KEYS}.*.>",
+        f"{subjects.HUB_KEYS}.*.>",
         subjects.event("*", "*"),
         subjects.chaos("*"),
         _ACK,
@@ -255,7 +254,7 @@ def _calls(calls: Iterable[str]) -> tuple[str, ...]:
 
 
 def _key(bucket: str, key: str) -> str:
-    return f"{HUB_KEYS}.{bucket}.{key}"
+    return f"{subjects.HUB_KEYS}.{bucket}.{key}"
 
 
 def _once(patterns: Iterable[str]) -> tuple[str, ...]:

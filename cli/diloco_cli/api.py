@@ -1,0 +1,67 @@
+"""What commands ask of a cluster's API, and what its refusals say to whoever typed them."""
+
+from typing import Any
+
+from diloco_cli.cluster import Where, endpoint_of, token_of
+from diloco_cli.words import CONFLICT, FAILED, INVALID, NO_CLUSTER, REFUSED, UNKNOWN, CliError
+from diloco_client import ApiError, Client, Unreachable, Untrusted
+
+_STATUSES = {
+    401: REFUSED,
+    403: REFUSED,
+    404: UNKNOWN,
+    409: CONFLICT,
+    422: INVALID,
+    503: NO_CLUSTER,
+}
+
+
+def connect(where: Where) -> Client:
+    """A client; CliError says what is missing."""
+    if where.url and "://" not in where.url:
+        raise CliError(f"--url {where.url}: begin it with http:// or https://", INVALID)
+    url = where.url or endpoint_of(where.data)["url"]
+    try:
+        return Client(url, token_of(where), ca=where.ca)
+    except ValueError as error:  # the authority's file
+        raise CliError(str(error), INVALID) from None
+
+
+def explained(error: ApiError | Unreachable) -> CliError:
+    """The server's own words, fault by fault."""
+    if isinstance(error, Untrusted):
+        return CliError(str(error), NO_CLUSTER)
+    if isinstance(error, Unreachable):
+        return CliError(f"{error}: is it running? 'diloco up' starts one here", NO_CLUSTER)
+    lines = [str(error)]
+    lines += [f"  {fault['path']}: {fault['message']}" for fault in error.errors]
+    if error.status == 401:
+        expired = "has expired" in error.detail
+        lines[0] = error.detail if expired else "the cluster does not know this token"
+        lines[0] += ": give one with --token-file, DILOCO_TOKEN_FILE or DILOCO_TOKEN"
+        lines[0] += "" if expired else "; the admin token is in the coordinator's data folder"
+    return CliError("\n".join(lines), _STATUSES.get(error.status, FAILED))
+
+
+def only_run(client: Client, name: str) -> dict[str, Any]:
+    """The run of that name; without a name the one that people mean: the newest that is going on,
+    or else the newest."""
+    if name:
+        return client.run(name)
+    runs = sorted(client.runs(), key=lambda run: float(run["created_at"]))
+    if not runs:
+        raise CliError("there is no run: submit one with 'diloco submit run.toml'", UNKNOWN)
+    going = [run for run in runs if run["state"] not in ("queued", "finished", "stopped")]
+    return (going or runs)[-1]
+
+
+def newest_rounds(client: Client, run: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """The last `count` closed rounds, without reading the whole tape.
+
+    Round n lies at tape sequence n + 1 or later, since every round is one record of it.
+    """
+    status = run["status"]
+    if status is None:
+        return []  # before that there is no tape
+    after = max(0, int(status["stamp"]["round"]) + 1 - count)
+    return client.rounds(run["name"], after=after)[-count:]
