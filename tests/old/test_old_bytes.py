@@ -26,6 +26,8 @@ from diloco_syncer.history.replay import payloads_needed
 from diloco_syncer.merging.store import FragmentStore
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
+pytestmark = pytest.mark.virtual
+
 EVERY_SHARD = [("over", 0), *SHARDS]
 KINDS = {kind.__name__ for kind in get_args(get_args(TapeRecord)[0])}
 assert READ, "nothing is kept of this wire version yet: run tests/old/make.py"
@@ -134,7 +136,6 @@ async def test_a_tape_is_executed_again(
     assert run == "over" or (replayed.began_at == 0) == (run == "one")
 
 
-@pytest.mark.whole
 @each
 @pytest.mark.parametrize(("run", "shard"), SHARDS)
 async def test_a_syncer_goes_on(version: Path, run: str, shard: int, tmp_path: Path) -> None:
@@ -148,7 +149,6 @@ async def test_a_syncer_goes_on(version: Path, run: str, shard: int, tmp_path: P
     assert (await hub.tape(shard))[: len(before)] == before
 
 
-@pytest.mark.whole
 @each
 async def test_a_syncer_goes_on_from_the_tape_alone(version: Path, tmp_path: Path) -> None:
     hub = Hub(version, "one", tmp_path)
@@ -157,7 +157,6 @@ async def test_a_syncer_goes_on_from_the_tape_alone(version: Path, tmp_path: Pat
         await within(hub.led_by("elsewhere", term))
 
 
-@pytest.mark.whole
 @each
 async def test_a_syncer_goes_on_from_the_snapshot_alone(version: Path, tmp_path: Path) -> None:
     """Contributions that it covers are gone, and with them the way from the beginning."""

@@ -27,7 +27,10 @@ LARGE = {
     "budget": {"steps": 96},
 }
 
-pytestmark = pytest.mark.parametrize("version", REFUSED, ids=lambda path: path.name)
+pytestmark = [
+    pytest.mark.virtual,
+    pytest.mark.parametrize("version", REFUSED, ids=lambda path: path.name),
+]
 
 
 def says_so(version: Path) -> str:
@@ -73,7 +76,6 @@ def test_a_learner_passes_over_its_own_checkpoint(version: Path, run: str, tmp_p
         assert set(before) < set(copy.rglob("*")) and own.newest == 1
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("run", RUNS)
 async def test_the_cluster_of_this_release_leaves_it_alone(
     version: Path, run: str, tmp_path: Path
@@ -96,7 +98,6 @@ async def test_the_cluster_of_this_release_leaves_it_alone(
     assert {name: hub.kept(name) for name in before} == before
 
 
-@pytest.mark.whole
 async def test_a_syncer_that_is_given_the_tape_says_why_it_cannot_lead(
     version: Path, tmp_path: Path
 ) -> None:
