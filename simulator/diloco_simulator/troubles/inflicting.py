@@ -50,6 +50,8 @@ class Inflicting:
     def __init__(self, visitors: "Visitors") -> None:
         self.visitors = visitors
         self.world = visitors.world
+        # Of requests: a second one with the same key is told of the first one's fault.
+        self.keys: set[str] = set()
 
     async def inflict(self) -> None:
         """On somebody, now or soon; what is confirmed strikes."""
@@ -69,15 +71,18 @@ class Inflicting:
             body["at_step"] = rng.randint(0, 20)
         else:
             body["after_s"] = after_s
-        before, starts = machine.process, machine.starts
+        before, starts, key = machine.process, machine.starts, f"{body}"
+        again = key in self.keys
+        self.keys.add(key)
         status, said = await self.visitors.ask(
-            "POST", "/chaos", body, may=(202, 404, 409), headers={"Idempotency-Key": f"{body}"}
+            "POST", "/chaos", body, may=(202, 404, 409), headers={"Idempotency-Key": key}
         )
         if status != 202:
             return
+        world.found.counts["faults asked for again"] += again
         world.found.counts[f"faults confirmed: {kind}"] += 1
         await self.visitors.ask("GET", "/chaos")
-        if kind != "kill" or "at_step" in body or before is None or world.troubles.twins:
+        if kind != "kill" or "at_step" in body or before is None or world.troubles.twins or again:
             return
         await asyncio.sleep(body["after_s"] + STRUCK_S)
         unharmed = machine.process is before and machine.starts == starts and not before.frozen
