@@ -32,11 +32,17 @@ async def learner(
     *,
     data_root: str = "/",
     factories: str = "",
+    duty_cycle: float = 1.0,
 ) -> AsyncIterator[tuple[Learner, "asyncio.Task[None]"]]:
     """A whole learner but for the process, until the end of the block. It may read any file."""
     folder = DataFolder(tmp_path, name)
     settings = Settings(
-        id=name, data=tmp_path, chaos=True, data_root=data_root, factories=factories
+        id=name,
+        data=tmp_path,
+        chaos=True,
+        data_root=data_root,
+        factories=factories,
+        duty_cycle=duty_cycle,
     )
     control, data = MemoryBus(broker, f"{name}-control"), MemoryBus(broker, f"{name}-data")
     app = Learner(settings, control, data, folder, computing)

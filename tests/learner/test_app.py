@@ -129,6 +129,18 @@ async def test_a_learner_bootstraps_trains_is_merged_pauses_and_finishes(
         assert leases and all(lease.holder == "" for lease in leases)
 
 
+async def test_a_learner_rests_as_long_as_its_owner_says(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a", duty_cycle=0.2) as (app, _):
+        await syncer.bootstrap("a")
+        await syncer.reported("a", lambda p: p.step > 2)
+        assert app.work is not None and app.work.health()["injected_s"] > 0
+        assert app.work.injected.stretch == pytest.approx(5.0)
+
+
 async def test_a_newcomer_recovers_from_a_donor_and_parameters_come_from_anchors(
     broker: MemoryBroker, syncer: Any, tmp_path: Path
 ) -> None:

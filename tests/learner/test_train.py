@@ -146,7 +146,14 @@ def test_a_donors_state_is_what_it_was_at_the_boundary(rig: Rig) -> None:
     assert other.trainer.inner_state() == moments[2]
 
 
-def test_a_slow_fault_costs_time_that_is_neither_step_nor_waiting(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("slow_factor", "duty_cycle"),
+    [(3.0, 1.0), (1.0, 1 / 3), (1.5, 0.5)],
+    ids=["fault", "duty", "both"],
+)
+def test_slow_steps_cost_time_that_is_neither_step_nor_waiting(
+    rig: Rig, slow_factor: float, duty_cycle: float
+) -> None:
     loop, box, clock = rig()
     step = loop.trainer.step
 
@@ -155,7 +162,7 @@ def test_a_slow_fault_costs_time_that_is_neither_step_nor_waiting(rig: Rig) -> N
         return step(batch, rate, **more)
 
     loop.trainer.step = slow  # type: ignore[method-assign]
-    loop.injected.slow_factor = 3.0
+    loop.injected.slow_factor, loop.injected.duty_cycle = slow_factor, duty_cycle
     box.at = {4: [beat("stopped")]}
     run(loop)
     assert loop.injected.seconds == pytest.approx(4 * 1.0)

@@ -1,4 +1,4 @@
-"""A stack of real processes for a test that wants nothing special."""
+"""Stacks of real processes for tests that want nothing special."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,3 +12,24 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     """Two learners and a syncer, chaos allowed."""
     with up(tmp_path / "data", "--learners", "2", "--chaos") as stack:
         yield stack
+
+
+@pytest.fixture(scope="session")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two learners and two syncers, chaos allowed, for as many tests as want no more."""
+    folder = tmp_path_factory.mktemp("lasting") / "data"
+    with up(folder, "--learners", "2", "--syncers", "2", "--chaos") as stack:
+        stack.wait_until(lambda: sum(m["alive"] for m in stack.client.members()) >= 5, "all")
+        yield stack
+
+
+@pytest.fixture
+def shared(lasting: Stack) -> Iterator[Stack]:
+    """The lasting one, without a run. A test's own run is stopped and deleted after it.
+
+    That the next one begins shows that the one before holds nobody.
+    """
+    yield lasting
+    for process in lasting.family():
+        process.resume()  # whatever a test that failed has left standing
+    lasting.clear()

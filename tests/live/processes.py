@@ -16,16 +16,24 @@ ENDING_S = 60.0
 # One folder of compiled programs for all: compiling is most of what a learner's start takes.
 COMPILED = Path(__file__).parents[2] / ".pytest_cache" / "compiled"
 
+# A learner of a small model takes two hundred steps a second, and no test needs so many: what it
+# does not compute is left to the tests beside this one.
+DUTY_CYCLE = "0.25"
+ALWAYS = {"DILOCO_DUTY_CYCLE": "1"}  # for those that train in earnest
+
 
 def environment(**more: str) -> dict[str, str]:
-    return {"DILOCO_CACHE": str(COMPILED), **os.environ, **more}
+    shared = {"DILOCO_CACHE": str(COMPILED), "DILOCO_DUTY_CYCLE": DUTY_CYCLE}
+    return shared | os.environ | more
 
 
-def diloco(*arguments: str, patience_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+def diloco(
+    *arguments: str, patience_s: float = PATIENCE_S, **more: str
+) -> subprocess.CompletedProcess[str]:
     """A command as a user types it, carried out to its end."""
     return subprocess.run(
         [sys.executable, "-m", "diloco_cli", *arguments],
-        env=environment(),
+        env=environment(**more),
         capture_output=True,
         text=True,
         timeout=patience_s,

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ SELDOM = {"snapshot_every_rounds": 12, "checkpoint_every_steps": 200}
 class Stack:
     """One `diloco up` in `folder`, and the run `r` on it."""
 
-    def __init__(self, folder: Path, *options: str, crash_at: str = "") -> None:
+    def __init__(self, folder: Path, *options: str, crash_at: str = "", **more: str) -> None:
         self.folder = folder
         self.options = options
-        self.crash_at = crash_at
+        self.environment = {"DILOCO_CRASH_AT": crash_at} | more
         self.opened = ExitStack()
         self.process: Process
         self.client: Client
@@ -38,7 +38,7 @@ class Stack:
         """Start it, and wait until its coordinator answers."""
         arguments = ("up", "--data", str(self.folder), "--port", "0", *self.options)
         log = self.folder.with_suffix(".log")
-        self.process = Process(log, "diloco_cli", *arguments, DILOCO_CRASH_AT=self.crash_at)
+        self.process = Process(log, "diloco_cli", *arguments, **self.environment)
         self.opened.callback(self.process.stop)
         pid = self.process.popen.pid
         url = self.wait_until(lambda: (e := self.endpoint())["pid"] == pid and e["url"], "its URL")
@@ -175,11 +175,28 @@ class Stack:
         self.client.stop("r")
         self.wait_until(lambda: self.client.run("r")["state"] == "stopped", "the end")
 
+    def clear(self) -> None:
+        """End the run, if there is one, and delete it once those who worked for it are gone."""
+
+        def gone() -> bool:
+            try:
+                self.client.delete_run("r")
+            except ApiError as error:
+                if error.status == 404:
+                    return True
+                if error.status != 409:
+                    raise
+                with suppress(ApiError):
+                    self.client.stop("r")
+            return False
+
+        self.wait_until(gone, "a run that can be deleted")
+
 
 @contextmanager
-def up(folder: Path, *options: str, crash_at: str = "") -> Iterator[Stack]:
-    """Running, and stopped afterwards; a failure shows the logs."""
-    stack = Stack(folder, *options, crash_at=crash_at)
+def up(folder: Path, *options: str, crash_at: str = "", **more: str) -> Iterator[Stack]:
+    """Running, and stopped afterwards; a failure shows the logs. `more`: of its environment."""
+    stack = Stack(folder, *options, crash_at=crash_at, **more)
     with stack.opened:
         try:
             stack.start()

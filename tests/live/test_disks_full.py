@@ -89,6 +89,7 @@ def test_nobody_waits_for_a_member_whose_disk_is_full(stack: Stack) -> None:
     assert stack.diloco("tape", "verify", "r")["faults"] == []
 
 
+@pytest.mark.long
 def test_a_hub_out_of_disk_is_named_although_no_status_can_be_written(stack: Stack) -> None:
     # Contributions are acknowledged from memory: those that the server could not write any more are
     # gone. What was merged of them is not, once a snapshot covers it.

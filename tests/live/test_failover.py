@@ -1,25 +1,21 @@
 """A standby takes over from a leader that dies or stands still; nothing is lost or done twice."""
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from live.stack import SELDOM, Stack, spec, up
+from live.stack import SELDOM, Stack, spec
 from live.tape_checks import check_tape
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
+def stack(shared: Stack) -> Stack:
     """A leader and a standby, both of which have followed the first rounds."""
-    with up(tmp_path / "data", "--learners", "2", "--syncers", "2", "--chaos") as stack:
-        stack.wait_until(lambda: sum(m["alive"] for m in stack.client.members()) >= 5, "all")
-        stack.client.create_run(spec(keeping=SELDOM))
-        stack.wait_until(lambda: len(stack.rounds()) > 12, "the first rounds")
-        stack.wait_until(lambda: stack.leader() and stack.standby(), "a leader and a standby")
-        yield stack
+    shared.client.create_run(spec(keeping=SELDOM))
+    shared.wait_until(lambda: len(shared.rounds()) > 12, "the first rounds")
+    shared.wait_until(lambda: shared.leader() and shared.standby(), "a leader and a standby")
+    return shared
 
 
 def committed_in(stack: Stack, term: int) -> int:

@@ -43,7 +43,8 @@ def test_coordinator_syncer_and_nats_die_and_rounds_go_on(stack: Stack) -> None:
 
 
 @pytest.mark.long
-def test_a_step_with_bad_gradients_costs_that_step_alone(stack: Stack) -> None:
+def test_a_step_with_bad_gradients_costs_that_step_alone(shared: Stack) -> None:
+    stack = shared
     stack.client.create_run(spec(keeping=SELDOM))
     stack.wait_until(lambda: len(stack.committed()) > 12, "the first rounds")
     stack.client.chaos("nan", "learner-2")
@@ -61,7 +62,8 @@ def test_a_step_with_bad_gradients_costs_that_step_alone(stack: Stack) -> None:
     assert not stack.status()["refused"].get("non-finite")
 
 
-def test_pause_holds_everybody_and_resume_goes_on(stack: Stack) -> None:
+def test_pause_holds_everybody_and_resume_goes_on(shared: Stack) -> None:
+    stack = shared
     stack.client.create_run(spec(keeping=SELDOM))
     stack.wait_until(lambda: len(stack.committed()) > 6, "the first rounds")
     stack.client.pause("r")

@@ -3,11 +3,10 @@
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live.stack import Stack, spec, up
+from live.stack import Stack, spec
 
 from diloco_client import ApiError
 from diloco_shared.bus.port import StreamFull
@@ -18,12 +17,9 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 STOPPED_S = 20.0
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One for all: that the next run begins shows that the one before holds nobody."""
-    folder = tmp_path_factory.mktemp("stop") / "data"
-    with up(folder, "--learners", "2", "--syncers", "2", "--chaos") as stack:
-        yield stack
+@pytest.fixture
+def stack(shared: Stack) -> Stack:
+    return shared
 
 
 def begin(stack: Stack, quorum: int = 1) -> None:
@@ -59,26 +55,11 @@ def stop(stack: Stack) -> dict[str, Any]:
     return run
 
 
-def delete(stack: Stack) -> None:
-    """As soon as those who worked for it are gone."""
-
-    def deleted() -> bool:
-        try:
-            stack.client.delete_run("r")
-        except ApiError as error:
-            if error.status != 409:
-                raise
-            return False
-        return True
-
-    stack.wait_until(deleted, "a run that can be deleted")
-
-
 def test_while_learners_begin(stack: Stack) -> None:
     begin(stack)
     stack.wait_until(lambda: stack.status()["state"] in ("waiting", "bootstrapping"), "its leader")
     stop(stack)
-    delete(stack)
+    stack.clear()
 
 
 def test_starved_since_a_learner_hangs(stack: Stack) -> None:
@@ -93,7 +74,7 @@ def test_starved_since_a_learner_hangs(stack: Stack) -> None:
     finally:
         stack.send(signal.SIGCONT, "learner-2")
     assert stack.rounds()[-1]["outcome"] == "skipped"
-    delete(stack)
+    stack.clear()
 
 
 def test_in_the_moment_in_which_a_learner_hangs(stack: Stack) -> None:
@@ -104,7 +85,7 @@ def test_in_the_moment_in_which_a_learner_hangs(stack: Stack) -> None:
         stop(stack)
     finally:
         stack.send(signal.SIGCONT, "learner-1")
-    delete(stack)
+    stack.clear()
 
 
 def test_while_no_syncer_answers(stack: Stack) -> None:
@@ -115,7 +96,7 @@ def test_while_no_syncer_answers(stack: Stack) -> None:
     try:
         run = stop(stack)
         assert run["status"]["forced"]
-        delete(stack)
+        stack.clear()
     finally:
         stack.send(signal.SIGCONT, "syncer-1", "syncer-2")
 
@@ -125,7 +106,7 @@ def test_when_its_leader_is_killed_at_that_moment(stack: Stack) -> None:
     trains(stack)
     stack.send(signal.SIGKILL, stack.leader())
     stop(stack)
-    delete(stack)
+    stack.clear()
 
 
 async def fill(stack: Stack) -> None:
@@ -149,7 +130,7 @@ def test_while_a_stream_is_full(stack: Stack) -> None:
     stack.wait_until(lambda: stack.status()["state"] == "full", "that it is said")
     assert "DN is full" in stack.status()["reason"]
     stop(stack)
-    delete(stack)
+    stack.clear()
 
 
 @pytest.mark.long
@@ -160,7 +141,7 @@ def test_while_it_goes_back_to_a_checkpoint(stack: Stack) -> None:
     stack.goes_on("the checkpoint")
     stack.client.restore("r", kept["number"])
     stop(stack)
-    delete(stack)
+    stack.clear()
 
 
 def test_while_the_message_server_starts_again(stack: Stack) -> None:
@@ -168,4 +149,4 @@ def test_while_the_message_server_starts_again(stack: Stack) -> None:
     trains(stack)
     stack.nats().kill()
     stop(stack)
-    delete(stack)
+    stack.clear()

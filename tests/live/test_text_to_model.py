@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from live.processes import ALWAYS
 from live.stack import Stack, up
 
 from diloco_shared.corpora.prepared import digest_of, open_corpus
@@ -79,7 +80,7 @@ def test_from_a_folder_of_text_to_a_model_and_on_to_a_better_one(
     text, numbers = texts(tmp_path / "text"), others(tmp_path / "numbers.jsonl")
     corpus, more = tmp_path / "corpus", tmp_path / "more"
     tokenizer, model = tmp_path / "tokenizer", tmp_path / "model"
-    with up(tmp_path / "data", "--learners", "2") as stack:
+    with up(tmp_path / "data", "--learners", "2", **ALWAYS) as stack:
         size = ("--vocabulary", str(VOCABULARY))
         here("data", "train-tokenizer", str(text), *size, "--to", str(tokenizer))
         prepared = ("--tokenizer", str(tokenizer), "--to")

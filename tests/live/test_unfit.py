@@ -41,7 +41,9 @@ def stack(model: Path, tmp_path: Path) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.mark.parametrize(("learners_min", "state"), [(1, "running"), (2, "waiting")])
+@pytest.mark.parametrize(
+    ("learners_min", "state"), [(1, "running"), pytest.param(2, "waiting", marks=pytest.mark.long)]
+)
 def test_a_run_names_the_learner_that_cannot_work_and_begins_with_enough_others(
     learners_min: int, state: str, stack: Stack, model: Path
 ) -> None:

@@ -251,6 +251,7 @@ class Learner(Worker[Settings]):
     async def _worked(self, spec: RunSpec) -> Leave:
         """Work for the run until it is left. Raises Unfit."""
         self.work = work = Work(await self._context(spec), self.faults, self.computing)
+        work.injected.duty_cycle = self.settings.duty_cycle
         work.fit = lambda: self.membership.update(state="working", reason="")
         leave = await work.run()
         # Whoever refused it may let it in later: another configuration, or a free place.

@@ -18,6 +18,13 @@ class Settings(WorkerSettings):
     threads: int = Field(
         0, ge=0, description="CPU threads for computation, 0 for all; 1 when learners share cores."
     )
+    duty_cycle: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="The share of its time in which this learner computes; it rests after each "
+        "step. Less than 1 leaves a machine, or its GPU, to others who use it too.",
+    )
     mesh: str = Field(
         "auto",
         description="How the devices of this process share the work, as 'fsdp=8' or "

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from live.processes import PATIENCE_S, Services, diloco, services
 from live.test_learner_process import spec as small
@@ -387,9 +386,7 @@ async def scene(folder: Path) -> AsyncIterator[tuple[Scene, Watcher]]:
                 own |= {"DILOCO_PORT": "0"}
                 own |= {"DILOCO_TLS_CERT": str(tls / "cert.pem")}
                 own |= {"DILOCO_TLS_KEY": str(tls / "cert.key")}
-            process = running.start(module, name, **own)
-            if module == "diloco_learner":  # they train as fast as they can; others have to answer
-                psutil.Process(process.popen.pid).nice(15)
+            running.start(module, name, **own)
         place, secret = data / "coordinator" / "url", data / "admin-token"
 
         def answered() -> str:

@@ -88,7 +88,7 @@ class Stepping:
 
 @dataclass(frozen=True, slots=True)
 class Slowed:
-    """A fault: every step takes longer, this one by `seconds`."""
+    """Nothing is computed for so long after a step: by a fault, or to leave time to others."""
 
     seconds: float
 
@@ -130,11 +130,17 @@ class Clock(Protocol):
 
 @dataclass(slots=True)
 class Injected:
-    """Faults that change the loop's own behaviour."""
+    """What changes the loop's behaviour from outside: faults, and a machine's other users."""
 
     slow_factor: float = 1.0
+    duty_cycle: float = 1.0  # the share of its time in which this learner may compute
     poison: bool = False  # the next step's loss and gradients are not numbers
     seconds: float = 0.0  # slept in all: neither computation nor waiting
+
+    @property
+    def stretch(self) -> float:
+        """How many times as long as its computation a step takes."""
+        return self.slow_factor / self.duty_cycle
 
 
 class TrainLoop:
@@ -236,7 +242,7 @@ class TrainLoop:
         handle = self.trainer.step(tokens_BxL1, rate, poisoned=poisoned)
         yield Stepping()
         loss, skipped = self._previous_loss(handle)
-        if self.injected.slow_factor > 1:
+        if self.injected.stretch > 1:
             yield from self._slow_down(handle, began)
         ended = self.now()
         tokens = tokens_BxL1.shape[0] * (tokens_BxL1.shape[1] - 1)
@@ -269,9 +275,9 @@ class TrainLoop:
         return loss, skipped
 
     def _slow_down(self, handle: Any, began: float) -> Iterator[Pause]:
-        """A fault: every step takes a multiple of its time."""
+        """Every step takes a multiple of its time."""
         handle.block_until_ready()
-        rest_s = (self.now() - began) * (self.injected.slow_factor - 1)
+        rest_s = (self.now() - began) * (self.injected.stretch - 1)
         yield Slowed(rest_s)
         self.injected.seconds += rest_s
 
