@@ -14,11 +14,18 @@ from diloco_simulator.worlds import found
 from diloco_simulator.worlds.world import played
 
 FOLDER = Path(__file__).parent / "found"
-# Each third one is played by `make test-long`, and those that take a minute: CI has twenty.
-MINUTES = {"silent-one-that-a-round-waited-for", "steps-longer-than-last-words"}
+# Each third one is played by `make test-long`, and those that take ten seconds or more: CI has
+# twenty minutes.
+SECONDS = {
+    "damaged-chunk-that-was-passed-by",
+    "process-0-gone-before-all-hosts-were-there",
+    "silent-one-that-a-round-waited-for",
+    "slow-learner-that-no-pull-waited-for",
+    "steps-longer-than-last-words",
+}
 KEPT = [
     pytest.param(
-        path, id=path.stem, marks=[pytest.mark.long] if n % 3 == 2 or path.stem in MINUTES else []
+        path, id=path.stem, marks=[pytest.mark.long] if n % 3 == 2 or path.stem in SECONDS else []
     )
     for n, path in enumerate(sorted(FOLDER.glob("*.json")))
 ]
