@@ -56,9 +56,9 @@ format: install
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/mypy --exclude 'bench/(claims/|racing/(run_|worker|decoder|ddp)|stepping/torch_)' bench
-	MYPYPATH=bench/claims $(BIN)/mypy bench/claims
+	$(BIN)/mypy -n auto
+	$(BIN)/mypy -n auto --exclude 'bench/(claims/|racing/(run_|worker|decoder|ddp)|stepping/torch_)' bench
+	MYPYPATH=bench/claims $(BIN)/mypy -n auto bench/claims
 	$(BIN)/lint-imports
 
 pure: install
