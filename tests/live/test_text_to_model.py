@@ -90,7 +90,7 @@ def test_from_a_folder_of_text_to_a_model_and_on_to_a_better_one(
         first = run_file(
             tmp_path / "first.toml",
             "first",
-            150,
+            96,
             model={"preset": "nano", "overrides": {"vocabulary": VOCABULARY}},
             data={"source": str(corpus)},
         )
@@ -119,7 +119,7 @@ def test_from_a_folder_of_text_to_a_model_and_on_to_a_better_one(
         second = run_file(
             tmp_path / "second.toml",
             "second",
-            60,
+            36,
             model={"weights": str(model)},
             data={"source": str(more)},
         )
