@@ -17,14 +17,17 @@ ENDING_S = 60.0
 COMPILED = Path(__file__).parents[2] / ".pytest_cache" / "compiled"
 
 # A learner of a small model takes two hundred steps a second, and no test needs so many: what it
-# does not compute is left to the tests beside this one.
-DUTY_CYCLE = "0.25"
-ALWAYS = {"DILOCO_DUTY_CYCLE": "1"}  # for those that train in earnest
+# does not compute is left to the tests beside this one. So fast compilation matters more, too.
+STEPPING_SELDOM = {
+    "DILOCO_DUTY_CYCLE": "0.25",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+}
+# For those that train in earnest.
+ALWAYS = {"DILOCO_DUTY_CYCLE": "1", "XLA_FLAGS": ""}
 
 
 def environment(**more: str) -> dict[str, str]:
-    shared = {"DILOCO_CACHE": str(COMPILED), "DILOCO_DUTY_CYCLE": DUTY_CYCLE}
-    return shared | os.environ | more
+    return {"DILOCO_CACHE": str(COMPILED)} | STEPPING_SELDOM | os.environ | more
 
 
 def diloco(
