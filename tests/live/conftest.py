@@ -1,8 +1,10 @@
 """Stacks of real processes for tests that want nothing special."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from live.stack import Stack, up
 
@@ -31,5 +33,6 @@ def shared(lasting: Stack) -> Iterator[Stack]:
     """
     yield lasting
     for process in lasting.family():
-        process.resume()  # whatever a test that failed has left standing
+        with suppress(psutil.NoSuchProcess):  # it ended since it was listed
+            process.resume()  # whatever a test that failed has left standing
     lasting.clear()

@@ -44,36 +44,34 @@ def test_coordinator_syncer_and_nats_die_and_rounds_go_on(stack: Stack) -> None:
 
 @pytest.mark.long
 def test_a_step_with_bad_gradients_costs_that_step_alone(shared: Stack) -> None:
-    stack = shared
-    stack.client.create_run(spec(keeping=SELDOM))
-    stack.wait_until(lambda: len(stack.committed()) > 12, "the first rounds")
-    stack.client.chaos("nan", "learner-2")
-    stack.wait_until(lambda: stack.told("step-skipped"), "the event")
-    seen = len(stack.committed())
-    stack.wait_until(
+    shared.client.create_run(spec(keeping=SELDOM))
+    shared.wait_until(lambda: len(shared.committed()) > 12, "the first rounds")
+    shared.client.chaos("nan", "learner-2")
+    shared.wait_until(lambda: shared.told("step-skipped"), "the event")
+    seen = len(shared.committed())
+    shared.wait_until(
         lambda: any(
             v["learner"] == "learner-2" and v["outcome"] == "merged"
-            for r in stack.committed()[seen + 3 :]
+            for r in shared.committed()[seen + 3 :]
             for v in r["verdicts"]
         ),
         "learner-2 merged again",
     )
-    assert stack.learner("learner-2")["incarnation"] == 0, "no process had to die"
-    assert not stack.status()["refused"].get("non-finite")
+    assert shared.learner("learner-2")["incarnation"] == 0, "no process had to die"
+    assert not shared.status()["refused"].get("non-finite")
 
 
 def test_pause_holds_everybody_and_resume_goes_on(shared: Stack) -> None:
-    stack = shared
-    stack.client.create_run(spec(keeping=SELDOM))
-    stack.wait_until(lambda: len(stack.committed()) > 6, "the first rounds")
-    stack.client.pause("r")
-    stack.wait_until(
+    shared.client.create_run(spec(keeping=SELDOM))
+    shared.wait_until(lambda: len(shared.committed()) > 6, "the first rounds")
+    shared.client.pause("r")
+    shared.wait_until(
         lambda: all(
-            stack.learner(name).get("state") == "paused" for name in ("learner-1", "learner-2")
+            shared.learner(name).get("state") == "paused" for name in ("learner-1", "learner-2")
         ),
         "everybody paused",
     )
-    assert stack.client.run("r")["state"] == "paused"
-    rounds = len(stack.rounds())
-    stack.client.resume("r")
-    stack.wait_until(lambda: len(stack.committed()) > rounds + 6, "rounds after the pause")
+    assert shared.client.run("r")["state"] == "paused"
+    rounds = len(shared.rounds())
+    shared.client.resume("r")
+    shared.wait_until(lambda: len(shared.committed()) > rounds + 6, "rounds after the pause")

@@ -20,10 +20,11 @@ class Settings(WorkerSettings):
     )
     duty_cycle: float = Field(
         1.0,
-        gt=0,
+        # Nothing is answered in a rest: nine steps' time is what runs expect of the slowest.
+        ge=0.1,
         le=1,
-        description="The share of its time in which this learner computes; it rests after each "
-        "step. Less than 1 leaves a machine, or its GPU, to others who use it too.",
+        description="The share of its time in which this learner computes, 0.1 to 1; it rests "
+        "after each step. Less than 1 leaves a machine, or its GPU, to others who use it too.",
     )
     mesh: str = Field(
         "auto",
