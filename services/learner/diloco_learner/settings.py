@@ -20,7 +20,7 @@ class Settings(WorkerSettings):
     )
     duty_cycle: float = Field(
         1.0,
-        # Nothing is answered in a rest: nine steps' time is what runs expect of the slowest.
+        # Nothing is answered in a rest, which takes nine times as long as the step at most.
         ge=0.1,
         le=1,
         description="The share of its time in which this learner computes, 0.1 to 1; it rests "
