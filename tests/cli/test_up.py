@@ -27,6 +27,7 @@ from diloco_cli.up.folder import DETACHED_OUT, Folder, supervisor_of
 from diloco_cli.up.process import LOOP, PAUSE_S, PAUSE_S_MAX, WELL_S, Restarts, bound, last_line
 from diloco_cli.up.stack import Stack, free_port
 from diloco_cli.words import CONFLICT, FAILED, CliError
+from diloco_learner.settings import Settings
 from diloco_shared.process.membership import DataFolder
 
 
@@ -410,6 +411,30 @@ def test_learners_here_may_import_what_lies_here_unless_the_user_says_otherwise(
     monkeypatch.setenv("DILOCO_FACTORIES", "not-a-module")
     with pytest.raises(CliError, match="DILOCO_FACTORIES has the entry 'not-a-module'"):
         told("learner-1")
+
+
+def test_a_learners_settings_reach_it_or_are_known_to_be_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one belongs to `_inherited`, or here: it must not be dropped without a word."""
+    anothers = {
+        # Of a learner of several hosts, which `up` numbers itself if there are any.
+        *("hosts", "host_index", "host_address", "host_silence_s", "hosts_carry"),
+        "hosts_checkpoints",
+        # Of the message server: its own has one secret, and needs no more.
+        *("nats_ca", "nats_client_cert", "nats_client_key", "nats_credentials", "nats_token"),
+        "nats_token_file",
+        # Of one process among several on a machine, and of its link.
+        *("ids", "health_host", "health_port", "connections"),
+        *("uplink_bytes_per_s", "downlink_bytes_per_s", "checkpoints"),
+    }
+    for name in Settings.model_fields:
+        monkeypatch.setenv(f"DILOCO_{name.upper()}", "given")
+    stack = Stack(tmp_path / "d", learners=1, port=0, chaos=False, threads=1)
+    stack.nats = SimpleNamespace(url="nats://x")  # type: ignore[assignment]
+    (child,) = [c for c in stack._all_children() if c.name == "learner-1"]
+    dropped = {n for n in Settings.model_fields if f"DILOCO_{n.upper()}" not in child.environment}
+    assert dropped == anothers
 
 
 @pytest.mark.parametrize("given", ["", "mine/token", "/run/secrets/token"])

@@ -306,6 +306,7 @@ def _inherited() -> dict[str, str]:
         "DILOCO_CORPORA",
         "DILOCO_CORPORA_BYTES_MAX",
         "DILOCO_MESH",
+        "DILOCO_DUTY_CYCLE",
     )
     return {k: v for k, v in os.environ.items() if not k.startswith("DILOCO_") or k in kept}
 
