@@ -1,6 +1,7 @@
 """Fixtures for all tests: coroutine tests, and a real nats-server on a free port."""
 
 import asyncio
+import gc
 import inspect
 import os
 from collections.abc import Iterator
@@ -32,6 +33,19 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 # No test may hang: above the patience of a single wait, which says more, and below pytest's limit.
 TEST_TIMEOUT_S = 180
+# Objects before Python looks for garbage among the new ones, and how often it does before it looks
+# among older ones. With its own limits that is a seventh of the tests' time. What tests hold is
+# small, and 20,000 objects more are some megabytes.
+COLLECTING = (20_000, 20, 20)
+# Until all tests are collected (`pytest_collection_finish`).
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays."""
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(*COLLECTING)
 
 
 @pytest.fixture(autouse=True, scope="session")

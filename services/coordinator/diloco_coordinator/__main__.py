@@ -3,19 +3,22 @@
 import asyncio
 import sys
 
-import structlog
-from pydantic import ValidationError
-
-from diloco_coordinator.api.admin_token_io import NoToken
-from diloco_coordinator.api.listening_io import AddressTaken
-from diloco_coordinator.app import Settings, serve
-from diloco_shared.process.faults import tell
-from diloco_shared.process.logs import configure
-from diloco_shared.process.membership import FolderTaken
+from diloco_shared.process.imported import importing
 
 
 def main() -> None:
     """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
+    with importing():
+        import structlog
+        from pydantic import ValidationError
+
+        from diloco_coordinator.api.admin_token_io import NoToken
+        from diloco_coordinator.api.listening_io import AddressTaken
+        from diloco_coordinator.app import Settings, serve
+        from diloco_shared.process.faults import tell
+        from diloco_shared.process.logs import configure
+        from diloco_shared.process.membership import FolderTaken
+
     try:
         settings = Settings()
         configure(settings.log, json=settings.log_format == "json")

@@ -6,8 +6,11 @@ import platform
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from diloco_shared.process.imported import importing
 
 # Of the C library: large arrays get large pages, where the kernel gives them to those who ask.
 TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
@@ -37,7 +40,9 @@ def main() -> None:
     except (ValidationError, ValueError) as error:
         print(f"diloco-learner: {error}", file=sys.stderr)
         sys.exit(2)
-    _set_up_jax(settings)
+    with importing():
+        _set_up_jax(settings)
+        import_module("diloco_learner.app")  # the largest part, which `_live` begins with
     hosts = None if place is None else _hosts(place, settings)
     import uvloop
 

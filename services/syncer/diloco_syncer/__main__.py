@@ -4,20 +4,23 @@ import asyncio
 import os
 import sys
 
+from diloco_shared.process.imported import importing
+
 
 def main() -> None:
     """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
     # The merge is memory-bound and deterministic; jax must find no accelerator to reserve.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    import structlog
-    import uvloop
-    from pydantic import ValidationError
+    with importing():
+        import structlog
+        import uvloop
+        from pydantic import ValidationError
 
-    from diloco_shared.process.faults import tell
-    from diloco_shared.process.logs import configure
-    from diloco_shared.process.membership import FolderTaken
-    from diloco_shared.process.stopping import until_stopped
-    from diloco_syncer.app import Settings, serve
+        from diloco_shared.process.faults import tell
+        from diloco_shared.process.logs import configure
+        from diloco_shared.process.membership import FolderTaken
+        from diloco_shared.process.stopping import until_stopped
+        from diloco_syncer.app import Settings, serve
 
     try:
         settings = Settings()
