@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from waiting import until
 
 import diloco_cli.up.folder
 import diloco_cli.up.stack
@@ -24,7 +25,16 @@ from diloco_cli.demo import conclude, free_name, verdicts
 from diloco_cli.seen import Seen
 from diloco_cli.up import attended
 from diloco_cli.up.folder import DETACHED_OUT, Folder, supervisor_of
-from diloco_cli.up.process import LOOP, PAUSE_S, PAUSE_S_MAX, WELL_S, Restarts, bound, last_line
+from diloco_cli.up.process import (
+    LOOP,
+    PAUSE_S,
+    PAUSE_S_MAX,
+    WELL_S,
+    Child,
+    Restarts,
+    bound,
+    last_line,
+)
 from diloco_cli.up.stack import Stack, free_port
 from diloco_cli.words import CONFLICT, FAILED, CliError
 from diloco_learner.settings import Settings
@@ -171,6 +181,23 @@ def test_the_last_line_of_a_log(tmp_path: Path) -> None:
     assert last_line(log) == ""
     log.write_bytes(b"first\nTypeError: no\n\n")
     assert last_line(log) == "TypeError: no"
+
+
+@pytest.mark.parametrize(("status", "told"), [(2, 2), (1, 1)])
+async def test_a_wrong_set_up_is_told_at_once_in_the_process_own_words(
+    tmp_path: Path, status: int, told: int
+) -> None:
+    said: list[str] = []
+    script = f"echo 'learner: DILOCO_DUTY_CYCLE: too low'; exit {status}"
+    log = tmp_path / "learner-1.log"
+    child = Child("learner-1", ["/bin/sh", "-c", script], {}, log, said.append)
+    running = asyncio.create_task(child.run())
+    await until(lambda: child.restarts.total == 1, "its first end")
+    await child.stop()
+    await running
+    assert said[0] == f"learner-1 ended (status {status}), starting again in {PAUSE_S} s"
+    wrong = f"learner-1 cannot start: learner: DILOCO_DUTY_CYCLE: too low (all in {log})"
+    assert said[1:] == [wrong][: told - 1]
 
 
 def test_a_folder_is_taken_by_one_at_a_time_who_is_named(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from diloco_learner.hosts.place import WrongHosts, checkpoints_at
 from diloco_shared.budget import Job, Need, known, streams
 from diloco_shared.budget.memory import disks
 from diloco_shared.bus.nats.access import Address
-from diloco_shared.process.settings import WorkerSettings
+from diloco_shared.process.settings import WorkerSettings, said_of
 
 app = typer.Typer()
 # Columns of a line: the verdict, and the name of the check.
@@ -118,13 +118,8 @@ def _settings(examined: Examination) -> WorkerSettings | None:
     try:
         settings = WorkerSettings()
     except ValidationError as error:
-        # Without what was given: that may be a secret.
-        said = "; ".join(
-            f"DILOCO_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" if e["loc"] else e["msg"]
-            for e in error.errors(include_url=False, include_input=False, include_context=False)
-        )
         remedy = "mend the environment: every service would end with the same words"
-        examined.tell(judging.failed("settings", said, remedy))
+        examined.tell(judging.failed("settings", said_of(error), remedy))
         examined.leave_out((*AT_THE_HUB, "disk"))
         return None
     where = Address(settings.nats_url).shown

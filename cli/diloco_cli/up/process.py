@@ -81,6 +81,8 @@ class Restarts:
         return self.in_a_row >= LOOP
 
 
+# A process ends so where another start mends nothing; what is wrong may yet be mended meanwhile.
+WRONG_SET_UP = 2
 # Time to stop after SIGTERM before SIGKILL, in seconds.
 STOP_S = 8.0
 # A process that starts has the processor first, for so long in seconds: it is awaited.
@@ -113,16 +115,19 @@ class Child:
     async def run(self) -> None:
         """Start, wait, start again, until stopped."""
         while not self._stopping.is_set():
+            code = None
             try:
-                how = how_ended(await self._once())
+                code = await self._once()
+                how = how_ended(code)
             except OSError as error:  # no memory or no disk for another process
                 how = str(error)
             if self._stopping.is_set():
                 return
             pause_s = self.restarts.died(time.monotonic())
             self.told(f"{self.name} ended ({how}), starting again in {pause_s:.1f} s")
-            if self.restarts.looping:
-                self.told(f"{self.name} keeps dying: {last_line(self.log)} (all in {self.log})")
+            if code == WRONG_SET_UP or self.restarts.looping:
+                trouble = "cannot start" if code == WRONG_SET_UP else "keeps dying"
+                self.told(f"{self.name} {trouble}: {last_line(self.log)} (all in {self.log})")
             try:
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()

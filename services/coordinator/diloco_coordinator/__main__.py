@@ -10,7 +10,6 @@ def main() -> None:
     """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
     with importing():
         import structlog
-        from pydantic import ValidationError
 
         from diloco_coordinator.api.admin_token_io import NoToken
         from diloco_coordinator.api.listening_io import AddressTaken
@@ -18,12 +17,13 @@ def main() -> None:
         from diloco_shared.process.faults import tell
         from diloco_shared.process.logs import configure
         from diloco_shared.process.membership import FolderTaken
+        from diloco_shared.process.settings import said_of
 
     try:
         settings = Settings()
         configure(settings.log, json=settings.log_format == "json")
-    except (ValidationError, ValueError) as error:
-        print(f"diloco-coordinator: {error}", file=sys.stderr)
+    except ValueError as error:
+        print(f"diloco-coordinator: {said_of(error)}", file=sys.stderr)
         sys.exit(2)
     try:
         asyncio.run(serve(settings))

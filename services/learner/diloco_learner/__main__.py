@@ -27,18 +27,17 @@ def main() -> None:
     if _wants_large_pages():
         os.environ[TUNABLES] = LARGE_PAGES
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    from pydantic import ValidationError
-
     from diloco_learner.hosts.place import place_of
     from diloco_learner.settings import Settings
     from diloco_shared.process.logs import configure
+    from diloco_shared.process.settings import said_of
 
     try:
         settings = Settings()
         configure(settings.log, json=settings.log_format == "json")
         place = place_of(settings.hosts, settings.host_index, settings.host_address, os.environ)
-    except (ValidationError, ValueError) as error:
-        print(f"diloco-learner: {error}", file=sys.stderr)
+    except ValueError as error:
+        print(f"diloco-learner: {said_of(error)}", file=sys.stderr)
         sys.exit(2)
     with importing():
         _set_up_jax(settings)

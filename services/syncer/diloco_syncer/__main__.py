@@ -14,19 +14,19 @@ def main() -> None:
     with importing():
         import structlog
         import uvloop
-        from pydantic import ValidationError
 
         from diloco_shared.process.faults import tell
         from diloco_shared.process.logs import configure
         from diloco_shared.process.membership import FolderTaken
+        from diloco_shared.process.settings import said_of
         from diloco_shared.process.stopping import until_stopped
         from diloco_syncer.app import Settings, serve
 
     try:
         settings = Settings()
         configure(settings.log, json=settings.log_format == "json")
-    except (ValidationError, ValueError) as error:
-        print(f"diloco-syncer: {error}", file=sys.stderr)
+    except ValueError as error:
+        print(f"diloco-syncer: {said_of(error)}", file=sys.stderr)
         sys.exit(2)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

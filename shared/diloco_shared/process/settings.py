@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from diloco_shared.bus.nats.access import TlsFiles
@@ -32,6 +32,19 @@ def secret_in(path: Path) -> str:
             f"{SECRET_BYTES_MAX} bytes"
         )
     return text
+
+
+def said_of(error: ValueError) -> str:
+    """What is wrong with the settings, in one line that names each variable of the environment."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    # Without what was given: that may be a secret.
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    said = [(e["loc"], e["msg"].removeprefix("Value error, ")) for e in found]
+    return "; ".join(
+        f"DILOCO_{'_'.join(map(str, where)).upper()}: {what}" if where else what
+        for where, what in said
+    )
 
 
 class ProcessSettings(BaseSettings):

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from diloco_shared.process.settings import SECRET_BYTES_MAX, ProcessSettings, WorkerSettings
+from diloco_shared.process.settings import (
+    SECRET_BYTES_MAX,
+    ProcessSettings,
+    WorkerSettings,
+    said_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +74,26 @@ def test_names_are_separated_by_commas_and_exclude_a_name_that_is_given(
     monkeypatch.setenv("DILOCO_ID", "oslo-1")
     with pytest.raises(ValidationError, match="DILOCO_ID and DILOCO_IDS are both given"):
         WorkerSettings()
+
+
+def test_what_is_wrong_is_said_in_one_line_without_what_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("hidden-one")
+    monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", str(file))
+    monkeypatch.setenv("DILOCO_NATS_TOKEN", "hidden-two")
+    with pytest.raises(ValidationError) as crossed:
+        ProcessSettings()
+    assert said_of(crossed.value).startswith("DILOCO_NATS_TOKEN")
+
+    monkeypatch.delenv("DILOCO_NATS_TOKEN_FILE")
+    monkeypatch.setenv("DILOCO_CHAOS", "hidden-three")
+    monkeypatch.setenv("DILOCO_LOG_FORMAT", "hidden-four")
+    with pytest.raises(ValidationError) as fields:
+        ProcessSettings()
+    said = said_of(fields.value)
+    assert "DILOCO_CHAOS: " in said and "; DILOCO_LOG_FORMAT: " in said
+    assert "hidden" not in said and "\n" not in said and "https://" not in said
+
+    assert said_of(ValueError("these two belong together")) == "these two belong together"

@@ -28,6 +28,7 @@ from diloco_shared.bus.stored_records import record_at
 from diloco_shared.hf.tokenizer import files_of, special_tokens, tokenizer_of
 from diloco_shared.process.logs import configure
 from diloco_shared.process.serving import connected
+from diloco_shared.process.settings import said_of
 from diloco_shared.process.stopping import die_with, until_stopped
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.exports import ExportDone, ExportFailed, ExportMoved
@@ -139,8 +140,8 @@ def main() -> None:
     try:
         settings = Settings()
         configure(settings.log, json=settings.log_format == "json")
-    except (ValidationError, ValueError) as error:
-        sys.exit(f"diloco_learner.exporting: {error}")
+    except ValueError as error:
+        sys.exit(f"diloco_learner.exporting: {said_of(error)}")
     try:
         asyncio.run(until_stopped(_export(settings, wanted)))
     except FORESEEN as error:
