@@ -257,11 +257,15 @@ class SeenTerm:
         now, hub = self.scene.now, self.broker
         waits = "renew its lease" in beat.reason
         still, self.beaten_at = now - self.beaten_at < STILL_S, now
-        if beat.state == "full":
+        # Before the first parameters its state is another one, since learners go by it.
+        said = beat.state == "full" or "disk is full" in beat.reason
+        if said:
             self.scene.counts["the hub's disk full: said by the leader"] += hub.disk_full
             tried = hub.disk_full and "STATE cannot be written" in beat.reason
             self.scene.counts["the hub's disk full: found by a try"] += tried
-        if not (hub.disk_full and waits and still) or hub.leaderless or beat.state == "full":
+            early = hub.disk_full and beat.state != "full"
+            self.scene.counts["the hub's disk full: said before the first parameters"] += early
+        if not (hub.disk_full and waits and still) or hub.leaderless or said:
             self.silent_since = now
         elif now - self.silent_since > NAMED_S:
             self.silent_since = now
