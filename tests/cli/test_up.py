@@ -18,6 +18,7 @@ from rich.console import Console
 from waiting import until
 
 import diloco_cli.up.folder
+import diloco_cli.up.process
 import diloco_cli.up.stack
 from diloco_cli.cluster import endpoint_of
 from diloco_cli.commands import local
@@ -198,6 +199,35 @@ async def test_a_wrong_set_up_is_told_at_once_in_the_process_own_words(
     assert said[0] == f"learner-1 ended (status {status}), starting again in {PAUSE_S} s"
     wrong = f"learner-1 cannot start: learner: DILOCO_DUTY_CYCLE: too low (all in {log})"
     assert said[1:] == [wrong][: told - 1]
+
+
+def _session_of(pid: int | None) -> str:
+    """How Linux weighs that session; as if it were told, where it weighs none."""
+    file = Path(f"/proc/{pid}/autogroup")
+    return file.read_text("ascii") if file.exists() else " nice 7"
+
+
+async def test_a_learner_leaves_the_processor_to_others_once_it_has_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where Linux shares processors out by sessions, and refuses at first."""
+    monkeypatch.setattr(diloco_cli.up.process, "SETTLE_S", 0.0)
+    monkeypatch.setattr(diloco_cli.up.process, "SETTLE_AGAIN_S", 0.0)
+    refusals, write = [BlockingIOError()], Path.write_text
+
+    def refused_once(path: Path, *given: Any) -> int:
+        if refusals:
+            raise refusals.pop()
+        return write(path, *given)
+
+    monkeypatch.setattr(Path, "write_text", refused_once)
+    log, command = tmp_path / "learner-1.log", ["/bin/sleep", "60"]
+    child = Child("learner-1", command, {}, log, lambda _: None, niceness=7)
+    running = asyncio.create_task(child.run())
+    await until(lambda: child.pid and os.getpriority(os.PRIO_PROCESS, child.pid) == 7)
+    await until(lambda: not refusals and " nice 7" in _session_of(child.pid), "its session's value")
+    await child.stop()
+    await running
 
 
 def test_a_folder_is_taken_by_one_at_a_time_who_is_named(tmp_path: Path) -> None:

@@ -85,8 +85,9 @@ class Restarts:
 WRONG_SET_UP = 2
 # Time to stop after SIGTERM before SIGKILL, in seconds.
 STOP_S = 8.0
-# A process that starts has the processor first, for so long in seconds: it is awaited.
-SETTLE_S = 12.0
+# A process that starts has the processor first, for so long in seconds: it is awaited. Then, and
+# again where the system had no time to hear of it.
+SETTLE_S, SETTLE_AGAIN_S = 12.0, 0.2
 
 
 class Child:
@@ -157,6 +158,14 @@ class Child:
         """From now on it leaves the processor to others, with all its threads."""
         if self.niceness and self.pid is not None:
             os.setpriority(os.PRIO_PGRP, self.pid, self.niceness)
+            # Linux may share processors out by sessions, and each child has one of its own: then
+            # that is the value that counts. Systems without it have no such file.
+            try:
+                Path(f"/proc/{self.pid}/autogroup").write_text(str(self.niceness), "ascii")
+            except BlockingIOError:  # users may do so ten times a second, all together
+                asyncio.get_running_loop().call_later(SETTLE_AGAIN_S, self._settle)
+            except OSError:
+                pass
 
     @property
     def pid(self) -> int | None:
