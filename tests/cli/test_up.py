@@ -184,6 +184,13 @@ def test_the_last_line_of_a_log(tmp_path: Path) -> None:
     assert last_line(log) == "TypeError: no"
 
 
+@pytest.fixture
+def started_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of ours between fork and exec: jax may have threads here, which hold locks."""
+    monkeypatch.setattr(diloco_cli.up.process, "dies_with_parent", lambda: None)
+
+
+@pytest.mark.usefixtures("started_plainly")
 @pytest.mark.parametrize(("status", "told"), [(2, 2), (1, 1)])
 async def test_a_wrong_set_up_is_told_at_once_in_the_process_own_words(
     tmp_path: Path, status: int, told: int
@@ -207,6 +214,7 @@ def _session_of(pid: int | None) -> str:
     return file.read_text("ascii") if file.exists() else " nice 7"
 
 
+@pytest.mark.usefixtures("started_plainly")
 async def test_a_learner_leaves_the_processor_to_others_once_it_has_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_what_a_broken_rule_breaks_is_kept_shrunk_and_played_again(
         check.main()
 
 
+@pytest.mark.long
 @pytest.mark.whole
 def test_a_world_is_the_same_in_another_process() -> None:
     task = check.Task(Case.drawn(6, SHORT.changed(overtaken=0.3)), "", "")

@@ -90,6 +90,7 @@ def test_a_loan_that_begins_after_the_end_changes_nothing() -> None:
     assert late["merged_per_round"] == 4.0
 
 
+@pytest.mark.long
 def test_two_speeds_merge_everybody_whatever_the_quorum_and_the_grace() -> None:
     mixed = Setting(4, speeds=(1.0, 0.8), jitter=0.1)
     for algorithm in ({"quorum": 4}, {"grace_factor": 0.0}, {}):

@@ -58,6 +58,7 @@ def test_a_world_is_shrunk_to_what_breaks_its_promise(
     assert found.again(out) in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.whole
 @pytest.mark.usefixtures("blind")
 def test_a_limit_leaves_the_least_that_was_found_so_far() -> None:
