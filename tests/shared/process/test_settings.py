@@ -29,13 +29,17 @@ def test_the_token_may_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ProcessSettings().nats_token == "s3cret"
 
 
-def test_a_token_and_a_file_that_differ_are_refused_without_showing_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def two_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in a file, and another beside it."""
     file = tmp_path / "token"
     file.write_text("hidden-one")
     monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", str(file))
     monkeypatch.setenv("DILOCO_NATS_TOKEN", "hidden-two")
+
+
+@pytest.mark.usefixtures("two_tokens")
+def test_a_token_and_a_file_that_differ_are_refused_without_showing_either() -> None:
     with pytest.raises(ValidationError, match="differ: unset the one") as refused:
         ProcessSettings()
     assert "hidden" not in str(refused.value)
@@ -76,13 +80,10 @@ def test_names_are_separated_by_commas_and_exclude_a_name_that_is_given(
         WorkerSettings()
 
 
+@pytest.mark.usefixtures("two_tokens")
 def test_what_is_wrong_is_said_in_one_line_without_what_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = tmp_path / "token"
-    file.write_text("hidden-one")
-    monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", str(file))
-    monkeypatch.setenv("DILOCO_NATS_TOKEN", "hidden-two")
     with pytest.raises(ValidationError) as crossed:
         ProcessSettings()
     assert said_of(crossed.value).startswith("DILOCO_NATS_TOKEN")
