@@ -4,7 +4,7 @@ import asyncio
 import gc
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from random import Random
 
@@ -13,6 +13,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from diloco_shared.process.imported import importing
 from diloco_shared.process.nats_server import NatsServer
 from diloco_simulator.virtual_loop import play
 
@@ -37,15 +38,15 @@ TEST_TIMEOUT_S = 180
 # among older ones. With its own limits that is a seventh of the tests' time. What tests hold is
 # small, and 20,000 objects more are some megabytes.
 COLLECTING = (20_000, 20, 20)
-# Until all tests are collected (`pytest_collection_finish`).
-gc.disable()
 
 
-def pytest_collection_finish() -> None:
-    """What was imported stays."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What tests import stays, as in a service."""
+    with importing():
+        collected = yield
     gc.set_threshold(*COLLECTING)
+    return collected
 
 
 @pytest.fixture(autouse=True, scope="session")
