@@ -65,17 +65,47 @@ async def test_a_closed_client_ends_although_its_cancellation_is_lost(
     """As `asyncio.wait_for` loses it: nats-py would go on connecting for ever."""
     began, before = asyncio.Event(), asyncio.all_tasks()
 
-    async def loses(self: Client) -> None:
+    async def loses(self: Client, server: object) -> None:
         began.set()
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(30)
         raise OSError("refused")
 
     async with connected(nats_server.url):
-        monkeypatch.setattr(Client, "_select_next_server", loses)
+        monkeypatch.setattr(Client, "_connect_to_server", loses)
         await nats_server.kill()
         await began.wait()
     await until(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_connecting_ends_in_time_although_its_cancellation_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A login that is refused at the moment at which time is up: the library goes on."""
+    attempts = 0
+
+    async def refused(self: Client, server: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts > 3:  # ends the test where nothing else does
+            raise asyncio.CancelledError
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.3)
+        raise OSError("refused")
+
+    monkeypatch.setattr(Client, "_connect_to_server", refused)
+    monkeypatch.setattr(nats_link, "_RECONNECT_WAIT_S", 0.0)
+    before = asyncio.all_tasks()
+    with pytest.raises(Unavailable, match="refused"):
+        await NatsBus.connect("nats://127.0.0.1:1", name="late", timeout_s=0.1)
+    assert attempts == 1
+
+    connecting = asyncio.create_task(NatsBus.connect("nats://127.0.0.1:1", name="ended"))
+    await until(lambda: attempts == 2)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert asyncio.all_tasks() == before
 
 
 async def test_a_server_that_reads_no_more_is_noticed_and_left(

@@ -73,7 +73,8 @@ class ChildExporter:
             async with asyncio.TaskGroup() as readers:
                 readers.create_task(self._hear(process, heard))
                 readers.create_task(heard.log(process))
-            await asyncio.wait_for(process.wait(), ENDING_S)
+            async with asyncio.timeout(ENDING_S):
+                await process.wait()
         except* TimeoutError:
             hangs = True
         finally:
@@ -205,7 +206,8 @@ async def killed(process: Process) -> None:
         with suppress(ProcessLookupError):
             process.kill()
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), ENDING_S)
+            async with asyncio.timeout(ENDING_S):
+                await process.wait()
 
 
 def _text(line: bytes) -> str:

@@ -1,22 +1,46 @@
 """nats-py's client (2.16.0) with its traffic counted and what it does on a bad connection repaired.
 
 A reconnect does not wait for a peer that has stopped reading, an error sent by the server leads to
-a reconnect instead of a closed client, and any byte that comes counts as a sign of life.
+a reconnect instead of a closed client, any byte that comes counts as a sign of life, and no
+cancellation is lost.
 """
 
 import asyncio
 import json
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import nats.errors
 from nats.aio.client import PING_PROTO, Client
+from nats.aio.msg import Msg
 
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.port import Traffic
+
+
+def cancellations() -> int:
+    """How often the task that runs now was told to end, whether or not it heard of it."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+@contextmanager
+def no_cancellation_lost() -> Iterator[None]:
+    """Raises a cancellation again that came in the meantime and was swallowed.
+
+    nats-py swallows one while it flushes, and `asyncio.wait_for` of Python 3.11 one that comes at
+    the moment in which what it waits for ends. One that came before is none: whoever clears up
+    after a cancellation asks, too.
+    """
+    before = cancellations()
+    try:
+        yield
+    finally:
+        if cancellations() > before:
+            raise asyncio.CancelledError
 
 
 class _Counted:
@@ -62,6 +86,7 @@ class RepairedClient(Client):
         self._address = address
         self._identity: Credentials | None = None
         self.over = False  # nobody wants a connection any more
+        self._cancelled_before = 0
 
     # It reads the files of TLS once, and has no client certificate in any other form.
     @property
@@ -87,6 +112,23 @@ class RepairedClient(Client):
         verb, _, body = line.partition(b" ")
         options = json.loads(body) | self._identity.login(self._server_info)
         return verb + b" " + json.dumps(options).encode() + b"\r\n"
+
+    # These three swallow cancellations.
+    async def connect(self, *args: Any, **options: Any) -> None:
+        self._cancelled_before = cancellations()
+        try:
+            with no_cancellation_lost():
+                await super().connect(*args, **options)
+        finally:
+            self._cancelled_before = 0  # a reconnect has a task of its own
+
+    async def request(self, *args: Any, **options: Any) -> Msg:
+        with no_cancellation_lost():
+            return await super().request(*args, **options)
+
+    async def rtt(self, *args: Any, **options: Any) -> float:
+        with no_cancellation_lost():
+            return await super().rtt(*args, **options)
 
     # It shows a server's version and not which start of it this is.
     @property
@@ -124,13 +166,13 @@ class RepairedClient(Client):
         await super()._attempt_reconnect()
 
     # The library forgets the socket of a handshake that failed: one more open for every attempt.
-    # And it connects again for ever where a cancellation is lost, as `asyncio.wait_for` loses one
-    # that comes when what it waits for ends: then neither `close` nor the loop itself would end it.
-    async def _select_next_server(self) -> None:
+    # And it connects again for ever where a cancellation is lost: then neither a time limit, nor
+    # `close`, nor the loop itself would end it.
+    async def _connect_to_server(self, server: Any) -> None:
         self.drop_socket()
-        if self.over:
+        if self.over or cancellations() > self._cancelled_before:
             raise asyncio.CancelledError
-        await super()._select_next_server()
+        await super()._connect_to_server(server)
 
     # The library writes a ping past what still waits to be written: a subscription may be after it.
     async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:

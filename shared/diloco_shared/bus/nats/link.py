@@ -1,8 +1,7 @@
 """One NATS connection that never gives up: requests with deadlines, subscriptions, byte counts.
 
-Wraps nats-py 2.16.0 as client.py repairs it and closes more of its known gaps: a publish while
-disconnected is refused here instead of being buffered, and a cancellation that the library swallows
-is raised again.
+Wraps nats-py 2.16.0 as client.py repairs it; a publish while disconnected is refused here instead
+of being buffered.
 """
 
 import asyncio
@@ -113,7 +112,7 @@ class NatsLink:
                     reconnected_cb=link._reconnected,
                     closed_cb=link._was_closed,
                     max_reconnect_attempts=-1,
-                    reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]
+                    reconnect_time_wait=_RECONNECT_WAIT_S,
                     connect_timeout=_CONNECT_TIMEOUT_S,
                     ping_interval=_PING_S,
                     max_outstanding_pings=_PINGS_MISSED_MAX,
@@ -126,6 +125,9 @@ class NatsLink:
                 f"({link._refusal or link._last_error or error or 'no answer'}); "
                 "is it running, is the port right?"
             ) from None
+        except asyncio.CancelledError:
+            await link.close()
+            raise
         link._up.set()
         return link
 
@@ -190,21 +192,13 @@ class NatsLink:
 
         Raises Unavailable when nobody listens, time runs out or the connection is closed.
         """
-        task = asyncio.current_task()
-        before = 0 if task is None else task.cancelling()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wait_sendable(subject, payload)
                 self.traffic.sent(len(payload))
-                try:
-                    msg = await self._client.request(
-                        subject, payload, timeout=timeout_s, headers=headers
-                    )
-                finally:
-                    # nats-py swallows a cancellation that arrives while it flushes. One that came
-                    # before is none: whoever clears up after it asks, too.
-                    if task is not None and task.cancelling() > before:
-                        raise asyncio.CancelledError
+                msg = await self._client.request(
+                    subject, payload, timeout=timeout_s, headers=headers
+                )
         except (TimeoutError, nats.errors.TimeoutError):
             state = "" if self.connected else " (disconnected)"
             raise Unavailable(f"no answer on {subject} within {timeout_s:g} s{state}") from None
