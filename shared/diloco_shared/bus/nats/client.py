@@ -166,10 +166,14 @@ class RepairedClient(Client):
         await super()._attempt_reconnect()
 
     # The library forgets the socket of a handshake that failed: one more open for every attempt.
-    # And it connects again for ever where a cancellation is lost: then neither a time limit, nor
+    # And it waits before the next one.
+    async def _select_next_server(self) -> None:
+        self.drop_socket()
+        await super()._select_next_server()
+
+    # It connects again for ever where a cancellation is lost: then neither a time limit, nor
     # `close`, nor the loop itself would end it.
     async def _connect_to_server(self, server: Any) -> None:
-        self.drop_socket()
         if self.over or cancellations() > self._cancelled_before:
             raise asyncio.CancelledError
         await super()._connect_to_server(server)
