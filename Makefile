@@ -19,8 +19,8 @@ FAST_COMPILING = PYTHONDONTWRITEBYTECODE= XLA_FLAGS="--xla_backend_optimization_
 	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.pytest_cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole and not long" --ignore=tests/live -n auto --dist worksteal
-# Whole stacks of processes wait about as long as they compute, for leases to end or processes to
-# start: three at a time. What starts one server, or none, goes by files.
+# Whole stacks of processes: two at a time, since a third one costs more of two cores than it uses.
+# What starts one server, or none, goes by files.
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "(live or whole) and not long"
 
@@ -65,7 +65,7 @@ pure: install
 	$(PURE)
 
 stacks: install
-	$(WHOLE) --durations 10 -n 3 --dist worksteal $(STACKS)
+	$(WHOLE) --durations 10 -n 2 --dist worksteal $(STACKS)
 
 check: lint pure
 

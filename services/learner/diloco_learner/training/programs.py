@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from diloco_learner.training.compiling import compiled
+
 # XLA's scheduler for CPUs spends memory on concurrency: twice the gradients for AdamW, seven times
 # for Muon. The other one computes the same bits with about one gradient's worth, and is no slower.
 _ON_CPU = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
@@ -63,7 +65,7 @@ class Ahead:
         key = self.key(*args)
         if key not in self.programs:
             with self.scope():
-                self.programs[key] = self.jitted.lower(*args).compile()
+                self.programs[key] = compiled(self.jitted.lower(*args))
         return self.programs[key]
 
     def __call__(self, *args: Any) -> Any:
