@@ -54,7 +54,7 @@ def _turn(lock: Path) -> Iterator[None]:
         _wait(lock)
         yield
         return
-    except (OSError, NotImplementedError):
+    except OSError:
         yield
         return
     done = threading.Event()
