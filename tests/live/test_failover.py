@@ -50,6 +50,7 @@ def test_a_standby_takes_over_from_a_killed_leader_and_the_next_from_it(stack: S
     assert [r["seq"] for r in shown] == list(range(2, verified["records"] + 1))
 
 
+@pytest.mark.long
 def test_a_leader_that_stood_still_commits_nothing_more_and_stands_by(stack: Stack) -> None:
     old, new, term = stack.leader(), stack.standby(), term_of(stack)
     stack.send(signal.SIGSTOP, old)

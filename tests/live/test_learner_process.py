@@ -130,6 +130,8 @@ async def a_run(
         yield run
 
 
+# The demo (test_demo.py) shows this of three learners under a supervisor.
+@pytest.mark.long
 async def test_a_killed_learner_recovers_from_a_donor_and_is_merged_again(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_step_with_bad_gradients_costs_that_step_alone(shared: Stack) -> None:
     assert not shared.status()["refused"].get("non-finite")
 
 
+@pytest.mark.long
 def test_pause_holds_everybody_and_resume_goes_on(shared: Stack) -> None:
     shared.client.create_run(spec(keeping=SELDOM))
     shared.wait_until(lambda: len(shared.committed()) > 6, "the first rounds")

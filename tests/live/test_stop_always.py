@@ -77,6 +77,7 @@ def test_starved_since_a_learner_hangs(stack: Stack) -> None:
     stack.clear()
 
 
+@pytest.mark.long
 def test_in_the_moment_in_which_a_learner_hangs(stack: Stack) -> None:
     begin(stack, quorum=2)
     trains(stack)

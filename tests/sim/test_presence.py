@@ -58,7 +58,7 @@ def test_interruptions_cost_time_and_unmerged_work_but_never_the_run() -> None:
 
 
 def test_a_seed_says_when_learners_die() -> None:
-    setting = Setting(4, interruptions=DEADLY, over_time=True)
+    setting = Setting(2, interruptions=DEADLY, over_time=True)
     assert played(setting) == run(setting)
     assert run(setting)["useful_over_time"] != run(setting, seed=1)["useful_over_time"]
 

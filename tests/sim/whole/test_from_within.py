@@ -197,7 +197,14 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# One of each promise every time; the others with `make test-long`.
+EVERY_TIME = {promise: fault for fault, (_, promise, _) in FAULTS.items()}.values()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(f, marks=[] if f in EVERY_TIME else [pytest.mark.long]) for f in FAULTS],
+)
 def test_a_broken_rule_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     breaks, promise, changes = FAULTS[fault]
     monkeypatch.setattr(watched_run, "LIVENESS_S", 120.0)
