@@ -382,6 +382,7 @@ async def scene(folder: Path) -> AsyncIterator[tuple[Scene, Watcher]]:
             ("diloco_learner", "a-3", "a"),
         ):
             own = {"DILOCO_NATS_CREDENTIALS": str(folder / "kept" / site)}
+            own |= {"DILOCO_DUTY_CYCLE": "0.2"}  # that it trains is enough
             if name == "coordinator":
                 own |= {"DILOCO_PORT": "0"}
                 own |= {"DILOCO_TLS_CERT": str(tls / "cert.pem")}
