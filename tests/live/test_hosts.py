@@ -130,8 +130,10 @@ async def test_an_island_dies_as_one_and_comes_back_as_one(
         second.kill()
         for process in (first, *others):
             process.told = True  # to end: their process 1 was
-        for process in (first, *others):
-            assert await asyncio.to_thread(process.ended) == 1
+        assert await asyncio.to_thread(first.ended) == 1
+        for process in others:
+            # Gloo, which carries values between processors, may be quicker: it aborts its process.
+            assert await asyncio.to_thread(process.ended) in (1, -signal.SIGABRT)
         said = first.log.read_text()
         assert "the island ends" in said and "host 1 (" in said and "is gone" in said
 
