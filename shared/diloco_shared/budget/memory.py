@@ -206,9 +206,9 @@ def device(job: Job, *, on_cpu: bool = False, mesh: MeshSizes = ONE_DEVICE) -> N
         terms.append(
             Term(
                 "gathered",
-                gathered(job.shape, width, mesh.expert) // mesh.tensor,
-                "an estimate: the output matrix and its gradient whole, or one layer's matrices, "
-                "while they are computed with",
+                gathered(job.shape, inner.batch_sequences * context // mesh.data, width, mesh),
+                "an estimate: the output matrix and its gradient, or one layer's matrices, while "
+                "they are computed with",
             )
         )
     if job.shape is not None:
@@ -237,17 +237,31 @@ def fragment_work(job: Job, mesh: MeshSizes) -> Term:
     )
 
 
-def gathered(shape: Shape, width: int = WIDTH, expert: int = 1) -> int:
-    """Bytes of what a device of the axis fsdp has whole at a time, of a model cut over that axis.
+def tokens_go_around(tokens: int, vocabulary: int) -> bool:
+    """Whether devices hand so many tokens of a batch around, and not the output matrix.
 
-    Of experts only its own, where they lie on the axis `expert`.
+    `tokens`: those of all devices that share a state. To send them and their gradients, of D values
+    each, then costs no more than to send the matrix (D, V) and its gradient.
+    """
+    return tokens <= vocabulary
 
-    The output matrix in the type of activations and its gradient in fp32; or the matrices of a
-    layer, two at a time, and their gradients.
+
+def gathered(shape: Shape, tokens: int, width: int = WIDTH, mesh: MeshSizes = ONE_DEVICE) -> int:
+    """Bytes of what a device of the axis fsdp has for a moment of what the others keep.
+
+    `tokens`: of a step, of all devices that share a state. Of experts a device has only its own,
+    where they lie on the axis `expert`.
+
+    The output matrix in the type of activations and its gradient in fp32, whole, or its share of
+    them, twice, where tokens go around; or the matrices of a layer, two at a time, and their
+    gradients.
     """
     sizes = layer_tensors(shape).values()
-    layer = sum(math.prod(d) // (expert if len(d) == 3 else 1) for d in sizes)
-    return max((width + 4) * shape.vocabulary * shape.width, 2 * 4 * layer)
+    layer = sum(math.prod(d) // (mesh.expert if len(d) == 3 else 1) for d in sizes)
+    head = (width + 4) * shape.vocabulary * shape.width
+    if tokens_go_around(tokens, shape.vocabulary):
+        head = -(-2 * head * mesh.tensor // mesh.state_parts)
+    return max(head, 2 * 4 * layer) // mesh.tensor
 
 
 def _taken(shape: Shape, context: int) -> float:
