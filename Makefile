@@ -12,13 +12,11 @@ MINUTES ?= 60
 FUZZ_SECONDS ?= 600
 CORPORA ?= stdlib
 # Pure tests take what cores there are.
-# Little is computed by what they compile: fast compilation matters more than fast code, and what one
-# worker compiled the others need not. Bytecode is kept even where the environment says no: a third of
-# the time of collecting is pytest's rewriting of assertions.
-FAST_COMPILING = PYTHONDONTWRITEBYTECODE= XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true" \
-	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.pytest_cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
+# What one worker compiled the others need not. Bytecode is kept even where the environment says no: a
+# third of the time of collecting is pytest's rewriting of assertions.
+KEPT = PYTHONDONTWRITEBYTECODE= JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.pytest_cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
-PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole and not long" --ignore=tests/live -n auto --dist worksteal
+PURE = $(KEPT) $(BIN)/pytest -q -m "not live and not whole and not long" --ignore=tests/live -n auto --dist worksteal
 # Whole stacks of processes: two at a time, since a third one costs more of two cores than it uses.
 # What starts one server, or none, goes by files.
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
@@ -72,12 +70,12 @@ check: lint pure
 # All but stacks is collected once, which takes a third of a minute on every worker; some of it waits
 # for servers and processes, so there is one worker more than cores.
 test: lint
-	$(FAST_COMPILING) $(BIN)/pytest -q -m "not long" -n 3 --dist worksteal $(addprefix --ignore=,$(STACKS)) tests
+	$(KEPT) $(BIN)/pytest -q -m "not long" -n 3 --dist worksteal $(addprefix --ignore=,$(STACKS)) tests
 	$(MAKE) stacks
 
 # Other examples of every property, and many more (tests/conftest.py).
 explore: install
-	HYPOTHESIS_PROFILE=explore $(FAST_COMPILING) $(BIN)/pytest -q -m hypothesis --timeout 3600 \
+	HYPOTHESIS_PROFILE=explore $(KEPT) $(BIN)/pytest -q -m hypothesis --timeout 3600 \
 		--ignore=tests/live -n auto --dist worksteal
 
 fuzz: install

@@ -50,6 +50,7 @@ import optax
 from jax.sharding import NamedSharding
 from learner_memory import anonymous_mib, begin
 from runs import surroundings
+from stepping.sizes import SIZES
 
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.models import ModelDef, from_named, tensor_specs, to_named
@@ -85,8 +86,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 SMALL: dict[str, tuple[str, dict[str, Any], str]] = {
     "dense": ("micro", {}, "fsdp=8"),
+    # More tokens in the vocabulary than in a step, so that those of the step go around.
+    "dense, 2048 tokens": ("micro", {"vocabulary": 2048}, "fsdp=8"),
     "experts": ("nano-moe", {}, "fsdp=2,expert=4"),
 }
+# What the page of a learner's step times, too (`stepping.sizes`).
+TIMED = "11m"
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 TARGETS = {"over": ("<=", 1.2), "step_rate_over_bare": (">=", 0.95)}
 
@@ -264,16 +269,19 @@ def collectives(preset: str, overrides: Mapping[str, Any], mesh: str) -> dict[st
 
 
 def rate(mesh: str, window_s: float, cycles: int) -> dict[str, Any]:
-    """Steps a second with all that is done to fragments, over those of the bare step."""
-    preset, overrides, _ = SMALL["dense"]
-    program = program_of(preset, overrides, mesh)
+    """Steps a second with all that is done to fragments, over those of the bare step.
+
+    A fragment is adopted and another one contributed in every step.
+    """
+    size = SIZES[TIMED]
+    program = program_of(size.preset, size.overrides, mesh, size.context)
     trainer = Trainer(program)
     trainer.warm_up(DEVICES)
     anchors = [trainer.fragment(p).copy() for p in range(FRAGMENTS)]
     for p, anchor in enumerate(anchors):
         trainer.adopt(p, anchor, 0.0)
     rng = np.random.default_rng(SEED)
-    tokens = rng.integers(0, 256, (DEVICES, 129)).astype(np.int32)
+    tokens = rng.integers(0, 256, (DEVICES, size.context + 1)).astype(np.int32)
     with program.scope():
         bare = bare_step(program).lower(*arguments(program)).compile()
     placement = program.placement
@@ -305,7 +313,8 @@ def rate(mesh: str, window_s: float, cycles: int) -> dict[str, Any]:
     ratios = [a / b for a, b in pairs]
     return {
         "mesh": mesh,
-        "model": preset,
+        "model": TIMED,
+        "parameters": sum(program.layout.sizes),
         "step_rate_over_bare": statistics.median(ratios),
         "lowest": min(ratios),
         "highest": max(ratios),

@@ -17,6 +17,13 @@ from diloco_shared.process.imported import importing
 from diloco_shared.process.nats_server import NatsServer
 from diloco_simulator.virtual_loop import play
 
+# Little is computed by what tests compile: fast compilation matters more than fast code. The last
+# two take half of it each: no MLIR, and small programs are not cut into 32 pieces.
+FAST_COMPILING = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
+os.environ.setdefault("XLA_FLAGS", FAST_COMPILING)
 # Examples in exploring for each one of every day.
 EXPLORING = 20
 # The same examples in every run, so that what is red is red because of what was changed. Exploring

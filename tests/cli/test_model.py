@@ -64,10 +64,10 @@ def test_lines_say_what_the_figures_are(
 @pytest.mark.parametrize(
     ("words", "gigabytes", "sequences", "mesh"),
     [
-        (("--devices", "8"), 41, 8, "fsdp=8"),
-        (("--devices", "64"), 15, 64, "fsdp=64"),
+        (("--devices", "8"), 37, 8, "fsdp=8"),
+        (("--devices", "64"), 11, 64, "fsdp=64"),
         (("--devices", "256"), 12, 256, "fsdp=256"),
-        (("--mesh", "fsdp=8,tensor=8"), 10, 8, "fsdp=8,tensor=8"),
+        (("--mesh", "fsdp=8,tensor=8"), 9, 8, "fsdp=8,tensor=8"),
     ],
 )
 def test_a_large_model_takes_less_of_each_device_the_more_there_are(
@@ -111,8 +111,10 @@ def test_devices_share_the_state_and_not_a_fragments_work(
         assert terms[8][name] == pytest.approx(bytes_each * n / 8, rel=1e-3)
     largest = max(found["fragments"])
     assert terms[8]["one fragment's work"] >= 4 * largest
-    # The embeddings of this model are its output matrix.
-    assert terms[8]["gathered"] >= 4 * found["shape"]["vocabulary"] * found["shape"]["width"]
+    # The embeddings of this model are its output matrix. A step has fewer tokens than the
+    # vocabulary, so that no device has it whole: in bf16, with its gradient, and turned.
+    head = found["shape"]["vocabulary"] * found["shape"]["width"]
+    assert (2 + 4) * head / 8 < terms[8]["gathered"] < (2 + 4) * head
     assert "gathered" not in terms[1]
     assert run(monkeypatch, "1b", "--devices", "8") == 0
     assert "on each of 8 (fsdp=8), with adamw" in capsys.readouterr().out

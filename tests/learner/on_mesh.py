@@ -14,9 +14,8 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-# What is compiled runs a few times: it need not be quick.
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
 import jax

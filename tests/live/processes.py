@@ -17,12 +17,9 @@ ENDING_S = 60.0
 COMPILED = Path(__file__).parents[2] / ".pytest_cache" / "compiled"
 
 # A learner of a small model takes two hundred steps a second, and no test needs so many: what it
-# does not compute is left to the tests beside this one. So fast compilation matters more, too.
-STEPPING_SELDOM = {
-    "DILOCO_DUTY_CYCLE": "0.5",
-    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-}
-# For those that train in earnest.
+# does not compute is left to the tests beside this one.
+STEPPING_SELDOM = {"DILOCO_DUTY_CYCLE": "0.5"}
+# For those that train in earnest, with code that is compiled for it.
 ALWAYS = {"DILOCO_DUTY_CYCLE": "1", "XLA_FLAGS": ""}
 
 

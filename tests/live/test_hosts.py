@@ -106,10 +106,8 @@ async def all_carry(run: Run, name: str, hosts: int) -> None:
 
 @pytest.mark.parametrize("hosts", [2, 4])
 async def test_an_island_dies_as_one_and_comes_back_as_one(
-    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: int
+    nats_server: NatsServer, tmp_path: Path, hosts: int
 ) -> None:
-    # What is compiled runs for a minute: it need not be quick, and compiling is most of the test.
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     async with a_run(nats_server, tmp_path, large) as run:
         for name in ("s", "l-1", "l-2"):
             await run.assign(name, "r")

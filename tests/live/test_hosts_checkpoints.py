@@ -4,6 +4,7 @@ It comes back as islands of other sizes. No learner is there to give it moments.
 """
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -38,8 +39,7 @@ def start(run: Run, hosts: int, devices: int, place: Path, **other: str) -> list
         "DILOCO_HOST_ADDRESS": f"127.0.0.1:{free_port()}",
         "DILOCO_HOSTS_CHECKPOINTS": str(place),
         "DILOCO_ID": "l-1",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} "
-        "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": os.environ["XLA_FLAGS"] + f" --xla_force_host_platform_device_count={devices}",
     }
     started = []
     for index in reversed(range(hosts)):

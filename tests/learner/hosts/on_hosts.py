@@ -13,9 +13,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-# What is compiled runs a few times: it need not be quick.
-os.environ["XLA_FLAGS"] = (
-    f"--xla_force_host_platform_device_count={sys.argv[5]} --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
+    f" --xla_force_host_platform_device_count={sys.argv[5]}"
 )
 
 import jax

@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What is compiled runs a few times: it need not be quick.
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
 import jax
