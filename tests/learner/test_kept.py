@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+from jax._src.lru_cache import LRUCache
 
 import diloco_learner.__main__ as learner
 from diloco_learner.settings import Settings
+from diloco_learner.training import kept
 from diloco_learner.training.kept import KEPT_BYTES_MAX, keep_on_disk
 
 # Compiles as many programs as it is told, and says how many of them it found on the disk.
@@ -66,9 +69,9 @@ def test_the_next_process_reads_what_two_at_once_have_written(tmp_path: Path) ->
     both = [started(tmp_path, programs=2) for _ in range(2)]
     for process in both:
         found(process)
-    kept = sizes(tmp_path)
+    written = sizes(tmp_path)
     assert found(started(tmp_path, programs=2))[0] >= 2
-    assert sizes(tmp_path) == kept
+    assert sizes(tmp_path) == written
 
 
 def test_the_least_recently_used_are_removed_above_the_limit(tmp_path: Path) -> None:
@@ -82,6 +85,29 @@ def test_the_least_recently_used_are_removed_above_the_limit(tmp_path: Path) -> 
     found(started(tmp_path, programs=3, bytes_max=limit))
     assert not old.exists()
     assert 0 < sum(sizes(tmp_path)) <= limit
+
+
+def test_a_process_looks_at_all_that_is_kept_once_and_again_when_it_has_written_as_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    plain = LRUCache._evict_if_needed
+
+    def counted(self: Any, *, additional_size: int = 0) -> None:
+        looks.append(additional_size)
+        plain(self, additional_size=additional_size)
+
+    monkeypatch.setattr(LRUCache, "_evict_if_needed", counted)
+    kept._look_seldom()
+    kept._look_seldom()  # a second one changes nothing
+    cache = LRUCache(str(tmp_path), max_size=6400)
+    for n in range(250):
+        cache.put(f"program-{n}", bytes(40))
+    assert looks == [100] * (250 // 2), "room for two is made at once"
+    assert 5000 < sum(sizes(tmp_path)) <= 6400
+    assert cache.get("program-249") and not cache.get("program-0")
+    cache.put("a large one", bytes(3000))
+    assert looks[-1] == 3000 and sum(sizes(tmp_path)) <= 6400
 
 
 def test_what_died_in_writing_is_removed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ Four devices save; two, eight and one restore. All are one process's, which is h
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,16 @@ def spec(width: int = 32) -> RunSpec:
     )
 
 
-def trainer(mesh: str, width: int = 32) -> Trainer:
+@cache
+def program(mesh: str, width: int) -> Program:
+    """Traced once for all trainers of a mesh."""
     sizes = mesh_of(mesh)
     assert sizes is not None
-    return Trainer(Program.build(spec(width), mesh=mesh_over(sizes, jax.devices())))
+    return Program.build(spec(width), mesh=mesh_over(sizes, jax.devices()))
+
+
+def trainer(mesh: str, width: int = 32) -> Trainer:
+    return Trainer(program(mesh, width))
 
 
 def tokens(seed: int) -> Any:

@@ -8,11 +8,11 @@ has the lock.
 import hashlib
 import platform
 from pathlib import Path
+from typing import Any
 
 # Unless the settings say otherwise. A run's programs take a megabyte on a CPU and some dozens on a
 # GPU, so that these are many runs; and it is little beside one checkpoint of a model that takes
 # long to compile. The least recently used programs are removed above it.
-KEPT_BYTES_MAX = 1 << 30
 KEPT_BYTES_MAX = 1 << 30
 # In place of a folder: programs are not kept.
 OFF = "off"
@@ -21,6 +21,8 @@ _LOCK, _PROGRAM, _USED = ".lockfile", "-cache", "-atime"
 # A program is read or written in less. JAX waits as long, for every program: where somebody who
 # hangs has the lock, programs are compiled instead.
 _LOCK_S = 10.0
+# Of the limit, what a process writes before it looks again whether there is room.
+_UNSEEN = 64
 # More than the file system keeps beside a file's name: such a file needs room of its own.
 _PROBE_BYTES = 1 << 16
 
@@ -59,7 +61,29 @@ def keep_on_disk(folder: Path, bytes_max: int = KEPT_BYTES_MAX) -> str:
         ("jax_persistent_cache_min_entry_size_bytes", 0),
     ):
         jax.config.update(name, value)
+    _look_seldom()
     return ""
+
+
+def _look_seldom() -> None:
+    """JAX reads when every program was used before it writes one, to remove the oldest if there is
+    no room: of a thousand programs that takes a quarter of a second, each time. A process makes
+    room for some at once instead, and looks again once it has written as much."""
+    from jax._src.lru_cache import LRUCache
+
+    look: Any = LRUCache._evict_if_needed
+    if look.__module__ == __name__:
+        return
+
+    def seldom(self: Any, *, additional_size: int = 0) -> None:
+        left = getattr(self, "bytes_unseen", 0) - additional_size
+        if self.eviction_enabled and left < 0:
+            room = max(additional_size, self.max_size // _UNSEEN)
+            look(self, additional_size=room)
+            left = room - additional_size
+        self.bytes_unseen = left
+
+    LRUCache._evict_if_needed = seldom  # type: ignore[method-assign]
 
 
 def keep_for_user(given: str) -> str:
