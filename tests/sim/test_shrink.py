@@ -39,6 +39,7 @@ def test_what_broke_is_the_first_word_and_of_a_crash_the_place_too() -> None:
     assert shrink.promise(ended) == "processes KeyError"
 
 
+@pytest.mark.long  # as test_check.py does with another one
 @pytest.mark.whole
 @pytest.mark.usefixtures("blind")
 def test_a_world_is_shrunk_to_what_breaks_its_promise(
