@@ -25,6 +25,7 @@ REPORTS = ("report.json", "report.html")
 # nano begins above ln 256 = 5.5 nats per byte; a model that learned nothing but how often each
 # byte occurs stands at about 3.3. The demo must be well below.
 LOSS_BOUND = 2.2
+# Or after a quarter of a shorter demo, so that it is back well before the end.
 KILL_STEP = 80
 VICTIM = "learner-2"
 # What survivors may spend on anything but their own computation, in seconds over the whole run.
@@ -103,6 +104,7 @@ class Demo:
         self.stack = stack
         self.console = console
         self.steps = steps
+        self.kill_step = min(KILL_STEP, steps // 4)
         self.deadline = deadline
         self.seen = Seen("demo")
         self.watched = False  # to the end, or until time was up
@@ -149,9 +151,9 @@ class Demo:
         self.seen.look(client)
         victim = self.seen.status.get("learners", {}).get(VICTIM, {})
         if not self._planned and victim.get("state") == "stepping" and victim.get("step", 0) > 0:
-            client.chaos("kill", VICTIM, at_step=KILL_STEP)
+            client.chaos("kill", VICTIM, at_step=self.kill_step)
             self._planned = True
-            self.stack.told(f"{VICTIM} will be killed (SIGKILL) at its step {KILL_STEP}")
+            self.stack.told(f"{VICTIM} will be killed (SIGKILL) at its step {self.kill_step}")
 
 
 def free_name(runs: Sequence[dict[str, Any]], data: Path) -> str:
