@@ -14,7 +14,7 @@ LIMIT_S = 800
 
 def test_the_demo_keeps_its_promises_and_says_so(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    short = ("--steps", "120", "--limit", str(LIMIT_S))  # the user's is longer
+    short = ("--steps", "140", "--limit", str(LIMIT_S))  # the user's is longer
     done = diloco("demo", "--data", str(data), *short, patience_s=LIMIT_S + 60, **ALWAYS)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     figures = json.loads((data / "demo" / "report.json").read_text())
