@@ -19,7 +19,6 @@ from typing import Any
 
 from diloco_cli.up.stack import free_port
 from diloco_client import Client
-from diloco_learner.training.threads import xla_flags
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus
 from diloco_shared.process.nats_server import NatsServer
@@ -254,5 +253,6 @@ def loop_environment(environment: Mapping[str, str], threads: int) -> dict[str, 
     """Of a loop that stands beside a learner: the same flags of XLA."""
     if not threads:
         return dict(environment)
-    flags = environment.get("XLA_FLAGS", "")
-    return {**environment, "XLA_FLAGS": f"{flags} {xla_flags(threads)}".strip()}
+    eigen = "false" if threads == 1 else "true"
+    flags = f"--xla_cpu_multi_thread_eigen={eigen} intra_op_parallelism_threads={threads}"
+    return {**environment, "XLA_FLAGS": f"{environment.get('XLA_FLAGS', '')} {flags}".strip()}

@@ -117,11 +117,11 @@ def _set_up_jax(settings: "Settings") -> None:
     are kept."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if threads := settings.threads:
-        from diloco_learner.training.threads import xla_flags
-
-        os.environ["NPROC"] = str(threads)  # bounds XLA's pool of threads
+        # The first bounds XLA's pool of threads, the flags what a single operation uses of it.
+        os.environ["NPROC"] = str(threads)
         flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} {xla_flags(threads)}".strip()
+        limit = f"--xla_cpu_multi_thread_eigen={'false' if threads == 1 else 'true'}"
+        os.environ["XLA_FLAGS"] = f"{flags} {limit} intra_op_parallelism_threads={threads}".strip()
     import jax
 
     from diloco_learner.training import platforms
