@@ -117,8 +117,8 @@ def _moved(
         params: Any, opt_state: Any, given: tuple[Any, jax.Array], rate: Any
     ) -> tuple[Any, Any]:
         grads, norm = given
-        # Here, where it becomes a part of the update: before the branch, another set of gradients
-        # would be written and read, a fiftieth of a small model's step on a CPU.
+        # Here, where it becomes a part of the update: before the branch that a CPU takes, another
+        # set of gradients would be written and read.
         grads = jax.tree.map(partial(_shortened, inner.clip_norm, norm), grads)
         updates, rest = after.update(grads, opt_state[1], params)
         new = jax.tree.map(lambda p, u: p + rate * u, params, updates)
