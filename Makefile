@@ -18,8 +18,11 @@ KEPT = PYTHONDONTWRITEBYTECODE= JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.pytest_cach
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 PURE = $(KEPT) $(BIN)/pytest -q -m "not live and not whole and not long" --ignore=tests/live -n auto --dist worksteal
 # Whole stacks of processes: two at a time, since a third one costs more of two cores than it uses.
-# What starts one server, or none, goes by files.
-STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
+# What starts one server, or none, is not among them.
+ALONE = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
+# The longest first, so that no worker is left with one at the end.
+LONGEST = $(patsubst %,tests/live/test_%.py,demo text_to_model attacks)
+STACKS = $(LONGEST) $(filter-out $(LONGEST),$(ALONE))
 WHOLE = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "(live or whole) and not long"
 
 .PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test slurm-test upgrade-drill soak quality claims compose-test clean
@@ -27,15 +30,25 @@ WHOLE = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "(live or whole) and not lo
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
 # What a cluster on this machine needs, and nothing that only developers do.
-$(VENV)/.runs: pyproject.toml constraints.txt
+$(VENV)/.packages: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "decoupled-diloco needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) '.[local]'
-	$(BIN)/python -c 'from diloco_shared.numerics.merge import warm; warm()'  # compile now, not in a run
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.runs
+# The arithmetic of merging is compiled now, not in a run. By its folder, since pip takes the project out
+# for a moment where it installs the tools meanwhile.
+$(VENV)/.runs: $(VENV)/.packages
+	PYTHONPATH=shared $(BIN)/python -c 'from diloco_shared.numerics.merge import warm; warm()'
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.packages
 	$(PIP) '.[dev]'
+	@touch $@
+
+# Compiling and installing take a core each.
+$(VENV)/.installed: $(VENV)/.packages
+	$(MAKE) -j2 $(VENV)/.runs $(VENV)/.tools
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.runs
@@ -63,7 +76,7 @@ pure: install
 	$(PURE)
 
 stacks: install
-	$(WHOLE) --durations 10 -n 2 --dist worksteal $(STACKS)
+	$(WHOLE) --durations 10 -n 2 --dist loadgroup $(STACKS)
 
 check: lint pure
 

@@ -16,6 +16,13 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         yield stack
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs all that share a stack: two would start one each."""
+    for item in items:
+        if "lasting" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("lasting"))
+
+
 @pytest.fixture(scope="session")
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two learners and two syncers, chaos allowed, for as many tests as want no more."""
