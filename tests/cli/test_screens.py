@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click.testing
 import httpx
 import pytest
 import typer
@@ -134,9 +135,11 @@ def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_help_of_every_verb(width: int) -> None:
-    shown = []
-    for path in verbs(typer.main.get_command(whole_app())):
-        result = CliRunner().invoke(whole_app(), [*path, "--help"], env={"COLUMNS": str(width)})
+    shown, command = [], typer.main.get_command(whole_app())
+    for path in verbs(command):
+        result = click.testing.CliRunner().invoke(
+            command, [*path, "--help"], "diloco", env={"COLUMNS": str(width)}
+        )
         assert result.exit_code == 0, path
         shown.append(result.output)
     text = "\n".join(shown)

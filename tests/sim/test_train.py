@@ -10,7 +10,7 @@ from diloco_simulator.experiments.train import Fleet, IdleFleet, Setting
 
 pytestmark = pytest.mark.whole
 
-STEPS = 36
+STEPS = 24
 
 
 def spec(folder: Path, **algorithm: object) -> RunSpec:

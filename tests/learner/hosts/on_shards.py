@@ -1,8 +1,9 @@
 """A process of its own with eight simulated devices: checkpoints that their hosts write.
 
-    python on_shards.py FOLDER [--experts]    # prints a line of JSON
+    python on_shards.py FOLDER [--experts | --few]    # prints a line of JSON
 
-Four devices save; two, eight and one restore. All are one process's, which is host 0 of one.
+Four devices save; two, eight and one restore (`--few`: eight). All are one process's, which is
+host 0 of one.
 """
 
 import json
@@ -43,7 +44,9 @@ SHAPE = {
 }
 EXPERTS = {"experts": 4, "experts_per_token": 2, "expert_capacity": 1.25}
 PLACE, WITH_EXPERTS = sys.argv[1], "--experts" in sys.argv
-MESHES = ("fsdp=2,expert=4", "fsdp=8", "fsdp=1") if WITH_EXPERTS else ("fsdp=2", "fsdp=8", "fsdp=1")
+MESHES = ("fsdp=2,expert=4" if WITH_EXPERTS else "fsdp=2", "fsdp=8", "fsdp=1")
+if "--few" in sys.argv:
+    MESHES = ("fsdp=8",)
 KEEP = 2
 
 
