@@ -58,7 +58,9 @@ def read_once() -> dict[str, list[str]]:
                     too_long.append(f"{where}: {node.name} has {length} lines")
             elif isinstance(node, ast.Call) and _writes_a_second_event(node):
                 second_events.append(f"{where}:{node.lineno}")
-            elif isinstance(node, ast.Attribute) and node.attr == "wait_for" and _is(node, "asyncio"):
+            elif (
+                isinstance(node, ast.Attribute) and node.attr == "wait_for" and _is(node, "asyncio")
+            ):
                 lossy.append(f"{where}:{node.lineno}")
     lossy = [where for where in lossy if not where.startswith("tests/")]
     wrong = {"too long": too_long, "silent": silent, "second events": second_events}
