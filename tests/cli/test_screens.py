@@ -17,7 +17,6 @@ import httpx
 import pytest
 import typer
 from rich.console import Console
-from typer.testing import CliRunner
 
 import diloco_cli.api
 from diloco_cli.__main__ import main
