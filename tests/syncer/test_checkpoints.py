@@ -559,3 +559,16 @@ def test_what_is_over_goes_back_only_after_other_shards_have(
     history.epoch, history.outcome, history.ended_in = 2, "finished", 2
     restoring.heard = (told, 1)
     assert restoring.due is due
+
+
+@pytest.mark.parametrize(("shards", "begins"), [(1, 6), (2, 5)])
+def test_a_restore_begins_an_epoch_that_no_learner_has_seen(
+    driver_of: Any, shards: int, begins: int
+) -> None:
+    """Learners are in epoch 5 by this very restore: of another shard, or of a record that is lost."""
+    history = History(driver_of(shards=shards).spec)
+    history.epoch, restoring = 2, Restoring(history)
+    restoring.wanted, restoring.heard = WISH, (5, WISH.serial)
+    theirs = {"versions": [4, 4], "anchor_digests": ["0" * 32] * 2, "layout": []}
+    record = restoring.loaded(loaded(theirs), 0.0, 1000.0)
+    assert isinstance(record, TapeRestore) and record.epoch == begins

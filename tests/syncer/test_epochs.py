@@ -4,8 +4,17 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.protocol.messages import COUNT_MAX, Join, TapeEpoch
-from diloco_syncer.events import Append, Appended, JoinSeen, Publish, Stage, Staged, Unstage
+from diloco_shared.protocol.messages import COUNT_MAX, Join, TapeCheckpoint, TapeEpoch
+from diloco_syncer.events import (
+    Append,
+    Appended,
+    JoinSeen,
+    Publish,
+    Stage,
+    Staged,
+    Unstage,
+    Wanted,
+)
 from diloco_syncer.members.claims import AGAIN_S, AT_ONCE
 
 
@@ -83,3 +92,19 @@ def test_no_learner_uses_the_numbers_of_epochs_up_i11(driver_of: Any, shards: in
     assert driver.machine.wishes.restoring.heard == (0, 0)
     driver.step("a", 1, epoch=300)
     assert driver.machine.history.epoch == 300 + (shards == 1)
+
+
+def test_records_go_to_the_tape_in_the_order_in_which_they_were_decided(running: Any) -> None:
+    """One is under way: what follows waits, the first to come first."""
+    running.auto = False
+    running.give(Wanted(paused=False, stopping=False, quorum=2, checkpoint=1))
+    (begun,) = of(running.effects, Append)[-1:]
+    assert isinstance(begun.record, TapeCheckpoint)
+    running.step("a", 1, adopted=(3, 0))
+    running.give(Wanted(paused=False, stopping=False, quorum=1, checkpoint=1))
+    told = []
+    for _ in range(3):
+        running.tape.append(of(running.effects, Append)[-1].record)
+        told.append(running.tape[-1].kind)
+        running.give(Appended(len(running.tape), 1000.0))
+    assert told == ["checkpoint", "epoch", "setting"]

@@ -23,7 +23,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.history.history import History, TapeFault
-from diloco_syncer.history.replay import newest_keyframes, newest_published
+from diloco_syncer.history.replay import Rewound, newest_keyframes, newest_published, rewound
 
 
 def spec(**budget: Any) -> RunSpec:
@@ -204,6 +204,13 @@ def test_a_publication_above_the_head_counts_whatever_it_holds() -> None:
     assert newest_keyframes(h, [published(1, 99, theirs), published(0, 0, ours, epoch=9)]) == (
         -1,
         -1,
+    )
+    at_the_head = published(0, h.versions[0], ours)
+    assert newest_keyframes(h, [whole, at_the_head]) == (h.versions[0], -1)
+    # Of what had been published, all or not all is there.
+    assert rewound(h, (h.versions[0], -1), [whole, at_the_head]) is None
+    assert rewound(h, (h.versions[0] + 1, -1), [at_the_head]) == Rewound(
+        (h.versions[0], -1), (h.versions[0], -1)
     )
     head = published(0, 1, ours, before=0)
     assert newest_published(h, [head]) == (-1, -1), "what it builds on is lost"

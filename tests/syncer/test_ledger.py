@@ -154,7 +154,12 @@ def test_floods_of_spans_and_lives_are_bounded_i12() -> None:
     ledger.saw(life(1000, 0, 0))
     for n in range(40):
         ledger.round(record(2 * n, [verdict("a", "refused", 20 * n, 20 * n + 10)]))
-    assert len(ledger.lives["a"][0].refused_P[0]) == SPANS_MAX
+    refused = ledger.lives["a"][0].refused_P[0]
+    assert len(refused) == SPANS_MAX
+    assert refused[-2:] == [
+        (20 * (SPANS_MAX - 2), 20 * (SPANS_MAX - 2) + 10),
+        (refused[-1][0], 790),
+    ]
     for incarnation in range(1, 100):
         ledger.saw(life(5, 0, 0, incarnation=incarnation))
     assert len(ledger.lives["a"]) == LIVES_MAX

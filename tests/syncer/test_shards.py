@@ -261,6 +261,13 @@ def test_a_mark_that_nobody_has_set_is_not_set_and_holds_nothing_up(pair: list[A
     assert marks(second) == [(1, "begun")], "the next one is believed if it is there"
 
 
+def test_the_first_shard_believes_no_marks_since_they_are_its_own(pair: list[Any]) -> None:
+    first, _ = pair
+    told = first.step("a", 2, checkpoint=10**9, mark=10**9)
+    assert not [e for e in told if isinstance(e, FindMark)]
+    assert marks(first) == []
+
+
 def test_no_round_is_recorded_before_it_is_known_whether_a_mark_is_there(pair: list[Any]) -> None:
     _, second = pair
     for learner in ("a", "b"):
