@@ -565,7 +565,7 @@ def test_what_is_over_goes_back_only_after_other_shards_have(
 def test_a_restore_begins_an_epoch_that_no_learner_has_seen(
     driver_of: Any, shards: int, begins: int
 ) -> None:
-    """Learners are in epoch 5 by this very restore: of another shard, or of a record that is lost."""
+    """Learners are in epoch 5 by this restore: of another shard, or of a record that is lost."""
     history = History(driver_of(shards=shards).spec)
     history.epoch, restoring = 2, Restoring(history)
     restoring.wanted, restoring.heard = WISH, (5, WISH.serial)
