@@ -43,7 +43,7 @@ def test_nothing_is_told_until_every_leader_was_heard() -> None:
     leaders = Leaders("a", 2)
     assert leaders.beat(beat(0, (3, 3, 3, 3))) is None
     both = heard(leaders, beat(1, (2, 2, 2, 2), term=4, stamp=stamp(4), live=("b",)))
-    assert both.versions == (3, 2, 3, 2)
+    assert both.versions == (3, 2, 3, 2) and both.initializer == ""
     assert (both.term, both.terms, both.stamp.steps, both.live) == (5, (1, 4), 4, ("a", "b"))
     assert leaders.beat(beat(7, (9, 9, 9, 9))) is None, "there is no such shard"
 

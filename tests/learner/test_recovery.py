@@ -249,6 +249,13 @@ def test_a_run_that_had_versions_when_it_joined_is_never_initialised() -> None:
     assert not only(desk.tell(NAMED), SendInit)
 
 
+def test_a_run_whose_first_versions_are_wanted_is_never_initialised() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant(versions=(0, 0, 0)))
+    unborn = NAMED.beat.model_copy(update={"versions": (-1, -1, -1)})
+    assert not only(desk.tell(BeatSeen(unborn)), SendInit)
+
+
 def test_a_shard_that_has_none_gets_them_from_whoever_joined_later() -> None:
     """The others began with versions of their own: nobody may be left who joined before any."""
     settings = {**SPEC.model_dump(), "algorithm": {"fragments": 4, "shards": 2}}

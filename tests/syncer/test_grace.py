@@ -1,9 +1,12 @@
 """How long to wait: moving averages, Eq. 3, and the timeout that doubles."""
 
+from typing import Any
+
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_syncer.events import Wanted
 from diloco_syncer.rounds.grace import Average, Timings, grace_s, pull_timeout_s, stragglers_s
 
 quick = examples(60)
@@ -77,3 +80,37 @@ def test_the_pull_timeout_doubles_with_every_skip_up_to_its_limit() -> None:
     assert [timeout(0.0, n) for n in range(4)] == [2.0, 4.0, 8.0, 16.0]
     assert timeout(5.0, 0) == 20.0
     assert timeout(0.0, 8) == timeout(0.0, 10**9) == 300.0
+
+
+def pulled(running: Any) -> float:
+    """Wait for the first round's pull: seconds since it opened."""
+    (opened,) = running.machine.rounds.open
+    while not running.pulls:
+        running.wait(0.05)
+    return float(running.now - opened.opened_at)
+
+
+def test_a_record_tells_how_long_quorum_and_answers_took(running: Any) -> None:
+    running.wait(0.5)
+    running.step("a", 8)
+    running.wait(2.0)
+    running.step("b", 8)
+    pulled(running)
+    running.answer(running.pulls[0], "a")
+    running.wait(0.25)
+    running.answer(running.pulls[0], "b")
+    (record,) = running.rounds
+    assert (record.outcome, record.quorum_s) == ("committed", 2.0)
+    assert abs(record.sync_s - 0.25) <= 0.05
+
+
+def test_a_record_tells_how_long_others_were_given(running: Any) -> None:
+    running.give(Wanted(paused=False, stopping=False, quorum=1))
+    running.wait(0.5)
+    running.step("a", 8)
+    waited = pulled(running)
+    running.answer(running.pulls[0], "a")
+    running.wait(60.0)
+    (record,) = running.rounds
+    assert (record.outcome, record.quorum_s) == ("committed", 0.0)
+    assert record.grace_s > 0 and abs(record.grace_s - waited) <= 0.05

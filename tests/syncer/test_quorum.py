@@ -33,6 +33,7 @@ def test_the_answer_names_who_is_awaited() -> None:
         "1 of 3 ready, 2 needed; b has 1 of 4 steps; c is suspect for 3.5 s"
     )
     assert said([ready("a", 4), ready("b", 5)]) == "2 of 2 ready, 2 needed"
+    assert "b is suspect for 3.0 s" in said([ready("a", 4), ready("b", 1, 3.0)])
 
 
 def test_the_answer_stays_readable_whoever_is_missing() -> None:

@@ -92,6 +92,7 @@ def test_installing_advances_one_fragment_by_one_version() -> None:
     assert (store.version(0), store.version(1)) == (1, 0)
     assert store.anchor(1).tobytes() == other
     assert store.fragments[0].previous is anchor
+    assert store.state_arrays()["0.previous"] is anchor and "1.previous" not in store.state_arrays()
     with pytest.raises(AssertionError):
         store.install(0, staged)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from syncer.conftest import spec
 
-from diloco_syncer.rounds.grace import Timings
+from diloco_syncer.rounds.grace import Timings, stragglers_s
 from diloco_syncer.rounds.stragglers import Stragglers
 
 
@@ -24,3 +24,18 @@ def test_whoever_was_left_out_is_given_a_step_of_its_own() -> None:
     assert stragglers.slowest_s(asked) == 18.5
     slow.answer.or_zero = 30.0
     assert stragglers.slowest_s(asked) == 30.0
+
+
+def test_the_rest_have_what_is_left_of_the_overlap_counted_from_the_opening() -> None:
+    roster: Any = SimpleNamespace(members={}, step_s=lambda now: 2.0)
+    timings, algorithm = Timings(), spec(overlap_steps=20, grace_factor=1.0).algorithm
+    timings.transfer.update(0.5)
+    slack_s = stragglers_s(
+        factor=algorithm.grace_factor, overlap_steps=20, step_s=2.0, timings=timings
+    )
+    stragglers = Stragglers(algorithm, roster, timings)
+    pulled: Any = SimpleNamespace(opened_at=100.0, pulled_at=101.0, unanswered=(), kept={})
+    assert slack_s > 4.0, "more than an answer takes"
+    assert stragglers.until(pulled, 101.0) == 100.0 + slack_s
+    pulled.pulled_at = 200.0
+    assert stragglers.until(pulled, 200.0) == 200.0 + 2.5, "a step and a transfer, at least"
