@@ -102,6 +102,7 @@ def test_while_no_syncer_answers(stack: Stack) -> None:
         stack.send(signal.SIGCONT, "syncer-1", "syncer-2")
 
 
+@pytest.mark.long
 def test_when_its_leader_is_killed_at_that_moment(stack: Stack) -> None:
     begin(stack)
     trains(stack)
