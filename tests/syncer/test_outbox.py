@@ -16,7 +16,7 @@ from diloco_shared.protocol.messages import Beat
 from diloco_shared.protocol.wire import decode
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.events import Event, Full, Publish, Rewound, SendBeat
+from diloco_syncer.events import Event, Full, Publish, Rewound, SendBeat, Tell
 from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.merging import published_io as published
 from diloco_syncer.messages import outbox_io as outbox
@@ -222,6 +222,16 @@ async def test_a_beat_of_a_leader_in_doubt_reaches_no_learner() -> None:
         assert decode((await anext(to_learners)).payload, Beat).state == "full", (
             "the first it heard"
         )
+
+
+@pytest.mark.parametrize(("shard", "told"), [(0, ["join", "epoch"]), (1, ["epoch"])])
+async def test_of_several_shards_one_tells_what_all_see_of_learners(
+    shard: int, told: list[str]
+) -> None:
+    out = Outbox(context(spec(), await hub(), shard=shard))
+    for kind in ("join", "epoch"):
+        out.tell(Tell(kind, "what happened"))
+    assert [out.events.get_nowait().kind for _ in range(out.events.qsize())] == told
 
 
 async def test_what_the_server_lost_of_dn_is_found() -> None:
