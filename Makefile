@@ -25,7 +25,7 @@ LONGEST = $(patsubst %,tests/live/test_%.py,demo text_to_model attacks)
 STACKS = $(LONGEST) $(filter-out $(LONGEST),$(ALONE))
 WHOLE = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test slurm-test upgrade-drill soak quality claims compose-test clean
+.PHONY: runs install format lint check pure stacks beside test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test slurm-test upgrade-drill soak quality claims compose-test clean
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
@@ -78,13 +78,20 @@ pure: install
 stacks: install
 	$(WHOLE) --durations 10 -n 2 --dist loadgroup $(STACKS)
 
+# What is played whole in worlds: for the time that processors have left beside stacks, which wait now
+# and then. So nobody may expect it to be quick.
+WORLDS = tests/sim/whole
+beside: install
+	$(KEPT) nice -n 19 $(BIN)/pytest -q -m "not long" --timeout 900 -n 2 --dist worksteal $(WORLDS)
+
 check: lint pure
 
 # All but stacks is collected once, which takes a third of a minute on every worker; some of it waits
 # for servers and processes, so there is one worker more than cores.
 test: lint
-	$(KEPT) $(BIN)/pytest -q -m "not long" -n 3 --dist worksteal $(addprefix --ignore=,$(STACKS)) tests
-	$(MAKE) stacks
+	$(KEPT) $(BIN)/pytest -q -m "not long" -n 3 --dist worksteal \
+		$(addprefix --ignore=,$(STACKS) $(WORLDS)) tests
+	$(MAKE) -j2 stacks beside
 
 # Other examples of every property, and many more (tests/conftest.py).
 explore: install
