@@ -56,19 +56,26 @@ class Touching:
                 stale.append(file)
             else:
                 self.tests += tests
-        failed = []
+        alone = []
         for n in range(0, len(stale), TOGETHER):
-            some = stale[n : n + TOGETHER]
-            print(f"measuring {len(some)} files of tests, {some[0]} first", file=sys.stderr)
-            answer, _ = mutants.watched(IDLE_S, measured, self.root, some, self.sources)
-            for file in some:
-                if answer is None or file not in answer:
-                    failed.append(file)
-                else:
-                    self._keep(file, answer[file])
-                    self.tests += list(self._read(answer[file]))
+            alone += self._measure(stale[n : n + TOGETHER])
+        # One that hangs takes those beside it along. By itself it is left out until it is changed.
+        failed = [file for one in alone for file in self._measure([one])]
+        for file in failed:
+            self._keep(file, {"tests": []})
         self.tests.sort(key=lambda test: (test.seconds, test.id))
         return failed
+
+    def _measure(self, files: Sequence[str]) -> list[str]:
+        """In one process; those of which it said nothing."""
+        print(f"measuring {len(files)} files of tests, {files[0]} first", file=sys.stderr)
+        answer, _ = mutants.watched(IDLE_S, measured, self.root, files, self.sources)
+        found = answer or {}
+        for file in files:
+            if file in found:
+                self._keep(file, found[file])
+                self.tests += list(self._read(found[file]))
+        return [file for file in files if file not in found]
 
     def of(self, fault: Fault, budget_s: float = math.inf) -> list[Test]:
         """Those that can notice it: the fastest ones that take no longer together."""
