@@ -97,14 +97,15 @@ from mutating.touching import Touching
 root = Path(sys.argv[1])
 judging.BASE_S = 2.0
 touching = Touching(root, ["src/diloco_tiny"], root / "kept")
-both = ["tests/test_clamp.py", "tests/test_dies.py"]
-assert touching.measure(both) == both[1:], "who dies takes nobody along"
+both = ["tests/test_dies.py", "tests/test_other.py"]
+assert touching.measure(["tests/test_clamp.py"]) == []
+assert touching.measure(both) == both[:1], "who dies takes nobody along"
 assert [t.id.partition("::")[2] for t in touching.tests if "skipped" in t.id] == []
 tasks = [(f, touching.of(f)) for f in faults(root, "src/diloco_tiny/clamp.py")]
 for seen in verdicts(tasks, 0):
     print(seen.tests, seen.by or "nobody", "|", seen.fault.old, "->", seen.fault.new)
 again = Touching(root, ["src/diloco_tiny"], root / "kept")
-assert again.measure(both) == [], "nobody is measured a second time"
+assert again.measure(["tests/test_clamp.py", *both]) == [], "nobody is measured a second time"
 assert again.tests == touching.tests
 (root / "src/diloco_tiny/clamp.py").write_text("")
 assert Touching(root, ["src/diloco_tiny"], root / "kept")._kept("tests/test_clamp.py") is None
@@ -118,6 +119,7 @@ def tiny(tmp_path: Path) -> Path:
         ("src/diloco_tiny/__init__.py", ""),
         ("tests/test_clamp.py", TESTS),
         ("tests/test_dies.py", "import os\n\n\ndef test_dies():\n    os._exit(1)\n"),
+        ("tests/test_other.py", "def test_other():\n    pass\n"),
         ("pytest.ini", "[pytest]\naddopts = --import-mode=importlib\nmarkers = live\n  whole\n"),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
