@@ -178,6 +178,15 @@ def test_a_new_epoch_voids_what_was_adopted_until_its_keyframes_are_here() -> No
     assert (answer.epoch, answer.base, answer.step_from, answer.step_to) == (1, 3, 6, 7)
 
 
+def test_a_new_epoch_is_reported_soon_also_where_nothing_else_changes() -> None:
+    desk = Desk()
+    desk.step(6)
+    desk.tell(beat(epoch=1, term=2, versions=(3, 3, 2), stamp=stamp(0)))
+    desk.now += PROGRESS_S_MIN
+    p = last_progress(desk.tell(beat(epoch=2, term=3, versions=(3, 3, 2), stamp=stamp(0))))
+    assert (p.state, p.epoch) == ("recovering", 2)
+
+
 def test_at_the_end_it_adopts_everything_evaluates_checkpoints_and_leaves() -> None:
     desk = Desk()
     desk.step(2)
