@@ -17,6 +17,7 @@ from diloco_syncer.history import state_search_io as stuck
 from diloco_syncer.history.follow_io import Follower
 from diloco_syncer.history.state_search_io import StateSearch
 from diloco_syncer.history.tape_io import Purged, Tape, Unread
+from diloco_syncer.snapshots.finding_io import FoundState
 
 
 class Reading:
@@ -142,3 +143,21 @@ async def test_what_is_gone_from_the_archive_stays_unread(tmp_path: Path) -> Non
     with pytest.raises(Purged) as fault:
         await tape.read()
     assert not isinstance(fault.value, Unread)
+
+
+async def test_a_snapshot_of_another_record_at_the_tapes_end_is_passed_over() -> None:
+    """The tape lost its last record and went on with another one: the snapshot leads nowhere."""
+    bus = MemoryBus(MemoryBroker(), "s")
+    await stream(bus)
+    tape = Tape(bus, "r")
+    for number in (1, 2):
+        await tape.append(term(number, "s"))
+    meta = {"seq": 2, "epoch": 0, "tail": ["term", 7]}
+    lost: Any = FoundState(meta, None, "own snapshot")  # type: ignore[arg-type]
+    own, removed = [lost, None], list[int]()
+    finder: Any = SimpleNamespace(
+        own=lambda: (own.pop(0), []), snapshots=SimpleNamespace(remove=removed.append)
+    )
+    follower = Follower(SPEC, bus, tape, finder)
+    await follower.load()
+    assert removed == [2] and follower.history.seq == 0 and not own
