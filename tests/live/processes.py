@@ -19,8 +19,8 @@ COMPILED = Path(__file__).parents[2] / ".pytest_cache" / "compiled"
 # A learner of a small model takes two hundred steps a second, and no test needs so many: what it
 # does not compute is left to the tests beside this one.
 STEPPING_SELDOM = {"DILOCO_DUTY_CYCLE": "0.5"}
-# For those that train in earnest, with code that is optimised a little: to compile it takes two
-# thirds of what optimising in full takes, and steps are about as quick.
+# For those that train in earnest, with code that is optimised a little: it compiles sooner than
+# what is optimised in full, and its steps are about as quick.
 OPTIMISED = (
     "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false "
     "--xla_cpu_parallel_codegen_split_count=1"
