@@ -24,13 +24,13 @@ from fragments.workers import Server
 from scaling import decisions, fleet, laws, merging, network
 
 from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.spec.codecs import NAMES
 
 Rows = list[dict[str, Any]]
 MILLION = 1 << 20
 LEARNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 FRAGMENTS = (1, 2, 4, 8, 16, 32, 64)
 SIZES = (1, 4, 16, 64)  # million values
-CODECS = ("fp32", "bf16", "int8", "int4", "e3m0")
 NETWORK_LEARNERS = (2, 4, 8, 16)
 NETWORK_VALUES = 8 * MILLION
 
@@ -71,7 +71,7 @@ def merged() -> Rows:
     """As M grows, as the size does, by codec, and as P does for one model."""
     rows = told([(m, MILLION) for m in LEARNERS], merging.cost)
     rows += told([(4, n * MILLION) for n in SIZES[1:]], merging.cost)
-    by_codec = [(m, 4 * MILLION, name) for name in CODECS for m in (2, 16)]
+    by_codec = [(m, 4 * MILLION, name) for name in NAMES for m in (2, 16)]
     rows += told(by_codec, merging.cost)
     of_one_model = [(4, 16 * MILLION, p) for p in FRAGMENTS[1:]]
     rows += told(of_one_model, lambda m, n, p: merging.cost(m, n, fragments=p))
@@ -131,7 +131,7 @@ def laws_of(parts: dict[str, Any]) -> dict[str, Any]:
             found[name] = laws.fit(ends, name, terms)
     if rows := parts.get("merging"):
         alone = [row for row in rows if row["threads"] == 1]
-        for name in CODECS:
+        for name in NAMES:
             of_codec = [row for row in alone if row["codec"] == name]
             # Two points of a codec give two terms; what a round costs beside is bf16's.
             whole = name == "bf16"
@@ -198,7 +198,7 @@ def figures(parts: dict[str, Any], found: dict[str, Any], check: Rows) -> dict[s
     if "gate_s_bf16" in found:
         told["merge_worst_error"] = found["stage_s_bf16"]["worst_relative_error"]
         told["bytes_per_value"] = found["peak_bytes"]["terms"]["per_value"]
-        for name in CODECS:
+        for name in NAMES:
             told[f"values_per_s_{name}_m8"] = 1 / _seconds_per_contributed_value(found, name, 8)
     if check:
         ratios = [row["predicted_over_measured"] for row in check]

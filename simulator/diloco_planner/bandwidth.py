@@ -18,6 +18,8 @@ and both are reported:
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from diloco_shared.spec.codecs import CODECS
+
 Method = Literal["dp", "diloco", "streaming", "decoupled"]
 METHODS: tuple[str, ...] = get_args(Method)
 BUCKETS = 128  # gradient buckets of a backward pass, in the author's simulator
@@ -28,8 +30,8 @@ BURSTS = 64
 GBIT = 1e9
 # No link between data centers is outside of it; the search is over its logarithm.
 SEARCH_GBIT_PER_S = (1e-6, 1e9)
-# Bits per value on our wire: blocks of 256 values share a scale of 16 bits.
-CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.0625, "int4": 4.0625, "e3m0": 4.0625}
+# Bits per value on our wire, with its share of a scale.
+CODEC_BITS = {codec.name: codec.bits_in_all for codec in CODECS}
 
 
 class BadSetting(ValueError):

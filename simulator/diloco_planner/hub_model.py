@@ -6,7 +6,7 @@ yours. Bytes are of one way; GB are 1e9 bytes.
 
 GB = 1e9
 # A round's gate and merge, per contributed value; outer step and publication, per value of the
-# fragment. By codec.
+# fragment. By codec; one that was not measured is taken for the dearest.
 GATED_VALUE_S = {
     "fp32": 6.94e-10,
     "bf16": 5.26e-10,
@@ -48,8 +48,11 @@ STATE_BYTES, STAGE_BYTES = 16, 14
 
 def merge_s(learners: int, values: float, codec: str) -> float:
     """Of a round: gate, merge, outer step and publication of a fragment of `values`."""
-    contributed = GATED_VALUE_S[codec] + MERGED_VALUE_S[codec]
-    return values * (learners * contributed + STEPPED_VALUE_S[codec])
+    gated, merged, stepped = (
+        costs.get(codec, max(costs.values()))
+        for costs in (GATED_VALUE_S, MERGED_VALUE_S, STEPPED_VALUE_S)
+    )
+    return values * (learners * (gated + merged) + stepped)
 
 
 def report_s(learners: int, fragments: int) -> float:

@@ -8,8 +8,8 @@ from syncer.contexts import context
 
 from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import payloads
-from diloco_shared.budget.terms import bytes_of
 from diloco_shared.protocol.messages import Blob
+from diloco_shared.spec.codecs import bytes_of
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus

@@ -9,7 +9,8 @@ import math
 
 from diloco_shared.budget.job import Job
 from diloco_shared.budget.streams import SNAPSHOTS
-from diloco_shared.budget.terms import Need, Term, bytes_of
+from diloco_shared.budget.terms import Need, Term
+from diloco_shared.spec.codecs import bytes_of, facts
 from diloco_shared.spec.mesh import MeshSizes
 from diloco_shared.spec.optimizers import outer_state_bytes
 from diloco_shared.spec.shapes import Shape, layer_tensors
@@ -190,7 +191,7 @@ def device(job: Job, *, on_cpu: bool = False, mesh: MeshSizes = ONE_DEVICE) -> N
         ),
         fragment_work(job, mesh),
     ]
-    if a.error_feedback and a.codec_up in ("int8", "int4", "e3m0"):
+    if a.error_feedback and facts(a.codec_up).scaled:
         flying, every = a.rounds_in_flight_max, mesh.devices
         of = f", / {every} devices" if every > 1 else ""
         terms.append(

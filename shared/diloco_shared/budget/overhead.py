@@ -4,10 +4,10 @@ Measured with nats-server 2.12: a stream's size over the payload's. Names are co
 longest (63 characters each for run and learner), since a budget is a bound.
 """
 
-from diloco_shared.budget.terms import bytes_of
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX as WIRE_BYTES_MAX
+from diloco_shared.spec.codecs import bytes_of
 
 # A chunk: measured 210 bytes of headers, checks and framing, and its subject twice (once in the
 # message id), which has at most 240 characters. Short names make it 256: 0.05 % of a chunk.

@@ -6,7 +6,7 @@ from typing import Any
 from diloco_shared.budget.job import Job
 from diloco_shared.budget.memory import ONE_DEVICE, disks, processes
 from diloco_shared.budget.streams import SNAPSHOT_BYTES, limits, streams
-from diloco_shared.budget.terms import bytes_of
+from diloco_shared.spec.codecs import bytes_of
 from diloco_shared.spec.mesh import MeshSizes
 
 

@@ -1,13 +1,17 @@
 """Decoupled DiLoCo's own settings, and what all settings have in common: limits and the base."""
 
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from diloco_shared.spec.codecs import NAMES
 from diloco_shared.spec.merge_rules import named
 from diloco_shared.spec.optimizers import known
 
-Codec = Literal["fp32", "bf16", "int8", "int4", "e3m0"]
+if TYPE_CHECKING:  # a type checker takes no names from a table
+    Codec = str
+else:
+    Codec = Literal[NAMES]
 # Syncer shards: each is a host with a leader, standbys and a tape; every learner hears them all.
 SHARDS_MAX = 64
 # Limits that no run in earnest comes near; beyond them, sums and clocks overflow somewhere.

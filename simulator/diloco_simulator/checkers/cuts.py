@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.protocol.messages import TapeRestore, TapeRound
-from diloco_simulator.checkers.lost import Lost
-from diloco_simulator.checkers.promises import Mark, Report
+from diloco_simulator.checkers.promises import Lost, Mark, Report
 
 Arrays = Mapping[str, NDArray[Any]]
 

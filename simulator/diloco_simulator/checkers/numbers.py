@@ -23,6 +23,7 @@ from diloco_shared.protocol.messages import (
     TapeRestore,
     TapeRound,
 )
+from diloco_shared.spec.codecs import facts
 from diloco_shared.spec.merge_rules import named
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.promises import Mark, Report
@@ -39,10 +40,9 @@ State = list[tuple[Doubles, Doubles]]
 # Told of every record that is executed: by whom, the record, and what came of it.
 Executed = Callable[[str, TapeRecord, History, FragmentStore | None], None]
 
-# Largest error of a codec, as a share of the largest value of a fragment (below 256 values: one
-# block); and what the product's fp32 arithmetic may add, as a share of the largest parameter: over
-# the rounds it adds up, and directions that nearly cancel magnify it.
-ERRORS = {"fp32": 0.0, "bf16": 2.0**-8, "int8": 0.01, "int4": 0.1, "e3m0": 0.34}
+# What the product's fp32 arithmetic adds to a codec's error, as a share of the largest parameter:
+# over the rounds it adds up, and directions that nearly cancel magnify it. A fragment of a world
+# has fewer than 256 values: it is one block.
 ROUNDING = 3e-5
 # Directions that cancel to less than this are a matter of rounding.
 CANCELLED = 1e-4
@@ -259,7 +259,9 @@ class CheckedNumbers:
         self.report.looked("I9")
         target_F = master_F - base_F
         largest = float(np.abs(target_F).max())
-        allowed = ERRORS[m.codec] * largest + ROUNDING * max(1.0, float(np.abs(master_F).max()))
+        allowed = facts(m.codec).error * largest + ROUNDING * max(
+            1.0, float(np.abs(master_F).max())
+        )
         off = float(np.abs(decoded_F - target_F).max())
         if off > allowed:
             self.report(

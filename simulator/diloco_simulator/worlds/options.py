@@ -5,6 +5,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from diloco_shared.spec.codecs import NAMES
+
 # Checkpoints of the whole run: (asked for, steps between those made by itself, restores).
 CUTS = (*((0, None, 0),) * 6, (1, None, 0), (2, None, 1), (1, None, 1), (1, 12, 2))
 # How contributions are weighed: a run keeps to one rule.
@@ -145,8 +147,8 @@ class Options:
             speeds=tuple(rng.choice([1.0, 1.0, 0.8, 0.5]) for _ in range(learners)),
             snapshot_every_rounds=rng.choice([3, 5, 1000]),
             keyframe_every=rng.choice([2, 4]),
-            codec_up=rng.choice(["bf16", "int8", "int4", "e3m0"]),  # fp32 is what liars claim
-            codec_down=rng.choice(["fp32", "bf16", "int8", "int4", "e3m0"]),
+            codec_up=rng.choice(NAMES[1:]),  # fp32 is what liars claim
+            codec_down=rng.choice(NAMES),
             syncers=rng.choice([1, 1, 2, 2, 3]),
             budget=budget,
             shards=shards,

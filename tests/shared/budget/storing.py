@@ -10,7 +10,6 @@ from typing import Any
 
 from diloco_shared.budget.job import Job
 from diloco_shared.budget.streams import SNAPSHOT_BYTES, SNAPSHOT_PARTS, streams
-from diloco_shared.budget.terms import bytes_of
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES, HEADER_CHECK, HEADER_DIGEST, HEADER_INDEX
 from diloco_shared.protocol.messages import (
@@ -29,6 +28,7 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.codecs import bytes_of
 from diloco_shared.spec.shapes import tensors
 from diloco_simulator.hub.broker import MemoryBroker
 

@@ -17,7 +17,7 @@ from jax import lax
 from diloco_shared.memory.pages import joined
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.codec import kernels
-from diloco_shared.numerics.codec.layout import BLOCK, blocks_of
+from diloco_shared.spec.codecs import BLOCK, blocks_of, facts
 
 # 1 / (1 + k / 128) for the 7 stored bits k of a bf16 significand, as bits of fp32.
 _INVERSE = (np.float32(1) / (1 + np.arange(128, dtype=np.float32) / 128)).view(np.int32)
@@ -42,14 +42,13 @@ class Encoded:
 
 def sizes_of(name: str, values: int) -> tuple[int, ...]:
     """Elements of each part that follows the header."""
-    if name not in _BLOCK_CODECS:
-        return (values,)
-    return blocks_of(values), values if name == "int8" else (values + 1) // 2
+    codec = facts(name)
+    return (blocks_of(values), codec.data_bytes(values)) if codec.scaled else (values,)
 
 
 def feeds_back(name: str) -> bool:
     """Whether the error of the codec is worth carrying into the next contribution."""
-    return name in _BLOCK_CODECS
+    return facts(name).scaled
 
 
 def encode(name: str, values_F: jax.Array) -> tuple[Parts, jax.Array]:
@@ -66,7 +65,7 @@ def encode(name: str, values_F: jax.Array) -> tuple[Parts, jax.Array]:
     padded = jnp.pad(values_F, (0, blocks_of(F) * BLOCK - F))
     scales_N, quanta, decoded = _BLOCK_CODECS[name](padded)
     error_F = (padded - decoded)[:F]
-    if name != "int8":
+    if facts(name).bits == 4:
         pairs = quanta.reshape(-1, 2) & 15
         quanta = (pairs[:, 0] | (pairs[:, 1] << 4)).astype(jnp.uint8)
     return (scales_N.astype(jnp.uint16), quanta[: sizes_of(name, F)[1]]), error_F
