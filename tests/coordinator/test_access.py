@@ -145,7 +145,8 @@ def test_a_rotated_token_is_good_in_both_forms_for_the_overlap_and_as_long_again
     assert keyring.find(digest("t2"), (), now=960.0) == new
     assert old.rotated(digest("t2"), now=990.0, overlap_s=60.0).previous_until == 1000.0
     assert new.rotated(digest("t3"), now=1000.0, overlap_s=0.0).previous_digest == ""
-    assert token().rotated(digest("t2"), now=1.0, overlap_s=60.0).expires_at is None
+    lasting = token().rotated(digest("t2"), now=1.0, overlap_s=60.0)
+    assert (lasting.expires_at, lasting.previous_until) == (None, 61.0)
 
 
 def test_a_meter_admits_a_burst_and_then_the_rate() -> None:

@@ -111,6 +111,17 @@ async def test_what_does_not_belong_to_a_fault_is_refused(
         assert not there.armed and not there.tasks
 
 
+async def test_the_message_server_is_everybodys(world: Any) -> None:
+    async with world.coordinator() as desk:
+        asked = {"kind": "kill", "target": "nats"}
+        limited = await desk.makes("eve", "fault", runs=["demo"])
+        answer = await desk.asks_as(limited, "POST", "/v1/chaos", asked)
+        assert (answer.status_code, answer.json()["title"]) == (403, "The token does not allow this")
+        anywhere = await desk.makes("anna", "fault")
+        answer = await desk.asks_as(anywhere, "POST", "/v1/chaos", asked)
+        assert answer.status_code == 503, "let in; no supervisor is here who could do it"
+
+
 async def test_chaos_is_off_unless_the_deployment_says_so(world: Any) -> None:
     async with world.coordinator(chaos=False) as desk:
         await world.joins("a")

@@ -111,3 +111,14 @@ async def test_a_signal_ends_the_serving_and_is_not_raised_again() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert again == []
+
+
+def test_only_a_second_interruption_leaves_answers_unfinished() -> None:
+    server = server_of(FastAPI())
+    for number, forced in (
+        (signal.SIGINT, False),
+        (signal.SIGTERM, False),
+        (signal.SIGINT, True),
+    ):
+        server.handle_exit(number, None)
+        assert (server.should_exit, server.force_exit) == (True, forced)

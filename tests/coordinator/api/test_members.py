@@ -157,8 +157,11 @@ async def test_a_drained_member_loses_its_work_and_gets_none(world: Any) -> None
         assert entry.value is not None and decode(entry.value, Assignment).run == ""
         assert not (await desk.ask("DELETE", "/v1/members/a/drain")).json()["draining"]
         await until(lambda: "a" in desk.registry.assigned)
-        kinds = [e["kind"] for e in (await desk.get("/v1/events"))["events"]]
-        assert "member-drained" in kinds and "released" in kinds
+        events = (await desk.get("/v1/events"))["events"]
+        told = {e["kind"]: e["text"] for e in events}
+        assert told["member-drained"] == "a gets no more work"
+        assert told["member-undrained"] == "a may work again"
+        assert "released" in told
 
 
 async def test_who_works_for_no_run_cannot_be_drained(world: Any) -> None:

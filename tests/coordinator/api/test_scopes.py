@@ -148,6 +148,14 @@ async def test_every_route_lets_in_who_may_and_nobody_else(
                 assert answer.json()["title"] == "The token does not allow this"
 
 
+async def test_who_may_not_ask_is_told_so_before_the_faults_of_what_was_asked(world: Any) -> None:
+    async with world.coordinator() as desk:
+        eve = await desk.makes("eve", "read")
+        for path in ("/v1/chaos", "/v1/runs", "/v1/checkpoints/submit?checkpoint=x.ab/000001"):
+            answer = await desk.asks_as(eve, "POST", path, {"kind": 5, "nobody": "knows"})
+            assert (path, answer.status_code) == (path, 403), answer.text
+
+
 async def test_lists_leave_out_what_the_token_may_not_see(world: Any) -> None:
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", {"name": "theirs", "budget": {"steps": 96}})
