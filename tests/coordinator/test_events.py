@@ -100,8 +100,10 @@ def test_what_a_killed_server_lost_gives_way_to_what_has_its_sequences() -> None
     assert [told.by("rome", at=100.0), told.by("oslo", at=101.0)] == [True, True]
     assert [(seq, e.at) for seq, e in told.events.kept][6:] == [(7, 6.0), (8, 100.0), (9, 101.0)]
     assert (told.events.newest, told.events.lost, told.events.again_from) == (9, 1, 8)
-    told.seq = 7
-    assert not told.by("rome", at=100.0), "a repeat"
+    for seq, learner, at in ((7, "rome", 100.0), (3, "oslo", 3.0)):
+        told.seq = seq
+        assert not told.by(learner, at=at), "a repeat"
+    assert told.events.lost == 1
 
 
 def test_the_place_of_an_event_that_was_left_out_may_be_lost_too() -> None:

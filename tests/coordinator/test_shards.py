@@ -81,6 +81,8 @@ def test_its_state_is_that_of_the_shard_that_keeps_it_waiting(status: Any) -> No
     assert state_of(over, ended) == ("finished", "its budget is used up")
     whole = merged([over, ended], 2)
     assert whole is not None and whole.settled
+    stopped = status(shard=1, state="stopped", reason="as asked")
+    assert state_of(over, stopped) == ("stopped", "as asked")
 
 
 def test_learners_and_their_returns_are_those_of_all_shards(status: Any) -> None:

@@ -86,6 +86,14 @@ def test_a_forced_end_of_one_shard_that_nobody_led_joins_the_others(status: Make
     )
 
 
+def test_a_run_that_was_begun_anew_has_none_of_the_one_before(status: Make) -> None:
+    standings = Standings()
+    standings.take("demo", status(run_id="one"), 1.0)
+    assert standings.put_together("demo", record(run_id="one")) is not None
+    assert standings.put_together("demo", record(run_id="two")) is None
+    assert "demo" not in standings.statuses
+
+
 def test_a_status_that_tells_of_no_fragment_is_padded(status: Make) -> None:
     """Those that were forced by an earlier version of the coordinator have none."""
     standings = Standings()

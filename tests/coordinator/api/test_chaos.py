@@ -116,7 +116,10 @@ async def test_the_message_server_is_everybodys(world: Any) -> None:
         asked = {"kind": "kill", "target": "nats"}
         limited = await desk.makes("eve", "fault", runs=["demo"])
         answer = await desk.asks_as(limited, "POST", "/v1/chaos", asked)
-        assert (answer.status_code, answer.json()["title"]) == (403, "The token does not allow this")
+        assert (answer.status_code, answer.json()["title"]) == (
+            403,
+            "The token does not allow this",
+        )
         anywhere = await desk.makes("anna", "fault")
         answer = await desk.asks_as(anywhere, "POST", "/v1/chaos", asked)
         assert answer.status_code == 503, "let in; no supervisor is here who could do it"

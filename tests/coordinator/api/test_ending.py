@@ -131,6 +131,25 @@ async def test_a_run_once_over_never_gets_members_again(world: Any, status: Any)
         assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204
 
 
+async def test_an_end_that_its_leader_forestalls_is_told_by_nobody_else(
+    world: Any, status: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.coordinator() as desk:
+        run_id = await begun(desk, world)
+        await world.says(status(run_id=run_id))
+        refused: list[str] = []
+
+        async def late(standing: Standing, end: RunStatus) -> str:
+            refused.append(end.state)
+            return "the run is settled"
+
+        monkeypatch.setattr(Standing, "write", late)
+        await desk.ask("POST", "/v1/runs/demo/stop")
+        await until(lambda: len(refused) >= 2)
+        kinds = {event.kind for _, event in desk.registry.events}
+        assert "end-forced" not in kinds
+
+
 async def test_an_end_that_its_leader_did_not_settle_is_settled(world: Any, status: Any) -> None:
     async with world.coordinator() as desk:
         run_id = await begun(desk, world)
