@@ -58,21 +58,25 @@ def init_spec() -> RunSpec:
 
 
 def publication(
-    version: int, anchor_F: np.ndarray, before_F: np.ndarray | None = None, **changed: int
+    version: int,
+    anchor_F: np.ndarray,
+    before_F: np.ndarray | None = None,
+    fragment: int = 0,
+    **changed: int,
 ) -> tuple[PublicationManifest, bytes]:
-    """Of fragment 0; a delta onto `before_F`, or a keyframe."""
+    """A delta onto `before_F`, or a keyframe."""
     place = {"epoch": 0, "term": 1, **changed}
     payload = codec.encode("fp32", anchor_F if before_F is None else anchor_F - before_F)
-    subject = subjects.publication("t", place["epoch"], 0, version, place["term"])
+    subject = subjects.publication("t", place["epoch"], fragment, version, place["term"])
     result_F = anchor_F if before_F is None else before_F + (anchor_F - before_F)
     m = PublicationManifest(
         run="t",
         round=-1,
-        fragment=0,
+        fragment=fragment,
         version=version,
         prev_version=-1 if before_F is None else version - 1,
         codec="fp32",
-        values=F,
+        values=anchor_F.size,
         anchor_digest=digest_array(result_F),
         config_hash=config_hash(init_spec()),
         participants=(),
