@@ -1,12 +1,16 @@
 """What carries a checkpoint out tells the machine what came of it, once."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from syncer.contexts import context
 
-from diloco_shared.protocol.records import Restore
+from diloco_shared.bus.run_streams import ensure_buckets
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Restore, ShardLease
+from diloco_shared.protocol.wire import decode, encode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
@@ -14,6 +18,8 @@ from diloco_syncer.checkpoints import checkpointing_io as checkpointing
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
 from diloco_syncer.events import Capture, Event, Loaded, Seal, Sealed
 from diloco_syncer.history.replay import RestoredState
+
+pytestmark = pytest.mark.virtual
 
 SPEC = RunSpec.model_validate({"name": "r", "id": "ab", "budget": {"steps": 80}})
 
@@ -67,3 +73,71 @@ async def test_of_two_wishes_the_later_ones_state_is_held(
     for serial in order:
         await maker.load(Restore(serial=serial, source="r.ab/000001"))
     assert [*maker.loaded] == [kept] and len(told) == 2
+
+
+def with_shards(folder: Path, told: list[Event], shards: int = 2) -> Checkpointer:
+    algorithm = {"shards": shards, "fragments": 2 * shards}
+    spec = RunSpec.model_validate({**SPEC.model_dump(), "algorithm": algorithm})
+    bus = MemoryBus(MemoryBroker(), "s")
+    return Checkpointer(
+        context(spec, bus, folder=folder, checkpoint_root=str(folder / "kept")), told.append
+    )
+
+
+async def test_the_first_shard_seals_over_the_parts_of_all_once_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    sealed: list[Any] = []
+
+    def part(spec: Any, shard: int, root: str, number: int) -> Any:
+        looks.append(shard)
+        return ({"of": shard}, f"object {shard}") if len(looks) >= 3 else None
+
+    def seal(spec: Any, root: str, captured: Any, parts: Any, effect: Any) -> Any:
+        sealed.append(parts)
+        return {"a": None}
+
+    monkeypatch.setattr(checkpointing, "written_part", part)
+    monkeypatch.setattr(checkpointing, "seal", seal)
+    monkeypatch.setattr(checkpointing, "prune", lambda *_: None)
+    told: list[Event] = []
+    maker = with_shards(tmp_path, told, 3)
+    own = {"sizes_P": [1]}
+    maker.captured = (Capture(7, 1, "asked for", 1.0), own, "object 0")  # type: ignore[assignment]
+    await maker.seal(Seal(7, {"a": 0}, {}))
+    assert looks == [1, 1, 1, 2]
+    assert sealed == [
+        [(own, "object 0"), ({"of": 1}, "object 1"), ({"of": 2}, "object 2")],
+    ]
+    assert told == [Sealed(7, ("a",))]
+
+
+async def test_a_shard_that_gives_no_part_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointing, "parts_s", lambda values: 3.0)
+    told: list[Event] = []
+    maker = with_shards(tmp_path, told)
+    maker.captured = (Capture(7, 1, "asked for", 1.0), {"sizes_P": [1]}, None)  # type: ignore[assignment]
+    await maker.seal(Seal(7, {}, {}))
+    (answer,) = told
+    assert isinstance(answer, Sealed) and answer.fault == "syncer shard 1 gave no part in 3 s"
+
+
+async def test_data_is_read_on_from_where_the_checkpoint_had_it(tmp_path: Path) -> None:
+    """A part of the data that was never read by then, and is now, is read from its beginning."""
+    maker = checkpointer(tmp_path, [])
+    await ensure_buckets(maker.control)
+    kept = ShardLease(shard=1, holder="a", incarnation=3, sequences=40, passes=2)
+    for shard in (1, 2):
+        lease = ShardLease(shard=shard, holder="b", incarnation=9, sequences=90, passes=9)
+        await maker.control.kv_put(subjects.SHARDS, f"r.{shard}", encode(lease))
+    manifest: Any = SimpleNamespace(leases=(kept,))
+    maker.loaded[1] = RestoredState(manifest, "", {}, None)  # type: ignore[arg-type]
+    await maker.rewind(1)
+    there = await maker.control.kv_all(subjects.SHARDS)
+    assert {name: decode(entry.value or b"", ShardLease) for name, entry in there.items()} == {
+        "r.1": kept,
+        "r.2": ShardLease(shard=2, holder="", incarnation=-1, sequences=0, passes=0),
+    }
