@@ -2,16 +2,20 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
 from syncer.conftest import spec
 from syncer.contexts import context
 
+from diloco_shared import ambient
+from diloco_shared.budget import assumed, limits
+from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.protocol.messages import Join
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.events import JoinSeen
+from diloco_syncer.events import JoinSeen, TimePassed
 from diloco_syncer.history.follow_io import Recovered
 from diloco_syncer.history.history import History
 from diloco_syncer.history.tape_io import Tape
@@ -64,3 +68,36 @@ def test_a_flood_of_dropped_events_is_said_now_and_then_with_its_count(
         leader.dropped_said_at -= DROPPED_SAY_S
         flood()
     assert [line["dropped"] for line in logs] == [{"JoinSeen": 1}, {"JoinSeen": 51}]
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("wait_s", [0.4, 3.0])
+async def test_it_rests_until_its_next_deadline(leader: Leader, wait_s: float) -> None:
+    began = ambient.monotonic()
+    leader.machine = SimpleNamespace(deadline=began + wait_s)  # type: ignore[assignment]
+    assert isinstance(await leader._next(), TimePassed)
+    assert ambient.monotonic() - began == pytest.approx(wait_s, abs=0.01)
+
+
+@pytest.mark.virtual
+async def test_an_event_comes_before_the_deadline(leader: Leader) -> None:
+    leader.machine = SimpleNamespace(deadline=ambient.monotonic() + 3.0)  # type: ignore[assignment]
+    seen = JoinSeen(Join(learner="a", incarnation=0, nonce="n", config={}))
+    leader._put(seen)
+    assert await leader._next() == seen
+
+
+@pytest.mark.virtual
+async def test_what_was_sent_to_an_earlier_leader_is_not_heard_again(leader: Leader) -> None:
+    """Its rounds are over, and the tape says what came of them."""
+    await ensure_run_streams(leader.data, "t", limits(assumed(leader.spec)))
+    for n in range(3):
+        await leader.data.append(f"up.t.a.{n}", b"")
+    assert await leader._up_info() == 3
+
+
+@pytest.mark.virtual
+async def test_the_end_of_all_shards_wakes_it(leader: Leader) -> None:
+    """Else it would leave at its next deadline, and an ended run has none."""
+    await leader._end()
+    assert leader.ended_at is not None and isinstance(await leader.queue.get(), TimePassed)
