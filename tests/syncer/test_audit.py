@@ -244,13 +244,14 @@ async def test_a_restore_whose_checkpoint_was_removed_is_no_fault_once_a_snapsho
     assert nowhere.fault is not None and f"record {seq} goes back to" in nowhere.fault.text
 
 
+@pytest.mark.parametrize("covers", [3, 4])
 async def test_a_contribution_half_of_which_was_purged_is_gone_and_not_damaged(
-    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, covers: int
 ) -> None:
     """Its chunk was sent long before its manifest, and a purge went up to between the two."""
     monkeypatch.setattr(audit, "BLOB_S", 0.2)
     bus, seq = await bus_with(recording), 3
-    recording.append(TapeSnapshot(term=1, covers=4, round=1, path="x", at=9.0))
+    recording.append(TapeSnapshot(term=1, covers=covers, round=1, path="x", at=9.0))
     tape = numbered(recording)
     await bus.purge(subjects.up_stream("t"), "up.t.a.0.0.0.1")
     nowhere = await replay(bus, tape)
