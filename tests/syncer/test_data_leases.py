@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog
 from syncer.contexts import context
 
 from diloco_shared.bus.port import Delivery, Unavailable
@@ -156,6 +157,18 @@ async def test_who_may_not_lead_writes_nothing() -> None:
     async with desk() as at:
         at.leading = False
         assert (await at.ask("a", lease("a"))).reason == "another syncer may lead"
+
+
+async def test_whoever_asks_for_ever_fills_no_log() -> None:
+    async with desk() as at:
+        held = (await at.ask("b", lease("b"))).revision
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(9):
+                await at.ask("a", lease("a"), held)
+    assert [line["times"] for line in logs] == [1, 2, 4, 8]
+    assert {(line["learner"], line["shard"], line["reason"]) for line in logs} == {
+        ("a", 3, "b holds it, and is live")
+    }
 
 
 async def test_a_learner_has_one_wish_at_a_time() -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import structlog
 from syncer.conftest import Driver, spec
 from syncer.contexts import context
 
@@ -126,6 +127,24 @@ async def test_contributions_that_have_no_room_are_named() -> None:
     await look.look(fullness.FULL_S)
     (full,) = [e for e in told if isinstance(e, Full)]
     assert full.place == "UP"
+
+
+async def test_that_a_stream_is_full_is_logged_once_a_minute_and_only_while_it_is() -> None:
+    bus, d = await hub(3000), driver()
+    look, _ = looking(bus, Outbox(context(d.spec, bus)), d)
+    with structlog.testing.capture_logs() as logs:
+        await look.look(1000.0)  # not yet full for a while
+        assert "full" not in [line["event"] for line in logs]
+        await bus.append("up.t.filler", bytes(2000))
+        for now in (
+            0.0,
+            fullness.FULL_S,
+            fullness.SAY_S / 2,
+            fullness.SAY_S + 1,
+            fullness.SAY_S + 9,
+        ):
+            await look.look(2000.0 + now)
+    assert [line["event"] for line in logs].count("full") == 2
 
 
 class Unwritable(MemoryBus):
