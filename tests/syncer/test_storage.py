@@ -73,6 +73,17 @@ async def test_limits_grow_with_what_learners_tell_and_with_their_number() -> No
     assert needed["DN"] > 4 * 10**9 and needed["STATE"] > 5 * 8 * 10**9
 
 
+async def test_a_stream_without_a_limit_gets_none() -> None:
+    hub = Hub()
+    await hub.begin()
+    name, captured = subjects.dn_stream("r"), subjects.run_streams("r")[subjects.dn_stream("r")]
+    await hub.bus.delete_stream(name)
+    await hub.bus.ensure_stream(StreamSpec(name, (captured,), 0))
+    hub.size = Size(10**9, 5)
+    await hub.storage.look()
+    assert (await hub.limits())["DN"] == 0
+
+
 async def test_what_was_told_once_holds_for_those_who_come_later() -> None:
     hub = Hub()
     await hub.begin()
