@@ -33,6 +33,20 @@ def test_a_write_that_fails_leaves_the_old_one(
     assert [one.name for one in tmp_path.iterdir()] == ["a.json"]  # the disk has its room again
 
 
+def test_why_a_write_failed_is_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it failed before there was anything to remove."""
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", full)
+        with pytest.raises(OSError, match="No space"):
+            replace(tmp_path / "a", b"new")
+
+
 def test_its_rights_are_those_of_new_files(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

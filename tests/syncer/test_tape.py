@@ -11,7 +11,7 @@ import pytest
 from syncer.contexts import context
 
 from diloco_shared.bus.port import Refused, Stored, StreamFull, StreamSpec
-from diloco_shared.checkpoints.tape_archive_io import TapeArchive, read_tape
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive, archives_of, read_tape
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeTerm
 from diloco_shared.spec.run import RunSpec
@@ -63,6 +63,18 @@ async def test_an_append_with_a_lost_answer_is_there_exactly_once(
     second = await tape.append(term(2, "a"))
     assert second > first
     assert [seq for seq, _ in await Tape(bus, "r").read()] == [first, second]
+
+
+@pytest.mark.parametrize(("said", "told", "lies"), [("", "told", "told"), ("said", "told", "said")])
+def test_an_archive_lies_beside_the_checkpoints_of_its_run(
+    tmp_path: Path, said: str, told: str, lies: str
+) -> None:
+    """Where the run says, else where the process was told; each shard's by itself."""
+    keeping = {"run_checkpoint_root": str(tmp_path / said) if said else ""}
+    settings = {"name": "r", "id": "ab", "budget": {"steps": 8}, "keeping": keeping}
+    spec = RunSpec.model_validate({**settings, "algorithm": {"shards": 2, "fragments": 4}})
+    found = archives_of(spec, str(tmp_path / told))
+    assert [(a.shard, a.vault.path) for a in found] == [(0, tmp_path / lies), (1, tmp_path / lies)]
 
 
 async def test_what_is_archived_is_read_where_it_lies_and_nothing_is_lost(tmp_path: Path) -> None:

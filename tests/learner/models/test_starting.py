@@ -127,6 +127,15 @@ def test_another_checkpoint_or_another_shape_is_refused(tmp_path: Path) -> None:
         beginning_of(wide, Path(), str(tmp_path))
 
 
+def test_the_shape_of_a_model_of_ones_own_is_not_that_of_a_preset(tmp_path: Path) -> None:
+    """What it has is seen when it is built."""
+    kept(tmp_path, SOURCE)
+    table = begun(tmp_path)
+    own = {"factory": "my_models:make", "weights": table["weights"]}
+    model = Model.model_validate({**own, "weights_digest": table["weights_digest"]})
+    assert beginning_of(model, Path(), str(tmp_path)) is not None
+
+
 def test_a_damaged_checkpoint_gives_no_tensor(tmp_path: Path) -> None:
     kept(tmp_path, SOURCE, lie=2)
     model = Model.model_validate(begun(tmp_path))

@@ -129,7 +129,8 @@ def test_a_manifest_that_is_none_is_said_to_be_damaged(there: RunCheckpoints) ->
 
 def test_removing_leaves_nothing(there: RunCheckpoints) -> None:
     there.seal(REF, manifest(part_in(there)))
-    there.remove(REF)
+    for _ in range(2):  # another coordinator may have been first
+        there.remove(REF)
     assert there.complete() == there.begun("r.ab12") == []
     assert not (Path(there.root) / REF).exists()
 
