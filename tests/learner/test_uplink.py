@@ -13,7 +13,8 @@ from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
 from diloco_learner.data.leasing_io import Leases
 from diloco_learner.data.shards import ShardCut
-from diloco_learner.events import Checkpoint, Contribute, GiveState, Tell
+from diloco_learner.events import Checkpoint, Contribute, GiveState, KeepPart, PartSettled, Tell
+from diloco_learner.exchange import uplink_io
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
@@ -107,6 +108,36 @@ async def test_what_an_older_life_has_sent_is_no_repeat_of_what_a_newer_one_send
         up.incarnation = life
         await up.send(ToSend(contribute(), SENT))
     assert [m.incarnation for m in await uploaded(syncer)] == [1, 2]
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_part_of_a_checkpoint_is_settled_whether_it_is_kept_or_not(
+    up: Uplink, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """Else no other would ever be made."""
+    kept: list[Any] = []
+    put: list[Any] = []
+    told: list[tuple[str, str]] = []
+
+    def write(
+        spec: RunSpec, root: str, learner: str, life: int, effect: KeepPart, data: Any
+    ) -> None:
+        if full:
+            raise OSError("No space left on device")
+        kept.append((learner, life, effect.number, bytes(data)))
+
+    async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
+        told.append((kind, text))
+
+    monkeypatch.setattr(uplink_io, "write_part", write)
+    monkeypatch.setattr(up, "put", put.append)
+    monkeypatch.setattr(up, "tell", tell)
+    part = KeepPart(number=3, epoch=0, step=14, versions=(1, 1, 1))
+    await up.send(ToSend(part, Handed(b"moments")))
+    assert put == [PartSettled(3)]
+    assert kept == ([] if full else [("a", 1, 3, b"moments")])
+    why = "no part of a in checkpoint 3: No space left on device"
+    assert told == ([("checkpoint-failed", why)] if full else [])
 
 
 async def test_what_is_too_late_is_not_sent(up: Uplink, syncer: Any) -> None:

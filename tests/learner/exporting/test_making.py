@@ -326,8 +326,9 @@ async def test_other_files_are_copied_beside_and_described(rig: Rig, tmp_path: P
     other.mkdir()
     (other / "tokenizer.json").write_text("{}")
 
-    def beside(name: str) -> Callable[[RunSpec], Companions]:
-        return lambda spec: Companions((other / name,)) if spec.name == "r" else Companions()
+    def beside(*names: str) -> Callable[[RunSpec], Companions]:
+        files = tuple(other / name for name in names)
+        return lambda spec: Companions(files) if spec.name == "r" else Companions()
 
     manifest = await rig.export(companions=beside("tokenizer.json"))
     assert (rig.to / "tokenizer.json").read_text() == "{}"
@@ -337,6 +338,9 @@ async def test_other_files_are_copied_beside_and_described(rig: Rig, tmp_path: P
     (other / "model.safetensors").write_text("not ours")
     with pytest.raises(CannotWrite, match=r"two files .* 'model\.safetensors'"):
         await rig.export(companions=beside("model.safetensors"))
+    twice = beside("tokenizer.json", "../elsewhere/tokenizer.json")
+    with pytest.raises(CannotWrite, match=r"two files .* 'tokenizer\.json'"):
+        await rig.export(companions=twice)
 
 
 async def test_a_file_that_is_asked_for_takes_the_place_of_the_tokenizers(
