@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from prometheus_client.core import Metric
 
+from diloco_shared.process import loop_watch
 from diloco_shared.process.loop_watch import BEAT_S, HELD_S, UNSEEN, Answer, Hold, LoopWatch, Sight
 from diloco_shared.process.loop_watch import judged as judge
 
@@ -106,6 +107,19 @@ def test_a_coroutine_that_blocks_is_named(block: object) -> None:
     assert worst.value == watch.worst.seconds and worst.labels == {"by": watch.worst.by}
     assert found["diloco_loop_held"].samples[0].value == watch.held
     assert found["diloco_loop_held_seconds"].samples[0].value == watch.held_s
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        (asyncio.__file__, False),
+        ("/usr/lib/site-packages/httpx/client.py", False),
+        ("/usr/lib/site-packages/diloco_syncer/app.py", True),  # as it is installed
+        ("/home/me/my_model.py", True),
+    ],
+)
+def test_whose_functions_are_named_is_ours_and_the_users(file: str, named: bool) -> None:
+    assert loop_watch._is_foreign(file) is not named
 
 
 def test_lines_in_the_log_are_few() -> None:
