@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,3 +121,17 @@ def test_what_a_dead_process_was_writing_is_removed_with_the_next(tmp_path: Path
     (tmp_path / "5.part").write_bytes(b"half")
     saved(tmp_path, 6)
     assert [p.name.partition(".")[0] for p in tmp_path.iterdir()] == ["6"]
+
+
+def test_what_was_passed_over_is_told_when_an_older_one_is_restored(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2)
+    newest = next(path for path in tmp_path.iterdir() if path.name.startswith("2"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    loaded: list[State] = []
+    trainer = SimpleNamespace(check_inner_state=accept, load_inner_state=loaded.append)
+    (fault,) = LocalCheckpoints(tmp_path, 2).restore(trainer)
+    assert fault.startswith("checkpoint 2 passed over: ")
+    (state,) = loaded
+    np.testing.assert_array_equal(views(state)["mu/w"], MOMENTS["mu/w"] + 1)
+    nothing = LocalCheckpoints(tmp_path / "empty", 2)
+    assert nothing.restore(trainer) == [] and len(loaded) == 1

@@ -13,12 +13,13 @@ from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
 from diloco_learner.data.leasing_io import Leases
 from diloco_learner.data.shards import ShardCut
-from diloco_learner.events import InitMoved, Leave, SendInit, SendJoin, TimePassed
+from diloco_learner.events import InitMoved, Leave, LoadState, SendInit, SendJoin, TimePassed
 from diloco_learner.exchange.uplink_io import Uplink
+from diloco_learner.recovery import recoverer_io
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.recoverer_io import Recoverer
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Join
+from diloco_shared.protocol.messages import Join, Restored
 from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import Fate, MemoryBroker
@@ -131,3 +132,54 @@ async def test_a_join_that_nobody_answers_is_said_where_an_older_syncer_hears_it
     listening.cancel()
     own = subjects.join("r", "a")
     assert heard[:3] == [own, own, subjects.unsigned_join("r")]
+
+
+class OwnCheckpoints:
+    """A learner's own, the newest of this epoch; None: it has none."""
+
+    def __init__(self, epoch: int | None) -> None:
+        self.newest = None if epoch is None else epoch * 10**15 + 7
+
+    def restore(self, trainer: Any) -> list[str]:
+        if self.newest is not None:
+            trainer.load_inner_state("its own")
+        return ["checkpoint 7 passed over: torn"]
+
+
+@pytest.mark.parametrize(
+    ("own_epoch", "restored", "kept", "loaded"),
+    [
+        (None, None, "kept", []),
+        (0, None, "kept", ["its own"]),
+        (1, 2, "kept", ["kept"]),  # of a history that was left
+        (2, 2, "kept", ["its own"]),  # newer than what its history began with
+        (None, 2, "kept", ["kept"]),
+        (1, 2, None, ["its own"]),  # there is no part that it could use
+    ],
+)
+async def test_moments_are_those_of_the_restored_checkpoint_unless_its_own_are_newer(
+    up: Uplink,
+    spec: RunSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    own_epoch: int | None,
+    restored: int | None,
+    kept: str | None,
+    loaded: list[str],
+) -> None:
+    found: list[str] = []
+    told: list[str] = []
+    read = (kept, ["another one's part is damaged"])
+    monkeypatch.setattr(recoverer_io, "read_part", lambda *_: read)
+    monkeypatch.setattr(up, "tell_soon", lambda kind, text, data: told.append(text))
+    trainer: Any = SimpleNamespace(load_inner_state=found.append, check_inner_state=None)
+    asked: Any = Asked(spec)
+    asked.learner = "a"
+    own: Any = OwnCheckpoints(own_epoch)
+    bringing = Recoverer(asked, trainer, own, up.control, up, SimpleNamespace(), asyncio.Queue())  # type: ignore[arg-type]
+    source = None if restored is None else Restored(epoch=restored, serial=1, source="r.1/000001")
+    await bringing._load_state(LoadState("checkpoint", "", "", source))
+    assert found == loaded
+    skipped = "checkpoint 7 passed over: torn"
+    assert (skipped in told) is (loaded != ["kept"])
+    looked = restored is not None and own_epoch != restored
+    assert ("another one's part is damaged" in told) is looked

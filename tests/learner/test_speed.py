@@ -1,7 +1,11 @@
 """How fast a learner trains: the window, what counts as a step's time, and utilisation."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from diloco_learner import work_io
 from diloco_learner.training.computing_io import island_of
 from diloco_learner.training.speed import (
     PEAKS,
@@ -15,6 +19,7 @@ from diloco_learner.training.speed import (
     report,
     utilisation,
 )
+from diloco_learner.work_io import Work
 from diloco_shared.spec.run import Model
 from diloco_shared.spec.shapes import SHAPES, flops_per_token
 
@@ -209,3 +214,43 @@ def test_what_is_told_has_every_figure_and_nothing_that_nobody_knows() -> None:
     assert after.mfu == pytest.approx(1.0) and not after.flops_estimated
     assert (after.data_wait_ratio, after.data_wait_s) == (0.25, 0.75)
     assert (after.memory_of, after.memory_bytes, after.memory_peak_bytes) == ("device", 5, 7)
+
+
+def at_work(**given: Any) -> Any:
+    """What of a learner's work its speed and its end are told from."""
+    usual = {
+        "train_loop": None,
+        "computing": SimpleNamespace(island=lambda: "eight devices"),
+        "arithmetic": "of the model",
+        "spec": SimpleNamespace(name="r"),
+        "context": SimpleNamespace(me="a", incarnation=3),
+        "beat": None,
+    }
+    return SimpleNamespace(**{**usual, **given})
+
+
+def test_a_learner_tells_its_speed_once_it_trains_on_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(work_io, "report", lambda *given: given)
+    assert Work.speed(at_work()) is None
+    loop = SimpleNamespace(speed="fast")
+    nowhere = SimpleNamespace(island=lambda: None)
+    assert Work.speed(at_work(train_loop=loop, computing=nowhere)) is None
+    told = Work.speed(at_work(train_loop=loop))
+    assert told == ("fast", "eight devices", "of the model", "r", "a", 3)
+
+
+@pytest.mark.parametrize(
+    ("beat", "ends"),
+    [
+        (None, False),
+        (SimpleNamespace(state="running"), False),
+        (SimpleNamespace(state="paused"), False),
+        (SimpleNamespace(state="finished"), True),
+        (SimpleNamespace(state="stopped"), True),
+    ],
+)
+def test_a_run_ends_its_learners_work_when_it_is_over(beat: Any, ends: bool) -> None:
+    run_ends: Any = Work.run_ends
+    assert run_ends.fget(at_work(beat=beat)) is ends

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from safetensors.numpy import save_file
 
 from diloco_syncer.merging.anchor_files_io import FileShelf
@@ -406,11 +407,15 @@ def test_what_a_full_disk_does_not_take_stays_in_memory(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     values = np.ones(10, np.float32)
-    shelf = FileShelf(tmp_path)
-    monkeypatch.setattr("tempfile.TemporaryFile", full)
-    assert shelf(values) is values and shelf.refused
-    monkeypatch.undo()
-    assert shelf(values) is not values and not shelf.refused
+    shelf = FileShelf(tmp_path / "not there yet")
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            with monkeypatch.context() as patched:
+                patched.setattr("tempfile.TemporaryFile", full)
+                for _ in range(3):
+                    assert shelf(values) is values and shelf.refused
+            assert shelf(values) is not values and not shelf.refused
+    assert len(logs) == 2, "told once, until it takes one again"
 
 
 def test_only_previous_anchors_go_to_the_shelf(tmp_path: Path) -> None:

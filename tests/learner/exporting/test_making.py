@@ -21,6 +21,7 @@ from diloco_learner.exporting.choosing import NotPublished
 from diloco_learner.exporting.making_io import Companions, Order, Progress, make
 from diloco_learner.exporting.observing_io import Published, Unreadable
 from diloco_learner.exporting.writing_io import CannotWrite
+from diloco_shared import ambient
 from diloco_shared.bus import blobs
 from diloco_shared.numerics.arrays import flatten
 from diloco_shared.protocol import subjects
@@ -176,6 +177,29 @@ async def test_what_was_lost_on_the_way_is_fetched_once_the_bus_is_back(
     await make(source, Order(rig.to), progress)
     same(load_file(rig.to / "model.safetensors"), made)
     assert next(refusals, None) is None, "it was away"
+
+
+@pytest.mark.virtual
+async def test_what_never_comes_is_given_up_with_its_reason(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.syncer.prepare()
+    await rig.syncer.everything(1)
+    source = rig.source(Progress(rig.told.append))
+    source.stall_s = 60.0
+    asked = source.bus.fetch
+
+    async def fetch(stream: str, subject: str, **more: Any) -> Any:
+        if not subject.endswith(".m"):
+            raise observing_io.BusError("the server is away")
+        return await asked(stream, subject, **more)
+
+    monkeypatch.setattr(source.bus, "fetch", fetch)
+    began = ambient.monotonic()
+    with pytest.raises(Unreadable, match="nothing has arrived for 60 s: the server is away"):
+        await make(source, Order(rig.to), Progress(rig.told.append))
+    assert 60.0 <= ambient.monotonic() - began < 70.0
+    assert rig.nothing_left()
 
 
 async def test_damage_is_named_and_leaves_nothing(

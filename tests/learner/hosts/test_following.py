@@ -3,11 +3,13 @@
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from waiting import wait_until
 
 from diloco_learner.hosts import following_io, plan
+from diloco_learner.hosts.carrying_io import ERRAND
 from diloco_learner.hosts.following_io import ORDERS_MAX, Leader
 from diloco_learner.hosts.link_io import close, head_of, receive, send, values_of
 from diloco_learner.hosts.place import HostPlace
@@ -75,3 +77,27 @@ def test_one_that_computes_while_pieces_of_anchors_come_notices_the_end_of_proce
     orders.close()
     wait_until(lambda: bool(ended), "the end", patience_s=PATIENCE_S)
     assert ended[0].startswith("process 0 of this island is gone: ")
+
+
+def test_signs_of_life_are_no_orders_and_orders_come_with_what_belongs_to_them(
+    follower: tuple[Leader, socket.socket], ended: list[str]
+) -> None:
+    leader, orders = follower
+    since = leader.hearing.heard_at
+    for _ in range(2):
+        send(orders, head_of("alive"))
+    told_pieces(orders, 1)
+    number, order, data = next(leader.told())
+    assert (number, order, bytes(data)) == (1, plan.Hold(7, 0, 1), b"a")
+    assert ended == [] and leader.hearing.heard_at > since
+
+
+def test_what_is_to_be_carried_goes_to_who_carries(
+    follower: tuple[Leader, socket.socket], ended: list[str]
+) -> None:
+    leader, orders = follower
+    carried: list[tuple[object, ...]] = []
+    leader.carrier = SimpleNamespace(told=lambda *values: carried.append(values))  # type: ignore[assignment]
+    send(orders, head_of(ERRAND, "give", 7, "up.r.a"))
+    wait_until(lambda: bool(carried) or bool(ended), "an errand")
+    assert carried == [("give", 7, "up.r.a")] and ended == []

@@ -230,6 +230,16 @@ def test_one_that_is_complete_is_not_written_over(checkpoints: HostsCheckpoints)
     assert checkpoints.restore(checkpoints.trainer) == []
 
 
+def test_one_of_another_model_is_refused_before_anything_of_this_one_is_given_up(
+    checkpoints: HostsCheckpoints,
+) -> None:
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    leaves = {"mu": jnp.zeros(4), "count": jnp.zeros((), jnp.int32)}
+    with pytest.raises(ValueError, match="an inner state of another model: mu"):
+        checkpoints.shards.restore(1, leaves, {}, None)
+    assert not leaves["mu"].is_deleted()
+
+
 def test_what_a_host_writes_must_be_seen_by_process_0(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

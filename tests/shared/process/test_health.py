@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from diloco_shared.process.health import REQUEST_BYTES_MAX, Health, HealthServer
+from diloco_shared.bus.port import Traffic
+from diloco_shared.process.health import REQUEST_BYTES_MAX, Health, HealthServer, traffic_metrics
 
 
 @asynccontextmanager
@@ -85,3 +86,27 @@ async def test_a_taken_port_is_an_error() -> None:
         second = HealthServer(lambda: Health(True, True, {}), CollectorRegistry())
         with pytest.raises(OSError, match="address already in use"):
             await second.start("127.0.0.1", port)
+
+
+def test_what_crossed_each_plane_is_told_each_way() -> None:
+    control = Traffic(bytes_out=1, bytes_in=2, socket_bytes_out=3, socket_bytes_in=4)
+    data = Traffic(bytes_out=5, bytes_in=6, socket_bytes_out=7, socket_bytes_in=8)
+    data.refused["chunk", "digest"] = 9
+    planes = {"control": control, "data": data}
+    told = {
+        (metric.name, *sample.labels.values()): sample.value
+        for metric in traffic_metrics(planes)
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
+    assert told == {
+        ("diloco_bus_bytes", "control", "out"): 1,
+        ("diloco_bus_bytes", "control", "in"): 2,
+        ("diloco_socket_bytes", "control", "out"): 3,
+        ("diloco_socket_bytes", "control", "in"): 4,
+        ("diloco_bus_bytes", "data", "out"): 5,
+        ("diloco_bus_bytes", "data", "in"): 6,
+        ("diloco_socket_bytes", "data", "out"): 7,
+        ("diloco_socket_bytes", "data", "in"): 8,
+        ("diloco_bus_refused", "data", "chunk", "digest"): 9,
+    }
