@@ -87,7 +87,8 @@ def test_signs_of_life_are_no_orders_and_orders_come_with_what_belongs_to_them(
     for _ in range(2):
         send(orders, head_of("alive"))
     told_pieces(orders, 1)
-    number, order, data = next(leader.told())
+    wait_until(lambda: not leader.orders.empty() or bool(ended), "an order")
+    number, order, data = leader.orders.get_nowait()
     assert (number, order, bytes(data)) == (1, plan.Hold(7, 0, 1), b"a")
     assert ended == [] and leader.hearing.heard_at > since
 
