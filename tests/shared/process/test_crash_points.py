@@ -1,5 +1,6 @@
 """A process dies where it is told to, once, and says what it does not know."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -75,3 +76,17 @@ def test_what_is_not_known_is_refused_at_the_start(setting: str, said: str) -> N
         parse(setting)
     with pytest.raises(ValueError, match=said):
         Settings(crash_at=setting)
+
+
+def test_passages_are_counted_from_when_it_was_armed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: died.append(number))
+    for _ in range(2):
+        arm("before-append:2", "l-1", tmp_path)
+        passing("before-append")
+        assert died == []
+    passing("before-append")
+    assert died == [signal.SIGKILL]
+    arm("", "l-1", tmp_path)

@@ -2,14 +2,17 @@
 
 import errno
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from diloco_shared.process import keep_hub
 from diloco_shared.process.hub_watch import NO_SPACE, ROOM_BYTES, HubWatch
+from diloco_shared.process.keep_hub import Rereading
 
 
 @pytest.mark.parametrize(
@@ -65,3 +68,58 @@ def test_the_keeper_outlives_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "stderr", disk)
     keep_hub._say("it is lost")
     assert not disk.failures
+
+
+class Reread:
+    """A server that is told to read its configuration, and tells when it did so last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, loaded: str = "monday") -> None:
+        self.loaded, self.signals, self.cut = loaded, list[int](), list[object]()
+        self.said: list[str] = []
+        monkeypatch.setattr(keep_hub, "READS_S", 0.0)
+        monkeypatch.setattr(keep_hub, "loaded_at", lambda monitor, port: self.loaded)
+        monkeypatch.setattr(keep_hub, "_cut_leaves", self.cut.append)
+        monkeypatch.setattr(keep_hub, "_say", self.said.append)
+        process: Any = SimpleNamespace(send_signal=self.signals.append)
+        self.reading = Rereading(process, ("127.0.0.1", 4222), ("127.0.0.1", 8222), ["accounts"])
+
+
+def test_leaves_are_cut_off_once_the_server_has_read_who_may_be_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Reread(monkeypatch)
+    server.reading.look(99.0)
+    assert server.signals == server.cut == [], "nothing was asked"
+    server.reading.ask(100.0)
+    server.reading.look(100.1)
+    assert server.signals == [signal.SIGHUP] and server.cut == []
+    server.loaded = "tuesday"
+    for now in (101.0, 102.0, 200.0):
+        server.reading.look(now)
+    assert server.cut == [["accounts"]] and server.signals == [signal.SIGHUP], "once"
+
+
+def test_a_server_that_could_not_read_it_is_told_of_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Reread(monkeypatch)
+    server.reading.ask(100.0)
+    for now in (102.9, 103.0, 104.0):
+        server.reading.look(now)
+    assert server.said.count(keep_hub.UNREAD) == 1 and len(server.signals) == 1
+    server.reading.look(110.0)
+    assert len(server.signals) == 2 and server.cut == []
+    server.reading.look(113.0)
+    assert server.said.count(keep_hub.UNREAD) == 2
+    server.loaded = ""  # it does not answer: whether it lives is looked at elsewhere
+    server.reading.look(119.0)
+    assert server.cut == [] and server.said.count(keep_hub.UNREAD) == 2
+
+
+def test_one_that_cannot_be_asked_is_taken_to_have_read_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Reread(monkeypatch, loaded="")
+    server.reading.ask(100.0)
+    server.reading.look(100.1)
+    assert server.cut == [["accounts"]]

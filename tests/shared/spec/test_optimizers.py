@@ -13,6 +13,7 @@ from diloco_shared.spec.optimizers import (
     OPTIMIZERS,
     STATE_EXTRA,
     inner_state_bytes,
+    known,
     outer_state_bytes,
 )
 from diloco_shared.spec.run import Algorithm, Inner
@@ -48,3 +49,10 @@ def test_no_momentum_no_outer_state() -> None:
     algorithm = Algorithm.model_validate({"preset": "short"})
     assert not Outer(algorithm).init(np.zeros(8, np.float32))
     assert outer_state_bytes("nesterov", algorithm.outer_momentum) == 0
+
+
+def test_an_optimizer_that_nobody_knows_is_refused_with_those_that_are() -> None:
+    assert known("sgd") == "sgd" and known("muon", "muon") == "muon"
+    for name in ("muon", "adam2", ""):
+        with pytest.raises(ValueError, match=f"'{name}' is not one of .*sgd"):
+            known(name)
