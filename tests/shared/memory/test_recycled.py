@@ -59,6 +59,8 @@ def test_arrays_begin_a_line_of_the_cache_and_payloads_after_their_header() -> N
         assert payload.dtype == np.uint8 and payload.size == size
         assert (address(payload) + 8) % LINE == 0
         arrays.append(payload)  # alive, so that the next is another
+    for head in range(LINE):
+        assert pool.payload(1001, head).size == 1001
 
 
 def test_arrays_may_die_when_the_interpreter_has_cleared_the_module(

@@ -124,6 +124,18 @@ def test_a_damaged_list_of_identities_is_named(hub: Path, held: bytes) -> None:
         hub_folder.identities_of(hub)
 
 
+def test_a_list_of_identities_that_is_too_long_is_not_read(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = (hub / "identities.json").read_bytes()
+    monkeypatch.setattr(hub_folder, "_BYTES_MAX", len(held))
+    before = hub_folder.identities_of(hub)
+    (hub / "identities.json").write_bytes(held + b" ")
+    with pytest.raises(ValueError, match=f"it is longer than {len(held)} bytes"):
+        hub_folder.identities_of(hub)
+    assert before
+
+
 # --------------------------------------------------------------------------------------------------
 # A hub with an authority of its own.
 

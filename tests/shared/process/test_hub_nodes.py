@@ -205,6 +205,7 @@ def test_where_nodes_are() -> None:
     assert [(n.port, n.routes_port, n.monitor_port) for n in several] == [
         (4222, 6222, 8222), (4223, 6223, 8223), (4224, 6224, 8224)
     ]  # fmt: skip
+    assert [node.port for node in nodes_at(["a:1", "b:61535", "c"])] == [1, 61535, 4222]
     assert nodes_at(["[fd00::1]:5000", "fd00::2", "h"])[:2] == [
         Node("node-1", "fd00::1", 5000), Node("node-2", "fd00::2", 4222)
     ]  # fmt: skip
@@ -218,7 +219,7 @@ def test_where_nodes_are() -> None:
         (["a", "b", "a"], "two nodes at a need its port 4222"),
         (["a:4222", "b", "a:6222"], "two nodes at a need its port 6222"),
         (["a", "b", "c:0"], "give a port from 1"),
-        (["a", "b", "c:99999"], "give a port from 1"),
+        (["a", "b", "c:61536"], "give a port from 1 to 61535"),
         (["a", "b", "c:x"], "give HOST or HOST:PORT"),
         (["a", "b", ""], "give HOST or HOST:PORT"),
         (["a", "b", "*.c"], "give HOST or HOST:PORT"),

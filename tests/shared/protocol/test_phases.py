@@ -46,3 +46,5 @@ def test_what_has_not_happened_yet_has_no_time() -> None:
     assert view["rounds"] is None and not view["complete"]
     assert view["phases_s"]["detected"] == 5.0 and view["phases_s"]["total"] is None
     assert recovery_view(WHOLE.model_dump())["rounds"] == 5
+    at_once = WHOLE.model_copy(update={"rounds": 0})
+    assert recovery_view(at_once.model_dump())["rounds"] == 0
