@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from diloco_learner.hosts import following_io, plan
-from diloco_learner.hosts.computing_io import of_all, programs
+from diloco_learner.hosts.computing_io import OnHosts, of_all, programs
 from diloco_learner.hosts.following_io import Leader
 from diloco_learner.hosts.hand import Hand
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded import Promised, Told
+from diloco_learner.training import platforms
 from diloco_shared.reach.local import OutOfReach, Reach
 from diloco_shared.spec.mesh import MeshSizes, WrongMesh
 from diloco_shared.spec.run import RunSpec
@@ -41,6 +42,31 @@ def test_a_model_that_this_host_may_not_import_is_refused_here(tmp_path: Path) -
     order = plan.Prepare(spec.model_dump_json(), "fsdp=2", -1)
     with pytest.raises(OutOfReach, match="mine"):
         programs(Reach(tmp_path), order)
+
+
+def test_a_host_without_the_devices_that_it_was_told_to_use_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would compute on its processor, and hold up all others."""
+
+    class Without(Exception):
+        pass
+
+    def check() -> None:
+        raise Without
+
+    monkeypatch.setattr(platforms, "check", check)
+    spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 10}})
+    with pytest.raises(Without):
+        programs(Reach(tmp_path), plan.Prepare(spec.model_dump_json(), "fsdp=2", -1))
+
+
+def test_an_island_computes_on_the_devices_of_all_its_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jax.devices", lambda: ["here", "there"])
+    island: Any = object()
+    assert OnHosts.there(island) == ["here", "there"]
 
 
 def test_every_process_has_a_part_of_the_mesh() -> None:

@@ -216,3 +216,21 @@ def test_without_the_package_it_is_said_which_one(
     monkeypatch.delattr("diloco_shared.process.certificates", raising=False)
     with pytest.raises(ValueError, match="pip install 'cryptography'"):
         created(tmp_path / "hub", hosts=("h",))
+
+
+def test_when_a_hub_read_its_configuration_is_asked_where_its_monitoring_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def loaded_at(monitor: tuple[str, int], port: int) -> str:
+        asked.append((monitor, port))
+        return "today"
+
+    monkeypatch.setattr(hub_folder.hub_watch, "loaded_at", loaded_at)
+    config = tmp_path / "nats-server.conf"
+    config.write_text("listen: 0.0.0.0:4222\n")
+    assert hub_folder._loaded_at(tmp_path) == "", "it has no monitoring"
+    config.write_text("listen: 0.0.0.0:4222\nhttp: 127.0.0.1:8222\n")
+    assert hub_folder._loaded_at(tmp_path) == "today"
+    assert asked == [(("127.0.0.1", 8222), 4222)]

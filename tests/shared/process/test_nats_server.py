@@ -1,5 +1,6 @@
 """When a server that runs is started anew: told by its log, its disk and its answers."""
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -119,3 +120,15 @@ def test_one_that_listens_to_nobody_yet_is_still_starting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     assert answers("127.0.0.1", port, timeout_s=0.5)
+
+
+def test_who_holds_a_folder_is_read_whatever_stood_there(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, name="n")
+    path = tmp_path / "holder"
+    path.write_text('{"owner": 123456789, "server": 123456789, "of": "an older release"}')
+    server._lock_fd = os.open(path, os.O_RDWR)
+    try:
+        server._write_holder()
+        assert nats_server._holder(server._lock_fd) == {"owner": os.getpid(), "server": 0}
+    finally:
+        server._unlock()
