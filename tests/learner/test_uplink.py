@@ -300,7 +300,10 @@ async def test_a_state_is_announced_before_its_first_chunk(up: Uplink, syncer: A
         (0, 0, 0),
         7,
     )
-    await up.send(ToSend(give, Handed(pack({"mu": np.ones(3, np.float32)}))))
+    handed = Handed(pack({"mu": np.ones(3, np.float32)}))
+    await asyncio.create_task(up.send(ToSend(give, handed)))
+    await asyncio.sleep(0)
+    assert not up.giving, "what is sent is not kept"
     stored = await syncer.bus.fetch(subjects.state_stream("r"), "state.r.a.b.>")
     where = subjects.state("r", "a", "b", "n")
     assert [s.subject for s in stored] == [f"{where}.a", where, f"{where}.m"]
