@@ -92,6 +92,7 @@ REQUIRED = (
     "skipped round",
     "squeezes",
     "elections",
+    "hubs that know who writes",
     "leaders alone",
     "lies about marks",
     "starvation",

@@ -119,6 +119,7 @@ class MemoryBroker:
         self.unwritten: set[str] = set()  # such streams
         self.storage_max = 0  # bytes that all streams may be given together; 0: no limit
         self.nodes = 1  # that could each keep a copy of a stream
+        self.named = False  # every process has credentials of its own
         # They elect another leader: connections and core messages stay, streams take nothing and
         # tell nothing. Or, if it `tells`, the node that led is there and has lost the others: it
         # goes on telling what it has, and what it is given waits for them, by subject.

@@ -58,6 +58,10 @@ class MemoryBus(StreamKv):
         return self._up.is_set() and not self._closed
 
     @property
+    def named(self) -> bool:
+        return self.broker.named
+
+    @property
     def life(self) -> str:
         return str(self.broker.life)
 

@@ -84,6 +84,9 @@ class Options:
     host_hangs: int = 0  # half of them for longer than a host may be silent
     host_stops: int = 0  # a host is told to stop, and the island ends in order
     slow_hosts: int = 0  # for some seconds, what one host hears and says takes longer
+    # Every process has credentials of its own, so that the hub knows who writes, and leaders write
+    # for learners.
+    named: bool = False
     # Drawn by no seed: worlds that are to have it are asked for by name.
     elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
     full_disks: int = 0  # for some seconds the hub's disk is full, which no append's answer tells
@@ -158,6 +161,7 @@ class Options:
             weighting=weighting,
         )
         more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
+        more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
             # could know of such a version, nor would anybody have it.
@@ -165,6 +169,8 @@ class Options:
         return drawn.changed(**more)
 
 
+# How many worlds have a hub that knows who writes.
+NAMED = 0.3
 # How many worlds have islands of several hosts.
 ISLANDS = 0.3
 

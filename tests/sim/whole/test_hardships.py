@@ -46,6 +46,13 @@ def test_a_run_goes_on_whenever_the_hub_exchanges_its_leader() -> None:
     assert found.counts["elections"] > found.counts["leaders alone"] > 0
 
 
+def test_leaders_write_leases_for_learners_over_links_that_take_their_time() -> None:
+    """On a hub that knows who writes. A leader asks it several times before it answers them."""
+    found = world.one(5, SHORT.changed(named=True, delay_s=0.4, syncers=2))
+    assert found.violations == [] and found.rounds > 0
+    assert found.counts["hubs that know who writes"]
+
+
 def test_a_full_disk_of_the_hub_is_named_and_the_run_goes_on_once_it_has_room() -> None:
     """Also where nothing but a lease had to be written when it filled up."""
     options = SHORT.changed(steps=60, quorum=3, overlap_steps=1, delay_s=0.02, syncers=2)

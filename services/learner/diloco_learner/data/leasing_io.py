@@ -31,6 +31,9 @@ LOOK_S = 0.2
 # Looks at whether the leases held are still ours, in seconds: somebody who was thought dead reads
 # no longer than this what another one reads by now.
 VERIFY_S = 5.0
+# For the leader's answer to a wish, in seconds. That is a round trip, and three more before the
+# leader answers, which reads twice and writes once: all of a second or two, over the slowest links.
+ANSWER_S = 10.0
 # Finished shards that wait to be merged. More means that for as many shards no round merged this
 # learner: then the oldest is given back unmerged, and said so.
 FINISHED_MAX = 8
@@ -206,7 +209,8 @@ class Leases:
             written = await write_if(self.bus, subjects.SHARDS, key, encode(lease), revision)
             return lease, written
         wish = encode(LeaseWish(lease=lease, revision=revision))
-        answer = await self.bus.request(subjects.lease(self.run, self.learner), wish)
+        place = subjects.lease(self.run, self.learner)
+        answer = await self.bus.request(place, wish, timeout_s=ANSWER_S)
         reply = decode(answer, LeaseReply)
         if reply.lease is None:
             raise Conflict(f"data shard {lease.shard}: {reply.reason}")

@@ -112,8 +112,10 @@ class DataLeases:
     async def _written(self, wish: LeaseWish, learner: str) -> LeaseReply:
         shard = wish.lease.shard
         key = f"{self.run}.{shard}"
-        there = await record_at(self.bus, subjects.SHARDS, key, ShardLease)
-        held = await self._held(learner, shard) if wish.lease.holder else 0
+        there, held = await asyncio.gather(
+            record_at(self.bus, subjects.SHARDS, key, ShardLease),
+            self._held_beside(wish.lease, learner),
+        )
         refusal = why_not(
             wish, there, learner=learner, live=self.live(), held=held, shards=self.shards
         )
@@ -139,9 +141,14 @@ class DataLeases:
             times = self.refused[learner]
             log.info("lease refused", learner=learner, shard=shard, reason=refusal, times=times)
 
-    async def _held(self, learner: str, but: int) -> int:
+    async def _held_beside(self, wished: ShardLease, learner: str) -> int:
+        """Other data shards that a learner holds; who gives one back is not asked."""
+        if not wished.holder:
+            return 0
         found = await records_in(self.bus, subjects.SHARDS, ShardLease, under=f"{self.run}.")
-        return sum(lease.holder == learner and lease.shard != but for lease, _ in found.values())
+        return sum(
+            lease.holder == learner and lease.shard != wished.shard for lease, _ in found.values()
+        )
 
     async def _merged(self, shard: int) -> tuple[int, int]:
         """In any shard of the syncer, as far as its leaders have told."""
