@@ -17,7 +17,7 @@ from diloco_learner.data.leasing_io import FINISHED_MAX, VERIFY_S, Leases
 from diloco_learner.data.shards import ShardCut
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
-from diloco_shared.protocol.records import ShardLease
+from diloco_shared.protocol.records import LeaseReply, LeaseWish, ShardLease
 from diloco_shared.protocol.wire import decode, encode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import Fate, MemoryBroker
@@ -312,3 +312,30 @@ async def test_a_learner_with_credentials_of_its_own_has_the_leader_write_its_le
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert all(subject.startswith("$KV.shards.r.") for subject in written)
+
+
+async def test_a_learner_waits_for_a_leader_that_asks_a_far_hub(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several times, one after the other, before it answers."""
+    await ready(fleet)
+    fleet.live = ("a",)
+    leader = NamedBus(fleet.broker, "s")
+    desk = DataLeases(
+        syncer_context(fleet.spec, leader), lambda: fleet.live, lambda: True, lambda _: None
+    )
+    written, asked = desk._written, list[str]()
+
+    async def slowly(wish: LeaseWish, learner: str) -> LeaseReply:
+        asked.append(learner)
+        await asyncio.sleep(6.0)
+        return await written(wish, learner)
+
+    monkeypatch.setattr(desk, "_written", slowly)
+    task = asyncio.create_task(desk.serve())
+    fleet.bus_of = NamedBus
+    async with fleet.learner("a") as one:
+        await one.first()
+        assert one.held and asked == ["a"] * len(asked) and len(asked) <= 2
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
