@@ -11,6 +11,7 @@ and `reconnect` cut one client off; `broker.fault` loses single messages or answ
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -175,7 +176,13 @@ class MemoryBus(StreamKv):
     @asynccontextmanager
     async def serve(self, subject: str, handler: Handler) -> AsyncIterator[None]:
         async with Answers(subject, handler, self.publish, self.traffic) as answers:
-            with self._receives(subject, answers.start):
+            # Who answers goes by its own clock, and not by that of who asks.
+            own = copy_context()
+
+            def start(delivery: Delivery) -> None:
+                own.copy().run(answers.start, delivery)
+
+            with self._receives(subject, start):
                 yield
 
     @contextmanager
