@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 import pytest
 from hypothesis import given
@@ -249,3 +250,25 @@ async def test_a_node_that_leads_alone_tells_what_it_has_and_keeps_others_writes
         await bus.append("s.x", b"4")
     broker.elected(lambda: False)
     assert (await bus.stream_info("S")).last_seq == 2
+
+
+async def test_who_answers_a_request_goes_by_its_own_clock_and_not_by_that_of_who_asks() -> None:
+    """What is a process's own in a world is known by its context."""
+    whose = ContextVar("whose", default="nobody's")
+    broker = MemoryBroker()
+    server, asker = MemoryBus(broker, "server"), MemoryBus(broker, "asker")
+
+    async def answer(request: Delivery) -> bytes:
+        return whose.get().encode()
+
+    async def serve() -> None:
+        whose.set("the server's")
+        async with server.serve("question", answer):
+            await asyncio.Event().wait()
+
+    serving = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    whose.set("the asker's")
+    assert await asker.request("question", b"") == b"the server's"
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
