@@ -196,8 +196,10 @@ class Coordinator:
         address: str = "",
         loop_watch: LoopWatch | None = None,
         exporter: Exporter | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
-        """`exporter`: who takes weights out of runs, if not a process of the product."""
+        """`exporter`: who takes weights out of runs, and `sampler`: who lets them write, if not
+        processes of the product."""
         self.registry = Registry(bus, replicas=settings.replicas)
         self.exports = Exports(
             self.registry,
@@ -215,7 +217,7 @@ class Coordinator:
             checkpoints=settings.checkpoint_root,
             places=settings.checkpoint_places,
             exports=self.exports,
-            sampler=ChildSampler.of(settings),
+            sampler=sampler or ChildSampler.of(settings),
             loop_watch=loop_watch,
             audit=Audit(folder.path),
         )

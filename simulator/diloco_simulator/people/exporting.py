@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from diloco_coordinator.exports.exporting_io import CUT_OFF
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.exports import beside, not_whole
+from diloco_simulator.people.sampling import Sampling
 from diloco_simulator.people.user import OVER
 from diloco_simulator.worlds.exporting import VirtualExporter
 from diloco_simulator.worlds.processes import CoordinatorApp
@@ -56,6 +57,7 @@ class Exporting:
         self.rng = Random(f"exports of somebody {world.seed}")
         self.counts = world.found.counts
         self.exporter = VirtualExporter(world)
+        self.sampling = Sampling(world)
         self.kept_max = Random(f"exports kept {world.seed}").choice(KEPT_MAX)
         self.seen: dict[str, View] = {}  # by id, as shown last
         self.since: dict[str, float] = {}  # when each was first seen
@@ -77,6 +79,7 @@ class Exporting:
         if rng.random() < REMOVES:
             self.world.loop.call_later(rng.uniform(8.0, safety_s), self._come, False)
         self.world.visitors.begin(self._look_again_and_again())
+        self.sampling.plan()
 
     def _come(self, asks: bool) -> None:
         if self.world.scene.faulty:
@@ -223,6 +226,7 @@ class Exporting:
                     self.broken(f"export {view['id']}: {wrong}")
         for text in beside(root, {view["id"]: view["state"] for view in shown}):
             self.broken(f"on the disk {text}")
+        await self.sampling.well(exported=any(view["state"] == "complete" for view in shown))
         if self.rng.random() < LATE:
             await self._ask({})  # which is being made when the run is deleted
 
@@ -262,6 +266,7 @@ class Exporting:
     async def nothing_left(self) -> None:
         """Soon no file is left of exports, but for those of a run that still is: one that somebody
         asked for without ever hearing an answer may have begun after everybody looked."""
+        await self.sampling.nothing_left()
         _, said = await self.world.visitors.until("GET", "/runs", may=(200,))
         there = {run["name"] for run in said["runs"]}
         until = self.world.loop.now + LEFT_S

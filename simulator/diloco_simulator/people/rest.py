@@ -42,9 +42,16 @@ class RestCalls:
             raise NoAnswer(f"{method} {path}: no answer")
         return exchange.status, exchange.content()
 
-    async def listen(self, path: str, query: str, seconds: float) -> tuple[int, str]:
+    async def listen(
+        self,
+        path: str,
+        query: str,
+        seconds: float,
+        method: str = "GET",
+        body: dict[str, Any] | None = None,
+    ) -> tuple[int, str]:
         """(status, what it says) of a stream of events below `/v1`, until it ends or so long."""
-        exchange = await self._exchanged(_Exchange("GET", f"/v1{path}?{query}"), seconds)
+        exchange = await self._exchanged(_Exchange(method, f"/v1{path}?{query}", body), seconds)
         return exchange.status, b"".join(exchange.said).decode()
 
     async def _exchanged(self, exchange: "_Exchange", seconds: float) -> "_Exchange":

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from diloco_coordinator.app import Coordinator
 from diloco_coordinator.app import Settings as CoordinatorSettings
 from diloco_coordinator.exports.child_io import Exporter
+from diloco_coordinator.exports.sampling_io import Sampler
 from diloco_learner.app import Learner
 from diloco_learner.settings import Settings as LearnerSettings
 from diloco_learner.training.computing_io import Computing
@@ -156,8 +157,10 @@ class CoordinatorApp:
         bus: FarBus,
         lock: DataFolder,
         exporter: Exporter | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
-        self.coordinator = Coordinator(settings, bus, lock, TOKEN, exporter=exporter)
+        of_programs: dict[str, Any] = {"exporter": exporter, "sampler": sampler}
+        self.coordinator = Coordinator(settings, bus, lock, TOKEN, **of_programs)
         self.listens = False
 
     async def run(self) -> None:
@@ -174,7 +177,8 @@ S = TypeVar("S", CoordinatorSettings, SyncerSettings, LearnerSettings)
 _SETTINGS: dict[type[Any], Any] = {}
 
 
-def _settings(kind: type[S], name: str, data: Path) -> S:
+def settings_of(kind: type[S], name: str, data: Path) -> S:
+    """Those of a process of that name."""
     if kind not in _SETTINGS:
         _SETTINGS[kind] = kind(id="nobody", data=Path(), chaos=True)
     settings: S = _SETTINGS[kind].model_copy(update={"id": name, "data": data})
@@ -182,18 +186,23 @@ def _settings(kind: type[S], name: str, data: Path) -> S:
 
 
 def coordinator(
-    name: str, data: Path, exporter: Exporter | None = None, exports_kept: int | None = None
+    name: str,
+    data: Path,
+    exporter: Exporter | None = None,
+    sampler: Sampler | None = None,
+    exports_kept: int | None = None,
 ) -> Make:
-    """The product's coordinator. `exporter`: who takes weights out of runs; None: nobody does."""
-    settings = _settings(CoordinatorSettings, name, data)
+    """The product's coordinator. `exporter`: who takes weights out of runs, `sampler`: who lets
+    them write; None: nobody does."""
+    settings = settings_of(CoordinatorSettings, name, data)
     if exports_kept is not None:
         settings = settings.model_copy(update={"exports_kept": exports_kept})
-    return lambda control, bulk, lock: CoordinatorApp(settings, control, lock, exporter)
+    return lambda control, bulk, lock: CoordinatorApp(settings, control, lock, exporter, sampler)
 
 
 def syncer(name: str, data: Path) -> Make:
     """The product's syncer."""
-    settings = _settings(SyncerSettings, name, data)
+    settings = settings_of(SyncerSettings, name, data)
     return lambda control, bulk, lock: Syncer(settings, control, bulk, lock)
 
 
@@ -201,5 +210,5 @@ def learner(
     name: str, data: Path, computing: Callable[[], Computing], kind: type[Learner] = Learner
 ) -> Make:
     """The product's learner, or one that is begun otherwise; every process computes anew."""
-    settings = _settings(LearnerSettings, name, data)
+    settings = settings_of(LearnerSettings, name, data)
     return lambda control, bulk, lock: kind(settings, control, bulk, lock, computing())

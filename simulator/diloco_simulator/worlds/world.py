@@ -215,7 +215,8 @@ class World:
         if (exporting := self.exporting) is None:
             return coordinator
         kept = exporting.kept_max
-        return partial(coordinator, exporter=exporting.exporter, exports_kept=kept)
+        by = {"exporter": exporting.exporter, "sampler": exporting.sampling.sampler.of_product}
+        return partial(coordinator, **by, exports_kept=kept)
 
     def _learner(self, n: int) -> Kind:
         """One that computes as the n-th, whatever its name."""
@@ -272,6 +273,8 @@ class World:
             looks.enter_context(SeenStates(self.watch_of).used())
             looks.enter_context(Trust(self.watch_of).used())
             looks.enter_context(going_back(self.watch_of))
+            if self.exporting is not None:
+                looks.enter_context(self.exporting.sampling.sampler.used())
             yield
 
     # --- who comes and goes --------------------------------------------------------------------

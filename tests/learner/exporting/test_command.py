@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_learner.exporting.__main__ import _arguments, _Teller
+from diloco_learner.exporting.__main__ import _Teller, arguments, say
 from diloco_shared.protocol.exports import (
     LINE_BYTES_MAX,
     ExportDone,
@@ -20,11 +20,9 @@ from diloco_shared.protocol.exports import (
 NOBODY = "nats://127.0.0.1:1"
 
 
-def test_what_is_wanted_is_read_from_the_arguments(tmp_path: Path) -> None:
+def test_what_is_wanted_is_read_from_thearguments(tmp_path: Path) -> None:
     given = ["r", "--to", str(tmp_path), "--version", "3", "--dtype", "bf16"]
-    found = _arguments(
-        [*given, "--file", "a.json", "--file", "b.json", "--token", "eos_token_id=0"]
-    )
+    found = arguments([*given, "--file", "a.json", "--file", "b.json", "--token", "eos_token_id=0"])
     assert (found.run, found.version, found.dtype, found.to) == ("r", 3, "bf16", tmp_path)
     assert (found.file, found.token) == ([Path("a.json"), Path("b.json")], ["eos_token_id=0"])
 
@@ -42,12 +40,12 @@ def test_a_wrong_call_says_what_is_wrong(
     wrong: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        _arguments(["r", "--to", "x", *wrong])
+        arguments(["r", "--to", "x", *wrong])
     assert ended.value.code == 2 and says in capsys.readouterr().err
 
 
 def test_progress_is_told_now_and_then_and_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
-    teller = _Teller()
+    teller = _Teller(say)
     for done in range(1001):
         teller.moved(ExportMoved(stage="fetching", done=done, total=1000))
     said = [parse_line(line.encode()) for line in capsys.readouterr().out.splitlines()]

@@ -21,7 +21,7 @@ from diloco_simulator.worlds.world import WorldResult, played
 pytestmark = pytest.mark.whole
 
 SHORT = Options.calm(steps=24, safety_s=30.0, learners=2, quorum=1)
-RATES = ("DIES", "NOT_STARTED", "FULL", "CUT", "STANDS_STILL")
+RATES = ("DIES", "NOT_STARTED", "FULL", "CUT", "STANDS_STILL", "CHATTERS")
 
 Rates = Callable[..., None]
 

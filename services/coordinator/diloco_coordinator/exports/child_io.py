@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,10 @@ NICENESS = 10
 ENDING_S = 10.0
 
 Moved = Callable[[ExportMoved], None]
+# Starts a program: its command, its environment, how long a line of it may be in bytes, and whether
+# it is told something. Raises OSError where there is no memory, or no room in the table of
+# processes.
+Start = Callable[[Sequence[str], Mapping[str, str], int, bool], Awaitable[Process]]
 
 
 class ExportFault(Exception):
@@ -51,6 +55,23 @@ class Exporter(Protocol):
         """Until `to` is a whole folder. Raises ExportFault; cancelled, it leaves no process."""
 
 
+async def started(
+    command: Sequence[str], environment: Mapping[str, str], line_bytes_max: int, asks: bool
+) -> Process:
+    """A process on this machine: see `Start`."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=dict(environment),
+        stdin=PIPE if asks else DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        limit=line_bytes_max,
+    )
+    with suppress(OSError):  # it ended a moment ago
+        os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+    return process
+
+
 @dataclass(frozen=True, slots=True)
 class ChildExporter:
     """A process for each export."""
@@ -58,6 +79,7 @@ class ChildExporter:
     environment: Mapping[str, str]
     command: Sequence[str] = COMMAND
     silence_s: float = SILENCE_S
+    start: Start = started
 
     @classmethod
     def of(cls, settings: ProcessSettings, credentials: str = "") -> "ChildExporter":
@@ -93,21 +115,11 @@ class ChildExporter:
             arguments += ["--version", str(asked.version)]
         if asked.checkpoint:
             arguments += ["--checkpoint", asked.checkpoint]
+        command = (*self.command, *arguments)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self.command,
-                *arguments,
-                env=dict(self.environment),
-                stdin=DEVNULL,
-                stdout=PIPE,
-                stderr=PIPE,
-                limit=LINE_BYTES_MAX,
-            )
-        except OSError as error:  # no memory, or no room in the table of processes
+            return await self.start(command, self.environment, LINE_BYTES_MAX, False)
+        except OSError as error:
             raise ExportFault(f"no process can be started for it: {error}") from None
-        with suppress(OSError):  # it ended a moment ago
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-        return process
 
     async def _hear(self, process: Process, heard: "_Heard") -> None:
         assert process.stdout is not None

@@ -8,7 +8,7 @@ all of it, and the process ends by itself, or when its time is over, whoever sti
 import asyncio
 import os
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from typing import Protocol
 
 import structlog
 
-from diloco_coordinator.exports.child_io import NICENESS, environment_of, killed, line_of
+from diloco_coordinator.exports.child_io import Start, environment_of, killed, line_of, started
 from diloco_coordinator.exports.exporting_io import Busy
 from diloco_shared import ambient
 from diloco_shared.process.settings import ProcessSettings
@@ -69,6 +69,7 @@ class ChildSampler:
     environment: Mapping[str, str]
     command: Sequence[str] = COMMAND
     seconds_max: float = SECONDS_MAX
+    start: Start = started
 
     @classmethod
     def of(cls, settings: ProcessSettings) -> "ChildSampler":
@@ -82,9 +83,11 @@ class ChildSampler:
 
     async def sample(self, folder: Path, asked: SampleAsked, told: Told) -> None:
         """See `Sampler`."""
+        # So that it ends with this process, however that goes.
+        command = (*self.command, str(folder), "--owner", str(os.getpid()))
         try:
-            process = await self._started(folder)
-        except OSError as error:  # no memory, or no room in the table of processes
+            process = await self.start(command, self.environment, LINE_BYTES_MAX, True)
+        except OSError as error:
             told(SampleFailed(reason=f"no process can be started for it: {error}"[:500]))
             return
         heard = _Heard(told)
@@ -102,22 +105,6 @@ class ChildSampler:
         finally:
             await killed(process)
         heard.judge(process.returncode)
-
-    async def _started(self, folder: Path) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            *self.command,
-            str(folder),
-            # So that it ends with this process, however that goes.
-            *("--owner", str(os.getpid())),
-            env=dict(self.environment),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            limit=LINE_BYTES_MAX,
-        )
-        with suppress(OSError):  # it ended a moment ago
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-        return process
 
 
 async def _ask(process: Process, asked: SampleAsked) -> None:

@@ -8,7 +8,8 @@ import argparse
 import asyncio
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ _TOKEN = re.compile(r"([a-z_]{1,40})=(\d{1,9})")
 FORESEEN = (NotPublished, Unreadable, CannotWrite, BusError, WireError, ValidationError, OSError)
 
 
-def _arguments(given: Sequence[str]) -> argparse.Namespace:
+def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="diloco_learner.exporting", description=__doc__)
     parser.add_argument("run", help="name of the run")
     parser.add_argument("--run-id", default="", help="its id, where an earlier run had the name")
@@ -65,21 +66,27 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     return found
 
 
-class _Teller:
-    """Lines on standard output, for whoever started this process."""
+Line = ExportMoved | ExportDone | ExportFailed
+# To the hub, for as long as the context lasts.
+Connect = Callable[[], AbstractAsyncContextManager[Bus]]
 
-    def __init__(self) -> None:
+
+class _Teller:
+    """Progress, for whoever started this process; not more often than anybody looks."""
+
+    def __init__(self, say: Callable[[Line], None]) -> None:
+        self.say = say
         self.told_at = float("-inf")
 
     def moved(self, line: ExportMoved) -> None:
         now = ambient.monotonic()
         if now - self.told_at >= TELL_S or line.done == line.total:
             self.told_at = now
-            say(line)
+            self.say(line)
 
 
-def say(line: ExportMoved | ExportDone | ExportFailed) -> None:
-    """Now: the pipe has a buffer, and nobody reads what is in it."""
+def say(line: Line) -> None:
+    """On standard output, now: the pipe has a buffer, and nobody reads what is in it."""
     print(line.model_dump_json(), flush=True)
 
 
@@ -106,7 +113,29 @@ def of_tokenizer(spec: RunSpec, root: Root) -> Companions:
     return Companions(contents=files_of(tokenizer), tokens=special_tokens(tokenizer))
 
 
-async def _export(settings: Settings, wanted: argparse.Namespace) -> None:
+async def export(
+    settings: Settings,
+    wanted: argparse.Namespace,
+    connect: Connect,
+    say: Callable[[Line], None],
+    published: type[Published] = Published,
+) -> None:
+    """Make it, and say what became of it. Raises one of FORESEEN, after it has said so."""
+    try:
+        await _made(settings, wanted, connect, say, published)
+    except FORESEEN as error:
+        say(ExportFailed(reason=(str(error) or type(error).__name__)[:500]))
+        raise
+    say(ExportDone())
+
+
+async def _made(
+    settings: Settings,
+    wanted: argparse.Namespace,
+    connect: Connect,
+    say: Callable[[Line], None],
+    published: type[Published],
+) -> None:
     tokens = {name: int(number) for name, _, number in (t.partition("=") for t in wanted.token)}
 
     def companions(spec: RunSpec) -> Companions:
@@ -114,27 +143,30 @@ async def _export(settings: Settings, wanted: argparse.Namespace) -> None:
         return replace(found, files=tuple(wanted.file), tokens={**found.tokens, **tokens})
 
     order = Order(wanted.to, wanted.dtype, wanted.checkpoint, companions)
-    progress = Progress(_Teller().moved)
+    progress = Progress(_Teller(say).moved)
     source: Source
     if wanted.checkpoint:
         root, places = settings.checkpoint_root, settings.checkpoint_places
         source = Checkpointed(wanted.checkpoint, root, progress.fetching, places)
         await make(source, order, progress)
-    else:
-        links: dict[str, Any] = {
-            "connections": settings.connections,
-            "downlink_bytes_per_s": settings.downlink_bytes_per_s,
-        }
-        async with connected(settings, f"export-{wanted.run}", **links) as bus:
-            spec = await spec_of(bus, wanted.run, wanted.run_id)
-            source = Published(bus, spec, wanted.version, progress.fetching)
-            await make(source, order, progress)
-    say(ExportDone())
+        return
+    async with connect() as bus:
+        spec = await spec_of(bus, wanted.run, wanted.run_id)
+        source = published(bus, spec, wanted.version, progress.fetching)
+        await make(source, order, progress)
+
+
+def _connect(settings: Settings, run: str) -> Connect:
+    links: dict[str, Any] = {
+        "connections": settings.connections,
+        "downlink_bytes_per_s": settings.downlink_bytes_per_s,
+    }
+    return lambda: connected(settings, f"export-{run}", **links)
 
 
 def main() -> None:
     """Make it, and say what became of it."""
-    wanted = _arguments(sys.argv[1:])
+    wanted = arguments(sys.argv[1:])
     if wanted.owner is not None:
         die_with(wanted.owner)
     try:
@@ -143,9 +175,9 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"diloco_learner.exporting: {said_of(error)}")
     try:
-        asyncio.run(until_stopped(_export(settings, wanted)))
-    except FORESEEN as error:
-        say(ExportFailed(reason=str(error)[:500]))
+        work = export(settings, wanted, _connect(settings, wanted.run), say)
+        asyncio.run(until_stopped(work))
+    except FORESEEN:
         sys.exit(1)
 
 
