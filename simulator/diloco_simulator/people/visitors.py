@@ -15,6 +15,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.people.requests import Requests
 from diloco_simulator.people.rest import ADDRESS, NoAnswer, RestCalls
 from diloco_simulator.people.sequel import Copies
+from diloco_simulator.people.tokens import Tokens
 from diloco_simulator.people.user import AGAIN, OVER
 from diloco_simulator.troubles.inflicting import Inflicting
 from diloco_simulator.worlds.audits import audited
@@ -55,6 +56,7 @@ class Visitors:
         self.copies = Copies(self)
         self.inflicting = Inflicting(self)
         self.requests = Requests(self)
+        self.tokens = Tokens(self)
         self.tasks: set[asyncio.Task[None]] = set()
 
     def plan(self) -> None:
@@ -63,7 +65,7 @@ class Visitors:
             self.looks,
             self.asks_wrongly,
             self.drains,
-            self.makes_a_token,
+            self.tokens.makes_and_revokes,
             self.listens,
             self.asks_for_a_plan,
             self.forgets,
@@ -77,6 +79,7 @@ class Visitors:
                     at = self.rng.uniform(3.0, self.world.options.safety_s)
                     self.world.loop.call_later(at, self._come, kind)
         self.requests.plan()
+        self.tokens.plan()
 
     def _come(self, kind: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.counts[f"visitors: {kind.__name__}"] += 1
@@ -265,20 +268,6 @@ class Visitors:
         await self.ask("POST", f"{self.run}/begin-again", may=(202, 404, 409))
 
     # --- those who change something ------------------------------------------------------------
-
-    async def makes_a_token(self) -> None:
-        """It works, as what it is for, until it is revoked."""
-        name = f"of-visitor-{self.rng.randrange(1000)}"
-        body = {"name": name, "scopes": ["read"]}
-        status, said = await self.ask("POST", "/tokens", body, may=(201, 409))
-        if status != 201:
-            return
-        mine = {"Authorization": f"Bearer {said['token']}"}
-        await self.ask("GET", "/tokens")
-        await self.ask("GET", "/access", headers=mine)
-        await self.ask("POST", f"{self.run}/pause", may=(403,), headers=mine)
-        await self.until("DELETE", f"/tokens/{name}", may=(204, 404))
-        await self.ask("GET", "/access", may=(401,), headers=mine)
 
     async def drains(self) -> None:
         """A member for a while; what it works for now goes on without it, or waits."""
