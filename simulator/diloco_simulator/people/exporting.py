@@ -6,12 +6,14 @@ and is whole. What a deleted run had is gone. The dice are their own.
 """
 
 import asyncio
+import hashlib
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from diloco_coordinator.exports.exporting_io import CUT_OFF
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.exports import beside, not_whole
+from diloco_simulator.people.rest import NoAnswer
 from diloco_simulator.people.sampling import Sampling
 from diloco_simulator.people.user import OVER
 from diloco_simulator.worlds.exporting import VirtualExporter
@@ -222,6 +224,7 @@ class Exporting:
         for view in shown:
             if view["state"] == "complete":
                 self.counts["exports looked at"] += 1
+                await self._downloaded(view)
                 if wrong := not_whole(root / view["id"], view, run.observer.watch):
                     self.broken(f"export {view['id']}: {wrong}")
         for text in beside(root, {view["id"]: view["state"] for view in shown}):
@@ -229,6 +232,21 @@ class Exporting:
         await self.sampling.well(exported=any(view["state"] == "complete" for view in shown))
         if self.rng.random() < LATE:
             await self._ask({})  # which is being made when the run is deleted
+
+    async def _downloaded(self, view: View) -> None:
+        """Whoever takes it home has what is shown, file by file; and nothing else is given away."""
+        path = f"{self.path}/{view['id']}/files"
+        for name in ["../record.json", *(file["name"] for file in view["files"])]:
+            sha256 = next((f["sha256"] for f in view["files"] if f["name"] == name), "")
+            try:
+                status, body = await self.world.visitors.rest.fetch(f"{path}/{name}")
+            except NoAnswer:
+                continue
+            if status not in (200 if sha256 else 404, 503):
+                self.broken(f"{name} of export {view['id']} is answered with {status}")
+            elif status == 200 and hashlib.sha256(body).hexdigest() != sha256:
+                self.broken(f"{name} of export {view['id']} comes as something else")
+            self.counts["files of exports taken home"] += status == 200
 
     async def _ended(self, run: WatchedRun) -> list[View]:
         """All, once none is being made any more and the last one by itself was."""

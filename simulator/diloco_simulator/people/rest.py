@@ -42,6 +42,13 @@ class RestCalls:
             raise NoAnswer(f"{method} {path}: no answer")
         return exchange.status, exchange.content()
 
+    async def fetch(self, path: str) -> tuple[int, bytes]:
+        """(status, content) of a file below `/v1`. Raises NoAnswer."""
+        exchange = await self._exchanged(_Exchange("GET", f"/v1{path}"), TIMEOUT_S)
+        if not exchange.over.is_set():
+            raise NoAnswer(f"{path}: no whole answer")
+        return exchange.status, b"".join(exchange.said)
+
     async def listen(
         self,
         path: str,

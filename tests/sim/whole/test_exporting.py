@@ -2,18 +2,24 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi.responses import FileResponse
 
+from diloco_coordinator.api import exports_io
+from diloco_coordinator.exports import sampling_io
 from diloco_coordinator.exports.exporting_io import Exports
 from diloco_coordinator.exports.exports import ExportRecord
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_learner.exporting import observing_io as observing
-from diloco_shared.protocol.exports import ExportedFragment
+from diloco_shared.protocol.exports import MANIFEST, ExportedFragment
 from diloco_shared.protocol.messages import PublicationManifest
+from diloco_shared.protocol.samples import SampleText
 from diloco_simulator.checkers.exports import beside
 from diloco_simulator.people import exporting as people
-from diloco_simulator.worlds import exporting
+from diloco_simulator.people import sampling as reading
+from diloco_simulator.worlds import exporting, sampling
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.world import WorldResult, played
@@ -35,6 +41,21 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> Rates:
             monkeypatch.setattr(exporting, name, said.pop(name, 0.0))
         for name, rate in said.items():
             monkeypatch.setattr(people, name, rate)
+
+    return put
+
+
+@pytest.fixture
+def letting(rates: Rates, monkeypatch: pytest.MonkeyPatch) -> Rates:
+    """What samples meet, by rate; models that can be let write, and exports that succeed."""
+
+    def put(**said: float) -> None:
+        rates(BY_ITSELF=1.0, REMOVES=0.0)
+        for name in ("NOT_STARTED", "FAILS", "DIES", "HANGS", "CHATTERS"):
+            monkeypatch.setattr(sampling, name, said.get(name, 0.0))
+        monkeypatch.setattr(sampling, "KNOWN", 1.0)
+        monkeypatch.setattr(reading, "COMERS", (5,))
+        monkeypatch.setattr(reading, "TOGETHER", 1.0)
 
     return put
 
@@ -132,6 +153,62 @@ def test_more_than_are_to_be_kept_are_seen(rates: Rates, monkeypatch: pytest.Mon
     rates(BY_ITSELF=1.0, REMOVES=0.0)
     monkeypatch.setattr(module, lambda *asked: [])
     assert any("exports are kept of" in v for v in world().violations)
+
+
+def test_models_are_let_write_and_what_they_write_is_read(letting: Rates) -> None:
+    letting()
+    found = world(seed=3)
+    assert found.violations == []
+    assert found.counts["samples written once all is well"] == 1
+    assert found.counts["samples begun"] > 1 and found.counts["samples answered with 429"]
+    assert found.counts["files of exports taken home"]
+
+
+def test_whatever_a_sample_meets_its_reader_is_told(letting: Rates) -> None:
+    for trouble, status in (("FAILS", 422), ("NOT_STARTED", 422), ("DIES", 200), ("HANGS", 200)):
+        letting(**{trouble: 1.0})
+        found = world(seed=3)
+        assert found.violations == [], trouble
+        assert found.counts[f"samples answered with {status}"], trouble
+        if status == 200:
+            assert found.counts["samples that failed in the middle"], trouble
+
+
+def test_a_piece_of_text_that_is_missing_is_seen(
+    letting: Rates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is lost between the program and who reads."""
+    bounded = sampling_io._bounded
+
+    def leaky(queue: Any) -> Any:
+        told = bounded(queue)
+        return lambda line: told(line) if line != SampleText(text=" 0") else None
+
+    monkeypatch.setattr(sampling_io, "_bounded", leaky)
+    letting()
+    assert any("a sample came as" in v or "is done after" in v for v in world(seed=3).violations)
+
+
+def test_a_program_that_nobody_ends_is_seen(
+    letting: Rates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def killed(process: object) -> None: ...
+
+    monkeypatch.setattr(sampling_io, "killed", killed)
+    monkeypatch.setattr(sampling, "HANGS_S", 1e6)
+    letting(HANGS=1.0)
+    assert any("they still write" in v for v in world(seed=3).violations)
+
+
+def test_a_file_that_comes_as_another_is_seen(
+    rates: Rates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(path: Path, **of_it: Any) -> FileResponse:
+        return FileResponse(path.with_name(MANIFEST), **of_it)
+
+    monkeypatch.setattr(exports_io, "FileResponse", other)
+    rates()
+    assert any("comes as something else" in v for v in world(seed=3).violations)
 
 
 def test_what_lies_there_and_is_shown_nowhere_is_named(tmp_path: Path) -> None:
