@@ -4,6 +4,8 @@ import asyncio
 
 from diloco_learner.recovery.incarnation_io import newest_boot, take_incarnation
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import encode
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
@@ -11,6 +13,7 @@ from diloco_simulator.hub.bus import MemoryBus
 async def prepared(broker: MemoryBroker) -> MemoryBus:
     bus = MemoryBus(broker, "test")
     await bus.ensure_bucket(subjects.INCARNATIONS)
+    await bus.ensure_bucket(subjects.RUNS)
     return bus
 
 
@@ -19,6 +22,15 @@ async def test_they_count_up_per_run_and_learner(broker: MemoryBroker) -> None:
     assert [await take_incarnation(bus, "r", "a", f"boot-{n}") for n in range(3)] == [0, 1, 2]
     assert await take_incarnation(bus, "r", "b", "boot") == 0
     assert await take_incarnation(bus, "s", "a", "boot") == 0
+
+
+async def test_who_is_in_no_record_begins_where_the_run_says(broker: MemoryBroker) -> None:
+    """On a hub that was put back from a backup, somebody of that name may have lived before."""
+    bus = await prepared(broker)
+    run = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0, lives_from=1000)
+    await bus.kv_put(subjects.RUNS, "r", encode(run))
+    assert [await take_incarnation(bus, "r", "new", f"boot-{n}") for n in range(2)] == [1000, 1001]
+    assert await take_incarnation(bus, "another-run", "new", "boot") == 0
 
 
 async def test_rivals_get_different_ones(broker: MemoryBroker) -> None:
@@ -43,8 +55,7 @@ async def test_an_unknown_outcome_costs_a_number_and_repeats_none(broker: Memory
 
 async def test_a_process_knows_whether_another_has_taken_its_name(broker: MemoryBroker) -> None:
     """One that was silent for very long, and is told to begin anew, may."""
-    bus = MemoryBus(broker, "a")
-    await bus.ensure_bucket(subjects.INCARNATIONS)
+    bus = await prepared(broker)
     assert await newest_boot(bus, "r", "a") == ""
     await take_incarnation(bus, "r", "a", "mine")
     assert await newest_boot(bus, "r", "a") == "mine"

@@ -5,6 +5,7 @@ from typing import Any
 from diloco_learner.events import BeatSeen, Contribute, PullSeen, Stepped, TimePassed
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.exchange.leaders import Leaders
+from diloco_learner.exchange.pulls import AllPulls
 from diloco_shared.protocol.messages import Beat, Grant, Pull, Restored, Stamp
 from diloco_shared.spec.run import RunSpec
 
@@ -94,6 +95,19 @@ def test_of_an_older_epoch_nothing_counts() -> None:
     assert (raised.epoch, raised.versions) == (1, (1, -1))
     assert (raised.restored, raised.checkpoint) == (back, 4)
     assert heard(leaders, beat(1, (1, 1), epoch=1)).versions == (1, 1)
+
+
+def test_terms_of_an_older_epoch_fence_nobody() -> None:
+    """On a hub that was put back from a backup, terms of a new epoch may be lower than before."""
+    leaders, pulls = Leaders("a", 2), AllPulls("a", 0, 2, 2)
+    before = heard(leaders, beat(0, (3, 3), term=9), beat(1, (2, 2), term=7))
+    assert (before.term, before.terms) == (16, (9, 7))
+    raised = heard(leaders, beat(0, (1, 1), epoch=1, term=2))
+    assert (raised.term, raised.terms) == (2, (2, 0))
+    pulls.lead(raised.epoch, raised.terms)
+    followed = heard(leaders, beat(1, (1, 1), epoch=1, term=3))
+    assert (followed.term, followed.terms) == (5, (2, 3))
+    assert not pulls.deposed(followed.epoch, followed.terms)
 
 
 def test_whoever_a_shard_asks_for_initial_parameters_is_asked() -> None:

@@ -17,6 +17,7 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     InitManifest,
     TapeEnd,
+    TapeEpoch,
     TapeRecord,
     TapeSetting,
     TapeSnapshot,
@@ -245,6 +246,23 @@ async def test_an_end_that_is_not_shown_yet_is_shown_and_by_nobody_again(tmp_pat
         await within(hub.becomes("s2", "standby"))
     assert await hub.bus.kv_get(*lease) == before
     assert await hub.terms() == ["gone"]
+
+
+async def test_on_a_hub_that_was_put_back_all_read_the_tape_again(tmp_path: Path) -> None:
+    """It has as many records as leader and standby have executed, and the last is another one."""
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await hub.initialise()
+    async with hub.syncer("s1") as first, hub.syncer("s2") as second:
+        await within(hub.comes(lambda r: isinstance(r, TapeTerm) and r.leader in ("s1", "s2")))
+        await asyncio.sleep(0.5)  # the other one executes that, too
+        hub.broker.lose(subjects.tape_stream("r"), 1)
+        again = TapeEpoch(epoch=1000, term=1001, reason="the hub was restored", at=3.0)
+        await hub.append(again)
+        record = await within(hub.comes(lambda r: isinstance(r, TapeTerm) and r.epoch == 1000))
+        assert isinstance(record, TapeTerm) and record.term == 1002
+        assert [r.term for r in await hub.tape() if isinstance(r, TapeTerm)] == [1, 1002]
+        assert not first.done() and not second.done()
 
 
 async def test_a_deposed_leader_stands_by_in_the_same_process(tmp_path: Path) -> None:

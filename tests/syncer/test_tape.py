@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from syncer.contexts import context
 
-from diloco_shared.bus.port import Refused, Stored, StreamFull, StreamSpec
+from diloco_shared.bus.port import Refused, Stored, StreamFull, StreamSpec, Unavailable
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive, archives_of, read_tape
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import TapeTerm
+from diloco_shared.protocol.messages import TapeEpoch, TapeTerm
+from diloco_shared.protocol.wire import encode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.bus import MemoryBroker, MemoryBus
 from diloco_syncer.history import archiving_io as archiving
@@ -25,6 +26,9 @@ from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 def term(number: int, leader: str) -> TapeTerm:
     return TapeTerm(epoch=0, term=number, leader=leader, at=0.0)
+
+
+AGAIN = TapeEpoch(epoch=1000, term=1000, reason="the hub was restored from a backup", at=5.0)
 
 
 async def stream(bus: MemoryBus) -> None:
@@ -43,6 +47,44 @@ async def test_a_deposed_leader_cannot_append() -> None:
         await old.append(term(3, "old"))
     records = [record for _, record in await new.read()]
     assert [r.leader for r in records if isinstance(r, TapeTerm)] == ["old", "new"]
+
+
+async def put_back(bus: MemoryBus, *, lost: int, added: int) -> None:
+    """Of a backup: without the newest records, and with some of its own."""
+    bus.broker.lose(subjects.tape_stream("r"), lost)
+    for _ in range(added):
+        await bus.append(subjects.tape("r", 0), encode(AGAIN))
+
+
+@pytest.mark.parametrize(("lost", "added"), [(1, 1), (2, 1), (3, 0)])
+async def test_on_a_hub_that_was_put_back_nobody_goes_on_from_what_it_has_not(
+    lost: int, added: int
+) -> None:
+    """Also where the tape has as many records as before, so that an append would find its place."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape = Tape(bus, "r")
+    for number in (1, 2, 3):
+        await tape.append(term(number, "a"))
+    await put_back(bus, lost=lost, added=added)
+    for work in (tape.look_back(), tape.append(term(4, "a"))):
+        with pytest.raises(Deposed, match=r"record 3 on tape\.r\.0 is gone, or is another one"):
+            await work
+    assert len(await Tape(bus, "r").read()) == 3 - lost + added
+
+
+async def test_a_server_that_was_started_anew_has_the_same_tape() -> None:
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape = Tape(bus, "r")
+    await tape.append(term(1, "a"))
+    bus.broker.restart()
+    await tape.look_back()
+    assert await tape.append(term(2, "a")) == 2
+    await bus.close()
+    bus.broker.restart()
+    with pytest.raises(Unavailable, match="the message server is away"):
+        await tape.look_back()
 
 
 @pytest.mark.parametrize("lost", ["lose_request", "lose_answer"])

@@ -13,6 +13,7 @@ from diloco_cli.hub_files import HERE, amiss, certified, reload
 from diloco_cli.message_server import Login, bus_of
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
+from diloco_shared.bus.nats.backups import Streams
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
 from diloco_shared.process.hub_nodes import Node, nodes_at, url_of
@@ -161,7 +162,7 @@ def backup(
     async def act() -> hub_backup.Backup:
         bus = await bus_of(Login(nats_url, nats_token, nats_credentials), data)
         try:
-            return await hub_backup.take(bus, folder)
+            return await hub_backup.take(Streams(bus), folder)
         finally:
             await bus.close()
 

@@ -10,8 +10,8 @@ streams are there. What is of the moment is left out: who is a member, who leads
 that is under way to somebody.
 
 After a restore everybody has seen more than the tape says. So every tape gets a record that begins
-a new epoch, far above any that can have been seen: learners discard what they hold of the old ones,
-and a syncer lets go of what its disk has of records that the tape does not.
+a new epoch, far above any that can have been seen, and so do its terms: learners discard what they
+hold of the old ones, and a syncer lets go of what it has of records that the tape does not.
 """
 
 import asyncio
@@ -22,18 +22,16 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import structlog
 from pydantic import Field, ValidationError
 
 from diloco_shared import VERSION, ambient
 from diloco_shared.bus.nats import backups
-from diloco_shared.bus.nats.api import api_call
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.hub_config import HUB, Routes
-from diloco_shared.bus.nats.link import NatsLink
-from diloco_shared.bus.port import TooFewNodes, Unavailable
+from diloco_shared.bus.port import Bus, TooFewNodes, Unavailable
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.stored_records import readable, records_in
 from diloco_shared.durable import replace
@@ -50,7 +48,7 @@ MANIFEST, STREAMS = "backup.json", "streams"
 _ORDER = ("DN", "TAPE", "UP", "EVENTS")
 # Of the moment: only how they are set up is kept.
 _EMPTY = ("STATE", f"KV_{subjects.MEMBERS}", f"KV_{subjects.LEASES}")
-# More epochs, and more lives of one learner, than can have begun since the backup was taken.
+# More epochs, terms, and lives of one learner, than can have begun since the backup was taken.
 AHEAD = 1000
 # Rounds tell their epoch and term, and few records are anything else.
 TAIL_RECORDS = 512
@@ -90,31 +88,53 @@ class BackupError(Exception):
     """It cannot be taken, or not be put back; the text says why, and what to do."""
 
 
+class Streams(Protocol):
+    """All streams of a hub, whole. Each method raises BusError; worlds bring their own."""
+
+    async def names(self) -> list[str]:
+        """Of all that there are."""
+
+    async def config_of(self, stream: str) -> dict[str, Any] | None:
+        """How a stream is set up; None once it is gone."""
+
+    async def save(self, stream: str, file: Path) -> dict[str, Any] | None:
+        """Write the stream into a new file; its `config` and `state`, None once it is gone."""
+
+    async def load(self, stream: str, file: Path, about: dict[str, Any]) -> None:
+        """Make the stream of what `save` wrote; `about` is what it returned."""
+
+    async def make(self, config: dict[str, Any]) -> None:
+        """An empty stream, set up so. Raises TooFewNodes."""
+
+    async def copied(self, stream: str) -> bool:
+        """Whether every node that keeps a copy has all of it."""
+
+
 # --------------------------------------------------------------------------------------------------
 # Taking one.
 
 
-async def take(bus: NatsBus, folder: Path) -> Backup:
+async def take(streams: Streams, folder: Path) -> Backup:
     """Write all streams into a new folder.
 
     Raises BackupError where the folder holds anything, BusError and OSError: then it is no backup.
     """
     _new(folder)
     at, began = ambient.wall(), ambient.monotonic()
-    link, taken = bus.link, dict[str, Stream]()
+    taken = dict[str, Stream]()
     for _ in range(_LOOKS_MAX):
-        names = [n for n in await backups.streams_of(link) if n not in taken]
+        names = [n for n in await streams.names() if n not in taken]
         if not names:
             break
         # A bucket that was taken before must not know less than the streams of a new run do.
         for name in sorted({*names, *(n for n in taken if n.startswith("KV_"))}, key=_rank):
             path = folder / STREAMS / name
             path.unlink(missing_ok=True)
-            found = await _taken(link, name, path)
+            found = await _taken(streams, name, path)
             if found is not None:
                 taken[name] = found
-    streams = tuple(taken[name] for name in sorted(taken, key=_rank))
-    backup = Backup(version=VERSION, at=at, took_s=ambient.monotonic() - began, streams=streams)
+    whole = tuple(taken[name] for name in sorted(taken, key=_rank))
+    backup = Backup(version=VERSION, at=at, took_s=ambient.monotonic() - began, streams=whole)
     replace(folder / MANIFEST, backup.model_dump_json(indent=1))
     return backup
 
@@ -136,11 +156,11 @@ def _of_the_moment(name: str) -> bool:
     return name in _EMPTY or name.partition("-")[0] in _EMPTY
 
 
-async def _taken(link: NatsLink, name: str, path: Path) -> Stream | None:
+async def _taken(streams: Streams, name: str, path: Path) -> Stream | None:
     if _of_the_moment(name):
-        config = await backups.config_of(link, name)
+        config = await streams.config_of(name)
         return None if config is None else Stream(name=name, file=False, config=config)
-    about = await backups.save(link, name, path)
+    about = await streams.save(name, path)
     if about is None:
         return None
     # Beside the loop: of a large stream it takes longer than a server waits for a sign of life.
@@ -212,39 +232,49 @@ async def put_back(
     for store in stores:
         _check_empty(store)
     async with _unreachable(stores, names, HUB if of_hub else "") as bus:
-        for stream in backup.streams:
-            # Where more nodes are than were, coordinator and syncers add their copies.
-            copies = min(stream.config.get("num_replicas", 1), len(stores))
-            config = stream.config | {"num_replicas": copies}
-            # Nodes that have a leader need not all have met yet.
-            until = ambient.monotonic() + LEADS_S
-            put = partial(_put, bus, stream, config, folder / STREAMS / stream.name)
-            await until_done(put, "nodes for a copy each", trouble=TooFewNodes, until=until)
-        there = {stream.name for stream in backup.streams}
-        epochs = await _new_epochs(bus, there) if f"KV_{subjects.RUNS}" in there else []
-        lives = await _new_lives(bus) if f"KV_{subjects.INCARNATIONS}" in there else []
-        for name in sorted(there):
-            await _copied(bus, name)
-        return backup, [*epochs, *lives]
+        streams = backups.Streams(bus)
+        return backup, await fill(bus, streams, backup, folder, nodes=len(stores))
 
 
-async def _put(bus: NatsBus, stream: Stream, config: dict[str, Any], file: Path) -> None:
+async def fill(
+    bus: Bus, streams: Streams, backup: Backup, folder: Path, *, nodes: int
+) -> list[str]:
+    """All of a backup in an empty hub that nobody else reaches; what was done, for people.
+
+    `bus` and `streams` are of that hub, which has so many `nodes`. Raises as `put_back` does.
+    """
+    for stream in backup.streams:
+        # Where more nodes are than were, coordinator and syncers add their copies.
+        copies = min(stream.config.get("num_replicas", 1), nodes)
+        config = stream.config | {"num_replicas": copies}
+        # Nodes that have a leader need not all have met yet.
+        until = ambient.monotonic() + LEADS_S
+        put = partial(_put, streams, stream, config, folder / STREAMS / stream.name)
+        await until_done(put, "nodes for a copy each", trouble=TooFewNodes, until=until)
+    there = {stream.name for stream in backup.streams}
+    known = f"KV_{subjects.RUNS}" in there
+    epochs = await _new_epochs(bus, there) if known else []
+    if known:
+        await _first_lives(bus)
+    lives = await _new_lives(bus) if f"KV_{subjects.INCARNATIONS}" in there else []
+    for name in sorted(there):
+        await _copied(streams, name)
+    return [*epochs, *lives]
+
+
+async def _put(streams: Streams, stream: Stream, config: dict[str, Any], file: Path) -> None:
     if stream.file:
-        about = {"config": config, "state": stream.state}
-        await backups.load(bus.link, stream.name, file, about)
+        await streams.load(stream.name, file, {"config": config, "state": stream.state})
     else:
-        await bus.ensure(config)
+        await streams.make(config)
 
 
-async def _copied(bus: NatsBus, stream: str) -> None:
+async def _copied(streams: Streams, stream: str) -> None:
     """Until every copy has all: of nodes that know nothing, two could outvote the one that does."""
 
     async def look() -> None:
-        what = f"copies of {stream}"
-        about = await api_call(bus.link, f"STREAM.INFO.{stream}", {}, what=what)
-        copies = about.get("cluster", {}).get("replicas") or ()
-        if not all(copy["current"] and not copy.get("lag") for copy in copies):
-            raise Unavailable(f"{what} are not complete yet")
+        if not await streams.copied(stream):
+            raise Unavailable(f"copies of {stream} are not complete yet")
 
     await until_done(look, "copies", until=ambient.monotonic() + COPIED_S)
 
@@ -311,7 +341,7 @@ def _routes(count: int) -> list[Routes | None]:
     ]
 
 
-async def _new_epochs(bus: NatsBus, there: Collection[str]) -> list[str]:
+async def _new_epochs(bus: Bus, there: Collection[str]) -> list[str]:
     """The record that every tape gets; which run goes on in which epoch."""
     told = []
     try:
@@ -326,11 +356,12 @@ async def _new_epochs(bus: NatsBus, there: Collection[str]) -> list[str]:
         # Shards follow each other into the newest epoch: all begin in the same one.
         epoch = max((getattr(r, "epoch", 0) for tail in tails for r in tail), default=0) + AHEAD
         for shard, tail in enumerate(tails):
-            if not tail or isinstance(tail[-1], TapeEnd):
+            # One without records, too: learners may have seen what it had after the backup.
+            if tail and isinstance(tail[-1], TapeEnd):
                 continue
             record = TapeEpoch(
                 epoch=epoch,
-                term=max(getattr(r, "term", 0) for r in tail),
+                term=max((getattr(r, "term", 0) for r in tail), default=0) + AHEAD,
                 reason="the hub was restored from a backup",
                 at=ambient.wall(),
             )
@@ -339,7 +370,7 @@ async def _new_epochs(bus: NatsBus, there: Collection[str]) -> list[str]:
     return told
 
 
-async def _tail(bus: NatsBus, run: str, shard: int) -> list[TapeRecord]:
+async def _tail(bus: Bus, run: str, shard: int) -> list[TapeRecord]:
     """The newest records of a shard, enough of them that some tell epoch and term."""
     stream, subject = subjects.tape_stream(run), subjects.tape(run, shard)
     last = await bus.last(stream, subject)
@@ -352,7 +383,15 @@ async def _tail(bus: NatsBus, run: str, shard: int) -> list[TapeRecord]:
         raise BackupError(f"the tape of run {run}: {error}") from None
 
 
-async def _new_lives(bus: NatsBus) -> list[str]:
+async def _first_lives(bus: Bus) -> None:
+    """Who came after the backup was taken, and may still be there, is in no record: whoever starts
+    under such a name gets a life that nobody had, either."""
+    for run, (record, revision) in (await records_in(bus, subjects.RUNS, RunRecord)).items():
+        raised = record.model_copy(update={"lives_from": record.lives_from + AHEAD})
+        await bus.kv_update(subjects.RUNS, run, encode(raised), revision)
+
+
+async def _new_lives(bus: Bus) -> list[str]:
     """Whoever starts as a learner gets a life that nobody had since the backup was taken."""
     entries = await bus.kv_all(subjects.INCARNATIONS)
     for key, entry in entries.items():

@@ -16,6 +16,7 @@ from diloco_simulator.checkers.watch_shard import OfShard
 from diloco_simulator.coverage.reached import of_record
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import Values
+from diloco_syncer.history.history import identity
 
 
 class WatchedScene(Protocol):
@@ -112,6 +113,7 @@ class RunWatch:
         """Every record as its tape takes it, at a sequence of the stream that all shards share."""
         of = self.of[shard]
         of.seqs.append(seq)
+        of.tails.append(identity(record))
         of_record(self, of, record)
         of.record(record, self.scene.now, faulty=self.scene.faulty)
         if len({other.merges.epoch for other in self.of}) > 1:

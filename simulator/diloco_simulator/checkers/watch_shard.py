@@ -20,7 +20,7 @@ from diloco_simulator.checkers.ledger import Tokens
 from diloco_simulator.checkers.limits import Alive, LeaderLimits
 from diloco_simulator.checkers.numbers import CheckedNumbers
 from diloco_simulator.checkers.promises import KnownMembers, LeaderLeases, Mark, Merges, Report
-from diloco_syncer.history.history import History
+from diloco_syncer.history.history import History, Identity
 from diloco_syncer.merging.store import FragmentStore
 
 
@@ -44,6 +44,7 @@ class OfShard:
         self.rounds = 0
         self.shard = shard
         self.seqs: list[int] = []  # of its records, on the stream
+        self.tails: list[Identity] = []  # and which records these are
         self.merges = Merges(self.report, spec, shard)
         self.leases = LeaderLeases(self.report, spec.membership.leader_lease_s)
         self.alive = Alive(self.report)
@@ -61,13 +62,16 @@ class OfShard:
         self.wish = 0  # serial of the newest restore
         self.skipped_before = False  # for coverage alone
 
-    def number_of(self, seq: int) -> int:
+    def number_of(self, seq: int, tail: Identity | None) -> int:
         """The how manieth of this shard's records is at a sequence of the stream that all share.
 
-        0 is before the first one; -1: there is none, since the hub lost it.
+        0 is before the first one; -1: there is none, or another one than this, since the hub lost
+        it.
         """
         n = bisect_right(self.seqs, seq)
-        return n if seq == (self.seqs[n - 1] if n else 0) else -1
+        if not n:
+            return 0 if seq == 0 else -1
+        return n if seq == self.seqs[n - 1] and tail == self.tails[n - 1] else -1
 
     def record(self, record: TapeRecord, now: float, *, faulty: bool) -> None:
         """Every record as the tape takes it."""
@@ -125,7 +129,7 @@ class OfShard:
             self.merges.lost.record(record, self.merges.epoch)
         self.merges.report = self.report.silent()
         self.merges.begin(self.spec.algorithm.quorum)
-        del self.seqs[len(kept) :]
+        del self.seqs[len(kept) :], self.tails[len(kept) :]
         self.tokens.lost(len(kept))
         self.cuts.executed.clear()
         if self.numbers is not None:

@@ -130,6 +130,7 @@ class MemoryBroker:
         self.ends: dict[str, list[int]] = {}
         self._time: Callable[[], float] | None = None  # the clock, once it was read
         self._streams: dict[str, _Stream] = {}
+        self._gone: dict[str, int] = {}  # where streams ended that its last disk had
         self._by_subject: dict[str, _Stream] = {}  # found so far, of these streams
         self._subscribers: dict[int, tuple[str, Callable[[Delivery], None]]] = {}
         # Who is told of a subject, found so far, of these subscribers.
@@ -350,6 +351,41 @@ class MemoryBroker:
             stream.ids = {key: at for key, at in stream.ids.items() if at[0] < gone[0]}
             self.wake(name)
         return len(gone)
+
+    # --- backups ------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        return sorted(self._streams)
+
+    def config(self, name: str) -> dict[str, Any] | None:
+        """How a stream is set up; None: there is none."""
+        self.expire()
+        return dict(self._streams[name].config) if name in self._streams else None
+
+    def saved(self, name: str) -> Any:
+        """All that there is of a stream, for `load`."""
+        return self._named(name)
+
+    def wipe(self) -> None:
+        """Its disk is gone: what comes next is a server that knows nothing, and has room."""
+        self.restart()
+        self.squeezed = self.leaderless = self.tells = False
+        self._proposed.clear()
+        self._gone = {name: stream.last_seq for name, stream in self._streams.items()}
+        self._streams.clear()
+        self._by_subject.clear()
+
+    def load(self, saved: Any, config: dict[str, Any]) -> None:
+        """A stream as it was saved."""
+        stream: _Stream = saved
+        name, stream.config = config["name"], config
+        self._streams[name] = stream
+        self._by_subject.clear()
+        if stream.last_seq < self._gone.get(name, 0):
+            self.ends.setdefault(name, []).append(stream.last_seq)
+        for seq, when in list(stream.expiries.items()):
+            self._schedule_expiry(stream, seq, max(when - self.now(), 0.0))
+        self.wake(name)
 
     def info(self, name: str) -> StreamInfo:
         stream = self._named(name)

@@ -59,6 +59,8 @@ class Net:
         self.links: dict[str, NetLink] = {}
         self.faulty = True
         self.away = False  # the hub, for everybody
+        self.gone = False  # it is, until somebody has put it back
+        self.lives = 1  # of the hub: what was on its way to the one before never comes
         self.outside = contextvars.Context()  # of no process
 
     def link(self, machine: str) -> NetLink:
@@ -83,8 +85,8 @@ class Net:
         now = self.loop.now
         at = max(way.arrived_at, now + self._delay_s(way, size, now))
         way.arrived_at = at
-        until = math.inf if sure else now + GIVEN_UP_S
-        self.loop.call_at(at, self._there, way, until, arrive, context=self.outside)
+        until, life = math.inf if sure else now + GIVEN_UP_S, 0 if sure else self.lives
+        self.loop.call_at(at, self._there, way, until, life, arrive, context=self.outside)
 
     def _delay_s(self, way: Way, size: int, now: float) -> float:
         mean, link = self.options.delay_s, way.link
@@ -96,10 +98,12 @@ class Net:
         link.busy_until = max(link.busy_until, now) + size / rate
         return mean + link.busy_until - now
 
-    def _there(self, way: Way, until: float, arrive: Action) -> None:
+    def _there(self, way: Way, until: float, life: int, arrive: Action) -> None:
         """At the other end, or before a cut."""
-        if not self.away and (way.link.out if way.out else way.link.into):
+        if life not in (0, self.lives):
+            return
+        if not self.away and not self.gone and (way.link.out if way.out else way.link.into):
             arrive()
         elif self.loop.now < until:
             at = self.loop.now + RETRY_S
-            self.loop.call_at(at, self._there, way, until, arrive, context=self.outside)
+            self.loop.call_at(at, self._there, way, until, life, arrive, context=self.outside)

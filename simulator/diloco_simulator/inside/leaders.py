@@ -275,7 +275,7 @@ class SeenTerm:
     def _account(self, now: float) -> None:
         """What the leader would show of every token, now."""
         h, roster, tokens = self.machine.history, self.machine.roster, self.of.tokens
-        if (n := self.of.number_of(h.seq)) < 0:
+        if (n := self.of.number_of(h.seq, h.tail)) < 0:
             return
         if n != self.accounted:
             self.accounted = n

@@ -150,7 +150,8 @@ class Lies:
 
     def begin(self) -> None:
         """Strangers come by once a second or so, as long as anything may go wrong."""
-        if self.beat is not None and self.chance(self.options.garbage, "strangers"):
+        hub = self.broker.exists(subjects.up_stream(self.spec.name))  # it may have lost its disk
+        if self.beat is not None and hub and self.chance(self.options.garbage, "strangers"):
             kinds: tuple[Callable[[Beat], None], ...] = (
                 self._noise,
                 self._other_configuration,

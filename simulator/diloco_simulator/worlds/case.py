@@ -46,16 +46,19 @@ class Case:
         """As the seed has it, but for these options."""
         dice, options = Random(f"sequel {seed}"), options or Options.drawn(seed)
         of_islands = constants.of_islands(seed) if options.hosts else {}
+        # What a backup does not know, as a run, a token or a fault that somebody asked for since,
+        # is gone: nobody else asks for anything in such a world.
+        alone = options.hub_restores > 0
         return cls(
             seed,
             options,
             constants.drawn(Random(f"constants {seed}")) | of_islands,
             early=Random(f"early {seed}").random() < EARLY,
             asks=Random(f"begins again {seed}").random() < ASK,
-            visitors=True,
-            hardships=True,
-            sequels=dice.choice(IN_A_ROW) if dice.random() < SEQUELS else 0,
-            exports=Random(f"exports {seed}").random() < EXPORTS,
+            visitors=not alone,
+            hardships=not alone,
+            sequels=dice.choice(IN_A_ROW) if dice.random() < SEQUELS and not alone else 0,
+            exports=Random(f"exports {seed}").random() < EXPORTS and not alone,
         )
 
     def changed(self, **changes: Any) -> "Case":

@@ -87,6 +87,7 @@ class Options:
     # Every process has credentials of its own, so that the hub knows who writes, and leaders write
     # for learners.
     named: bool = False
+    hub_restores: int = 0  # the hub loses its disk, and is put back from a backup
     # Drawn by no seed: worlds that are to have it are asked for by name.
     elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
     full_disks: int = 0  # for some seconds the hub's disk is full, which no append's answer tells
@@ -161,11 +162,15 @@ class Options:
             weighting=weighting,
         )
         more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
+        more |= hubs_put_back(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
             # could know of such a version, nor would anybody have it.
             more["tails"] = 0
+        if more["hub_restores"]:
+            # What a power cut took from the tape, a backup from before may have.
+            more["power_cuts"] = 0
         return drawn.changed(**more)
 
 
@@ -198,6 +203,16 @@ def elections(seed: int) -> dict[str, Any]:
     """Of the hub's nodes, from dice of their own."""
     rng = random.Random(f"elections of {seed}")
     return {"elections": rng.choice([1, 2, 3])} if rng.random() < ELECTIONS else {}
+
+
+# How many worlds have a hub that loses its disk and is put back from a backup.
+PUT_BACK = 0.08
+
+
+def hubs_put_back(seed: int) -> dict[str, Any]:
+    """Of the hub, from dice of its own."""
+    rng = random.Random(f"hubs put back of {seed}")
+    return {"hub_restores": int(rng.random() < PUT_BACK)}
 
 
 # How many worlds have a hub whose disk fills up.

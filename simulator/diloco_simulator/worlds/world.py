@@ -43,6 +43,7 @@ from diloco_simulator.islands.processes import Island, IslandComputing, IslandLe
 from diloco_simulator.people.exporting import Exporting, by_itself
 from diloco_simulator.people.sequel import Sequel, heir_of
 from diloco_simulator.people.visitors import Visitors, asked_first
+from diloco_simulator.troubles.backups import Backups
 from diloco_simulator.troubles.chance import Chance
 from diloco_simulator.troubles.disks import Disks
 from diloco_simulator.troubles.hardships import Hardships
@@ -144,6 +145,7 @@ class World:
         self.twins = 0  # second processes of a name
         self.troubles = Troubles(self)
         self.of_islands = IslandTroubles(self)
+        self.backups = Backups(self)
         self.visitors = Visitors(self)
         self.hardships = Hardships(self)
 
@@ -341,6 +343,7 @@ class World:
             await self._begun()
         self.troubles.plan()
         self.of_islands.plan()
+        self.backups.plan()
         if self.case.visitors:
             self.visitors.plan()
         if self.exporting is not None:
@@ -381,6 +384,7 @@ class World:
             await asyncio.sleep(LOOK_S)
 
     async def _heal(self) -> None:
+        await self.backups.over()
         self.scene.faulty = self.broker.squeezed = False
         if self.broker.leaderless:
             self.broker.elected()

@@ -26,18 +26,18 @@ async def test_the_connection_lives_while_a_stream_is_read_again(
     """In another thread: for a large stream that takes minutes."""
     measured, seen = hub_backup._measured, set[threading.Thread]()
 
-    async def save(*_: object) -> dict[str, Any]:
-        return {"config": {}, "state": {"messages": 1}}
+    class Saved:
+        async def save(self, *_: object) -> dict[str, Any]:
+            return {"config": {}, "state": {"messages": 1}}
 
     def look(path: Path) -> tuple[int, str]:
         seen.add(threading.current_thread())
         return measured(path)
 
-    monkeypatch.setattr(hub_backup.backups, "save", save)
     monkeypatch.setattr(hub_backup, "_measured", look)
     (tmp_path / "DN-a").write_bytes(CONTENT)
-    link: Any = None
-    found = await hub_backup._taken(link, "DN-a", tmp_path / "DN-a")
+    streams: Any = Saved()
+    found = await hub_backup._taken(streams, "DN-a", tmp_path / "DN-a")
     assert found is not None
     assert (found.bytes, found.sha256) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
     assert seen and threading.current_thread() not in seen
@@ -76,12 +76,13 @@ async def test_every_tape_that_has_not_ended_begins_an_epoch_that_nobody_had() -
     end = TapeEnd(term=9, versions=(1,), outcome="finished", reason="spent", at=2.0)
     await bus.append(subjects.tape("b", 0), encode(end))
     there = [subjects.tape_stream(run) for run in ("a", "b", "empty")]
-    (told,) = await hub_backup._new_epochs(bus, there)
+    told, of_empty = await hub_backup._new_epochs(bus, there)
     begun = await newest(bus, "a")
     assert isinstance(begun, TapeEpoch)
-    assert (begun.epoch, begun.term) == (3 + hub_backup.AHEAD, 4)
+    assert (begun.epoch, begun.term) == (3 + hub_backup.AHEAD, 4 + hub_backup.AHEAD)
     assert told == f"run a, shard 0: record 5 begins epoch {begun.epoch}"
     assert isinstance(await newest(bus, "b"), TapeEnd)
+    assert of_empty == f"run empty, shard 0: record 1 begins epoch {hub_backup.AHEAD}"
 
 
 async def test_shards_of_a_run_begin_the_same_epoch() -> None:
@@ -92,7 +93,7 @@ async def test_shards_of_a_run_begin_the_same_epoch() -> None:
     first, second = [await newest(bus, "a", shard) for shard in (0, 1)]
     assert isinstance(first, TapeEpoch) and isinstance(second, TapeEpoch)
     assert first.epoch == second.epoch == 4 + hub_backup.AHEAD
-    assert (first.term, second.term) == (2, 5)
+    assert (first.term, second.term) == (2 + hub_backup.AHEAD, 5 + hub_backup.AHEAD)
 
 
 async def test_a_tape_that_nobody_can_read_is_named() -> None:

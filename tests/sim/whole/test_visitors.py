@@ -65,7 +65,7 @@ def test_a_secret_that_is_replaced_and_works_is_seen(monkeypatch: pytest.MonkeyP
 def test_a_limit_that_does_not_hold_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "matches", lambda patterns, name: True)
     said = world.one(3, small()).violations
-    assert any("a token for other runs sees 1" in v for v in said)
+    assert any("a token for other runs sees" in v for v in said)
 
 
 @pytest.mark.usefixtures("often")

@@ -443,11 +443,7 @@ class Registry:
                 with suppress(Conflict):
                     await self.assign(member, "")
                 yield
-        for stream in subjects.run_streams(run):
-            await self.bus.delete_stream(stream)
-            yield
-        of_run = (subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES)
-        for bucket in of_run:
+        for bucket in (subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES):
             for key in await self.bus.kv_all(bucket):
                 if key.startswith(f"{run}."):
                     await self.bus.kv_delete(bucket, key)
@@ -456,6 +452,10 @@ class Registry:
         yield
         for shard in range(shards_of(record)):
             await self.bus.kv_delete(subjects.STATUS, subjects.status_key(run, shard))
+            yield
+        # Late: a syncer that has not heard yet that it is to leave makes those that are missing.
+        for stream in subjects.run_streams(run):
+            await self.bus.delete_stream(stream)
             yield
         await self.bus.kv_delete(subjects.RUNS, run)
         self._gone(run)

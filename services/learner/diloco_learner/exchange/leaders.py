@@ -59,16 +59,19 @@ class Leaders:
         beats = [self.beats[s] for s in range(self.shards)]
         epoch = max(b.epoch for b in beats)
         told = _tells(beats)
+        # Of an older epoch nothing counts: its shard is about to follow, perhaps, on a hub that was
+        # put back from a backup, with a lower term.
+        now = [b if b.epoch == epoch else None for b in beats]
+        terms = tuple(0 if b is None else b.term for b in now)
         asked = any(b.initializer == self.learner for b in beats)
         return told.model_copy(
             update={
                 "shard": 0,
                 "epoch": epoch,
-                "term": sum(b.term for b in beats),
-                "terms": tuple(b.term for b in beats),
+                "term": sum(terms),
+                "terms": terms,
                 "state": _state(beats),
-                # Of an older epoch nothing counts: its shard is about to follow.
-                "versions": self._versions([b if b.epoch == epoch else None for b in beats]),
+                "versions": self._versions(now),
                 "stamp": slowest([b.stamp for b in beats]),
                 "live": tuple(sorted({m for b in beats for m in b.live})),
                 "initializer": self.learner if asked else told.initializer,

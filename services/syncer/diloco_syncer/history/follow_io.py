@@ -7,6 +7,7 @@ nothing more, and a machine that would compute something else is found out befor
 import asyncio
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -60,6 +61,11 @@ BATCH_RECORDS = 64
 BATCH_MANIFESTS = 16
 
 
+class Replaced(Exception):
+    """The tape has other records than this process has executed: the hub was put back from a
+    backup. Whoever begins anew sees what it has."""
+
+
 class Damaged(Unread):
     """The tape names something that UP has, and does not give whole."""
 
@@ -111,7 +117,7 @@ class Follower:
             # One that is past the tape's end says that the server has lost what it must keep,
             # unless somebody has taken the tape back on purpose.
             lost = await self.tape.newest() < found.seq and not await self._taken_back(found)
-            if lost or await self._is_of_tape(found):
+            if lost or await self._is_of_tape(found.seq, found.history):
                 self._begin(found)
                 self.covered = self.history.seq
                 return
@@ -127,22 +133,22 @@ class Follower:
         for find in (self.finder.newer, *([self.finder.checkpoint] if checkpoints else [])):
             before = math.inf
             while (found := await asyncio.to_thread(find, after, before=before)) is not None:
-                if await self._is_of_tape(found):
+                if await self._is_of_tape(found.seq, found.history):
                     self._begin(found)
                     return True
                 before = found.seq
         return False
 
-    async def _is_of_tape(self, found: FoundState) -> bool:
+    async def _is_of_tape(self, covers: int, meta: dict[str, Any]) -> bool:
         """Whether the record that this state covers is still on the tape, or nobody can tell."""
         try:
-            records = await self.tape.read(after=found.seq - 1, limit=1)
+            records = await self.tape.read(after=covers - 1, limit=1)
         except Purged:
             return True  # it was archived, and the archive cannot be read now
-        if records and records[0][0] == found.seq:
-            return is_of(found.history, records[0][1])
+        if records and records[0][0] == covers:
+            return is_of(meta, records[0][1])
         info = await self.data.stream_info(self.tape.stream)
-        return found.seq < info.first_seq  # it was archived, and is gone from there
+        return covers < info.first_seq  # it was archived, and is gone from there
 
     async def _taken_back(self, found: FoundState) -> bool:
         """Whether the tape has begun an epoch later than this state's: a backup was restored.
@@ -166,7 +172,7 @@ class Follower:
         """Execute what has been added to the tape; whether that was all of it.
 
         Raises Purged when a contribution is gone, another TapeFault naming the record when a
-        digest differs, BusError when the bus does not answer.
+        digest differs, Replaced, and BusError when the bus does not answer.
         """
         end = await self.tape.newest()
         if end < self.history.seq:
@@ -174,8 +180,9 @@ class Follower:
                 f"the tape ends at record {end}, our snapshot is of record {self.history.seq}: the "
                 f"message server has lost its state (snapshots: {self.snapshots.folder})"
             )
+        await self._look_back()
         if end == self.history.seq:
-            self.tape.end, self.complete = end, True
+            self.tape.end, self.tape.tail, self.complete = end, self.history.tail, True
             return True
         if self.reborn is not None:
             raise Purged(f"record {end} was written by a syncer that has more than is published")
@@ -197,6 +204,17 @@ class Follower:
             self.executed += 1
         await self._cover()
         return False
+
+    async def _look_back(self) -> None:
+        """Once the server has begun a new life: it may have other records than before."""
+        if (life := self.tape.bus.life) != self.tape.life:
+            await self._still_there()
+            self.tape.life = life
+
+    async def _still_there(self) -> None:
+        seq = self.history.seq
+        if seq and not await self._is_of_tape(seq, self.history.meta()):
+            raise Replaced(f"record {seq} of the tape is another one than it was")
 
     async def _payloads(self, record: TapeRecord) -> dict[str, bytes]:
         """What the record names; Damaged when it was read in vain often enough."""
@@ -223,9 +241,11 @@ class Follower:
     async def begin_again(self, known: History, reason: str) -> None:
         """Take what is published for the state, and all else from the tape after `known`.
 
-        Raises Unpublished, Purged when a restore on the tape has lost its checkpoint, or BusError.
+        Raises Unpublished, Purged when a restore on the tape has lost its checkpoint, Replaced, or
+        BusError.
         """
         self.history = History.restore(self.spec, known.meta())
+        await self._still_there()  # `known` may be of a life of the server before
         while records := await self.tape.read(after=self.history.seq, limit=BATCH_RECORDS):
             for seq, record in records:
                 if isinstance(record, TapeRestore):

@@ -229,6 +229,8 @@ class History:
             case TapeEpoch():
                 # Who was merged stays: learners that have not heard yet are told by the keyframes.
                 self.epoch = record.epoch
+                # A hub that was put back says from where on nobody has seen a term.
+                self.term = max(self.term, record.term)
             case TapeRound():
                 self._apply_round(record)
             case TapeSnapshot():

@@ -9,14 +9,23 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, BusError, Conflict, Refused, StreamFull, TransferProgress
+from diloco_shared.bus.port import (
+    Bus,
+    BusError,
+    Conflict,
+    Refused,
+    Stored,
+    StreamFull,
+    TransferProgress,
+    Unavailable,
+)
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive, has_left, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord
-from diloco_shared.protocol.wire import decode_tape, encode
-from diloco_syncer.history.history import TapeFault
+from diloco_shared.protocol.wire import WireError, decode_tape, encode
+from diloco_syncer.history.history import Identity, TapeFault, identity
 
 log = structlog.get_logger()
 
@@ -63,6 +72,8 @@ class Tape:
         self.subject = subjects.tape(run, shard)
         self.end = 0  # stream sequence of the newest record of this shard
         self.emptied = False  # the stream has none of them: the newest lies in the archive
+        self.tail: Identity | None = None  # of that record; None: not known
+        self.life = bus.life  # of the server, in which the record was seen there last
         self.progress = TransferProgress()  # of the append under way
         self.appending_since = 0.0  # monotonic seconds; 0: none is under way
         # Called when the stream is full: why nothing could be archived, or "".
@@ -94,6 +105,8 @@ class Tape:
             )
         records = [(s.seq, decode_tape(s.payload)) for s in stored]
         self.end = max([self.end, after, *(seq for seq, _ in records)])
+        if records and records[-1][0] == self.end:
+            self.tail = identity(records[-1][1])
         return records
 
     async def newest(self) -> int:
@@ -149,6 +162,7 @@ class Tape:
         self.appending_since = ambient.monotonic()
         try:
             self.end, self.emptied = await self._append(payload), False
+            self.tail = identity(record)
         finally:
             self.appending_since = 0.0
             self.progress.trouble = ""
@@ -159,6 +173,7 @@ class Tape:
     async def _append(self, payload: bytes) -> int:
         while True:
             try:
+                await self.look_back()
                 expected = 0 if self.emptied else self.end
                 return await self.bus.append(self.subject, payload, expect_last=expected)
             except StreamFull as error:
@@ -174,6 +189,29 @@ class Tape:
                     self.progress.trouble = str(error)
                     log.warning("the tape takes no record", error=str(error))
                 await asyncio.sleep(RETRY_S)
+
+    async def look_back(self) -> None:
+        """Once a server has begun a new life: it may be a hub that was put back from a backup, and
+        have less, or another record where this process believes the end is.
+
+        Raises Deposed then, and BusError where nobody can tell.
+        """
+        if not self.bus.connected:  # an append would wait for whatever server comes
+            raise Unavailable("the message server is away")
+        if (life := self.bus.life) == self.life:
+            return
+        stored = await self.bus.last(self.stream, self.subject)
+        seq = 0 if stored is None else stored.seq
+        other = stored is not None and seq == self.end and not self._is_tail(stored)
+        if not self.emptied and (seq < self.end or other):
+            raise Deposed(f"record {self.end} on {self.subject} is gone, or is another one")
+        self.life = life
+
+    def _is_tail(self, stored: Stored) -> bool:
+        try:
+            return self.tail in (None, identity(decode_tape(stored.payload)))
+        except WireError:
+            return False
 
     async def _archived(self) -> str:
         try:

@@ -16,7 +16,7 @@ from diloco_shared.process.crash_points import passing
 from diloco_shared.process.faults import leaves
 from diloco_shared.protocol import subjects
 from diloco_syncer.context import RunContext
-from diloco_syncer.history.follow_io import Follower, Purged, Recovered
+from diloco_syncer.history.follow_io import Follower, Purged, Recovered, Replaced
 from diloco_syncer.history.state_search_io import RETRY_S, StateSearch
 from diloco_syncer.history.tape_io import Deposed, Tape
 from diloco_syncer.leadership.leader_io import Leader
@@ -121,6 +121,9 @@ class Candidate:
             try:
                 await until_done(follower.load, "the tape")
                 return await self._follow_on(follower, stuck)
+            except Replaced as fault:
+                log.warning("the hub was put back: reads the tape again", reason=str(fault))
+                continue
             except (ValueError, OSError) as fault:
                 # The same snapshot and the same records would end here again; a repaired folder,
                 # or a newer snapshot, would not.

@@ -295,12 +295,14 @@ class Leader:
         """While the bus is away, or stands still on open connections, silence is nobody's fault.
 
         Three quarters of a lease at most go by before that is noticed (heartbeat_s: half of it).
+        Raises Deposed where the bus that is back has another tape.
         """
         heartbeat_s = self.spec.membership.heartbeat_s
         while True:
             try:
                 async with asyncio.timeout(heartbeat_s):
                     await self.control.kv_get(subjects.LEASES, self.lease.key)
+                    await self.tape.look_back()
             except (BusError, TimeoutError):
                 self._put(BusBack())
             await asyncio.sleep(heartbeat_s / 2)

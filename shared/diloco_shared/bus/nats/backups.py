@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from diloco_shared.bus.nats.api import answer_of, api_call
+from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.link import NatsLink, Raw
 from diloco_shared.bus.port import BusError, NoStream, Refused, Unavailable
 
@@ -40,6 +41,40 @@ class Arrived:
             self.missed = True
 
 
+class Streams:
+    """All streams of a server, whole: see `process.hub_backup.Streams`."""
+
+    def __init__(self, bus: NatsBus) -> None:
+        self.bus, self.link = bus, bus.link
+
+    async def names(self) -> list[str]:
+        """See `streams_of`."""
+        return await streams_of(self.link)
+
+    async def config_of(self, stream: str) -> dict[str, Any] | None:
+        """See `config_of`."""
+        about = await _about(self.link, stream)
+        return None if about is None else about["config"]
+
+    async def save(self, stream: str, file: Path) -> dict[str, Any] | None:
+        """See `save`."""
+        return await save(self.link, stream, file)
+
+    async def load(self, stream: str, file: Path, about: dict[str, Any]) -> None:
+        """See `load`."""
+        await load(self.link, stream, file, about)
+
+    async def make(self, config: dict[str, Any]) -> None:
+        """An empty one, set up so."""
+        await self.bus.ensure(config)
+
+    async def copied(self, stream: str) -> bool:
+        """Whether every node that keeps a copy has all of it. Raises BusError."""
+        about = await _about(self.link, stream) or {}
+        copies = about.get("cluster", {}).get("replicas") or ()
+        return all(copy["current"] and not copy.get("lag") for copy in copies)
+
+
 async def streams_of(link: NatsLink) -> list[str]:
     """Names of all streams. Raises BusError."""
     names: list[str] = []
@@ -52,14 +87,12 @@ async def streams_of(link: NatsLink) -> list[str]:
             return sorted(names)
 
 
-async def config_of(link: NatsLink, stream: str) -> dict[str, Any] | None:
-    """How a stream is set up; None once it is gone. Raises BusError."""
+async def _about(link: NatsLink, stream: str) -> dict[str, Any] | None:
+    """What the server tells of a stream; None once it is gone. Raises BusError."""
     try:
-        answer = await api_call(link, f"STREAM.INFO.{stream}", {}, what=f"stream {stream}")
+        return await api_call(link, f"STREAM.INFO.{stream}", {}, what=f"stream {stream}")
     except NoStream:
         return None
-    config: dict[str, Any] = answer["config"]
-    return config
 
 
 async def save(link: NatsLink, stream: str, file: Path) -> dict[str, Any] | None:
