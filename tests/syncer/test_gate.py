@@ -1,27 +1,47 @@
 """The gate (I11): each fault alone refuses a contribution, under its own kind."""
 
 import math
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from diloco_shared.protocol.messages import COUNT_MAX, Blob, ContributionManifest, Cursor
-from diloco_syncer.rounds.gate import PASSES_MAX, Expected, impossible, judge
+from diloco_syncer.events import ContributionSeen
+from diloco_syncer.rounds.gate import PASSES_MAX, Refusal, impossible, judge
+from diloco_syncer.rounds.round import Round
 
 HASH = "a" * 32
-EXPECTED = Expected(
-    config_hash=HASH,
-    epoch=1,
-    term=2,
-    incarnation=3,
-    fragment=4,
-    version=10,
-    staleness_max=1,
-    values=100,
-    codec="bf16",
-    tokens_per_step=64,
-)
+
+
+def history(*, settled_to: int = 0) -> Any:
+    """What the gate looks at: the head of fragment 4 is version 10."""
+    algorithm = SimpleNamespace(codec_up="bf16", staleness_max=1)
+    return SimpleNamespace(
+        config_hash=HASH,
+        epoch=1,
+        term=2,
+        versions=[-1, -1, -1, -1, 10],
+        sizes_P=[0, 0, 0, 0, 100],
+        spec=SimpleNamespace(algorithm=algorithm, tokens_per_step=64),
+        ledger=SimpleNamespace(settled_to=lambda *life: settled_to if life == ("a", 3, 4) else 0),
+    )
+
+
+ROUND = Round(50, 4, 0.0, {}, participants={"a": 3})
+
+
+def judged(
+    m: ContributionManifest,
+    *,
+    finite: bool = True,
+    norm: float = 1.0,
+    settled_to: int = 0,
+    step_max: int = COUNT_MAX,
+) -> Refusal | None:
+    """Of a contribution to the round."""
+    seen = ContributionSeen(m, finite, norm)
+    return judge(seen, ROUND, history(settled_to=settled_to), step_max)
 
 
 def manifest(**changed: Any) -> ContributionManifest:
@@ -48,13 +68,13 @@ def manifest(**changed: Any) -> ContributionManifest:
 
 
 def test_a_sound_contribution_passes() -> None:
-    assert judge(manifest(), EXPECTED, finite=True, norm=1.0) is None
+    assert judged(manifest()) is None
     # A zero pseudo-gradient is strange, not wrong; so is a base one behind.
-    assert judge(manifest(base=9), EXPECTED, finite=True, norm=0.0) is None
+    assert judged(manifest(base=9), norm=0.0) is None
     # Fewer tokens than declared: a learner may take smaller batches.
-    assert judge(manifest(tokens_to=321), EXPECTED, finite=True, norm=1.0) is None
+    assert judged(manifest(tokens_to=321)) is None
     # A single step is enough.
-    assert judge(manifest(step_to=6, tokens_to=384), EXPECTED, finite=True, norm=1.0) is None
+    assert judged(manifest(step_to=6, tokens_to=384)) is None
 
 
 @pytest.mark.parametrize(
@@ -93,32 +113,31 @@ def test_a_sound_contribution_passes() -> None:
     ],
 )
 def test_every_fault_has_its_kind_and_words(changed: dict[str, Any], kind: str, words: str) -> None:
-    refusal = judge(manifest(**changed), EXPECTED, finite=True, norm=1.0)
+    refusal = judged(manifest(**changed))
     assert refusal is not None
     assert refusal.kind == kind
     assert words in refusal.reason
 
 
 def test_what_is_based_on_the_head_begins_behind_all_that_is_merged_in_it() -> None:
-    merged = replace(EXPECTED, merged_to=321)
-    refusal = judge(manifest(), merged, finite=True, norm=1.0)
+    refusal = judged(manifest(), settled_to=321)
     assert refusal is not None and refusal.kind == "counters"
     assert "begins at token 320, though 321 of its life are settled" in refusal.reason
-    assert judge(manifest(), replace(EXPECTED, merged_to=320), finite=True, norm=1.0) is None
+    assert judged(manifest(), settled_to=320) is None
     # One that has not adopted the newest version yet holds some of it still.
-    assert judge(manifest(base=9), merged, finite=True, norm=1.0) is None
+    assert judged(manifest(base=9), settled_to=321) is None
 
 
 def test_nobody_contributes_steps_beyond_what_it_reports() -> None:
-    assert judge(manifest(), replace(EXPECTED, step_max=8), finite=True, norm=1.0) is None
-    refusal = judge(manifest(), replace(EXPECTED, step_max=7), finite=True, norm=1.0)
+    assert judged(manifest(), step_max=8) is None
+    refusal = judged(manifest(), step_max=7)
     assert refusal is not None and refusal.kind == "counters"
     assert "ends at step 8, though by its own reports it is at 7 at most" in refusal.reason
 
 
 @pytest.mark.parametrize(("finite", "norm"), [(False, 0.0), (True, math.nan), (True, -1.0)])
 def test_values_that_are_not_finite_are_refused(finite: bool, norm: float) -> None:
-    refusal = judge(manifest(), EXPECTED, finite=finite, norm=norm)
+    refusal = judged(manifest(), finite=finite, norm=norm)
     assert refusal is not None and refusal.kind == "non-finite"
 
 

@@ -230,6 +230,11 @@ class Ledger:
                 self._forget(learner, oldest)
         return lives.get(incarnation)
 
+    def settled_to(self, learner: str, incarnation: int, p: int) -> int:
+        """Tokens of a life up to which the fate of all is settled, for fragment `p`."""
+        life = self.lives.get(learner, {}).get(incarnation)
+        return 0 if life is None else life.mark_P[p]
+
     def _merge(self, p: int, v: Verdict) -> None:
         """A merged contribution: the learner adopted where it begins."""
         life = self._life(v.learner, v.incarnation)

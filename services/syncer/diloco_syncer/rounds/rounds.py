@@ -25,7 +25,7 @@ from diloco_syncer.events import (
 )
 from diloco_syncer.history.history import History
 from diloco_syncer.members.roster import Member, Roster
-from diloco_syncer.rounds.gate import expecting, judge
+from diloco_syncer.rounds.gate import judge
 from diloco_syncer.rounds.grace import Timings, grace_s, pull_timeout_s
 from diloco_syncer.rounds.quorum import Readiness, explain, ready
 from diloco_syncer.rounds.round import Phase, Round, contribution_verdict
@@ -246,10 +246,7 @@ class Rounds:
             return self._after_all(manifest, now)
         if manifest.learner not in r.participants:
             return "uninvited", [Drop(key)]
-        incarnation = r.participants[manifest.learner]
-        step_max = self._step_max(manifest.learner, incarnation, r)
-        expected = expecting(self.history, r.fragment, manifest.learner, incarnation, step_max)
-        refusal = judge(manifest, expected, finite=event.finite, norm=event.norm)
+        refusal = judge(event, r, self.history, self._step_max(manifest.learner, r))
         known = r.answer(manifest.learner)
         drop: list[Effect] = [] if manifest.learner in r.kept and known == key else [Drop(key)]
         if refusal is not None and refusal.kind in NO_ANSWERS:
@@ -278,15 +275,17 @@ class Rounds:
                     why = f"its answer was refused: {event.kind}: {event.reason}"
                     r.leave_out(learner, r.participants[learner], "missed", why[:500])
 
-    def _step_max(self, learner: str, incarnation: int, r: Round) -> int:
-        """The step that this life may have reached when it answered, by what it reports itself.
+    def _step_max(self, learner: str, r: Round) -> int:
+        """The step that its life here may have reached when it answered, by what it reports itself.
 
         Its newest report is a lease old at most when it is pulled, and it answers until the
         deadline. Twice what it steps meanwhile, and a round of every fragment for a report that
         is only averaged; so that only who contradicts itself is beyond.
         """
         member = self.roster.members.get(learner)
-        p = None if member is None or member.incarnation != incarnation else member.progress
+        if member is None or member.incarnation != r.participants[learner]:
+            return COUNT_MAX
+        p = member.progress
         if p is None or not p.step_s > 0:
             return COUNT_MAX
         waited_s = self.roster.lease_s + max(r.deadline - r.pulled_at, 0.0)
