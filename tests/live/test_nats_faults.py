@@ -275,6 +275,30 @@ async def test_requests_on_a_lost_connection_fail_at_once(nats_server: NatsServe
             await asking
 
 
+async def test_what_waited_for_a_server_is_written_to_no_other(nats_server: NatsServer) -> None:
+    """Whoever asked has given up; and the next server may be a hub that was put back."""
+    async with connected(nats_server.url) as bus:
+        await bus.ensure_stream(SPEC)
+        nats_server.pause()
+        filling = asyncio.create_task(fill(bus))
+        await until(lambda: bus._link._client.pending_data_size > 0)
+        filling.cancel()
+        with pytest.raises(Unavailable):
+            await bus.append("s.late", b"x", timeout_s=1.0)
+        await restart(nats_server)
+        await until(lambda: bus.reconnects == 1)
+        assert await bus.append("s.a", b"") == 1
+        assert await bus.last("S", "s.late") is None
+
+
+async def fill(bus: NatsBus) -> None:
+    """The socket, and what waits for it."""
+    while True:
+        with suppress(Unavailable):
+            await bus.publish("nobody", bytes(256 << 10))
+        await asyncio.sleep(0.001)
+
+
 async def test_a_cancelled_put_stops_at_once(nats_server: NatsServer) -> None:
     async with connected(nats_server.url) as bus:
         await bus.ensure_stream(SPEC)

@@ -127,6 +127,7 @@ class Backups:
         # What was ordered since may be lost, and what is asked now is answered by what was.
         world.user.orders.clear()
         self.counts["hubs restored"] += 1
+        world.net.lives += 1
         world.net.gone = False
 
     def _loaded(self, stream: str) -> None:
