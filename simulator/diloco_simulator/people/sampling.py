@@ -57,7 +57,8 @@ class Sampling:
         path = f"/runs/{self.world.spec.name}/samples"
         leaves = self.rng.random() < LEAVES
         seconds = self.rng.uniform(*LEAVES_S) if leaves else STAYS_S
-        body = {"prompt": "once", "tokens": self.rng.choice(TOKENS)}
+        tokens = self.rng.choice(TOKENS)
+        body = {"prompt": "once", "tokens": tokens}
         self.reading += 1
         try:
             status, said = await visitors.rest.listen(path, "", seconds, "POST", body)
@@ -69,7 +70,7 @@ class Sampling:
         if status not in MAY or (status == 429 and alone and not self.sampler.left()):
             self.broken(f"a sample is answered with {status}: {said[:200]}")
         if status == 200:
-            self._judge(said, int(body["tokens"]), leaves)
+            self._judge(said, tokens, leaves)
 
     def _judge(self, said: str, tokens: int, leaves: bool) -> None:
         lines = [line.removeprefix("data: ") for line in said.split("\n\n") if line]

@@ -216,9 +216,12 @@ class World:
     def _coordinator(self) -> Kind:
         if (exporting := self.exporting) is None:
             return coordinator
-        kept = exporting.kept_max
-        by = {"exporter": exporting.exporter, "sampler": exporting.sampling.sampler.of_product}
-        return partial(coordinator, **by, exports_kept=kept)
+        return partial(
+            coordinator,
+            exporter=exporting.exporter,
+            sampler=exporting.sampling.sampler.of_product,
+            exports_kept=exporting.kept_max,
+        )
 
     def _learner(self, n: int) -> Kind:
         """One that computes as the n-th, whatever its name."""
