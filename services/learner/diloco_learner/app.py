@@ -13,7 +13,7 @@ from diloco_learner.data.cache import Cache
 from diloco_learner.events import Leave
 from diloco_learner.hosts.computing_io import OnHosts, OnOneHost
 from diloco_learner.hosts.leading_io import Hosts
-from diloco_learner.hosts.receiving_io import SharedLanes
+from diloco_learner.hosts.receiving_io import fetched_by_all
 from diloco_learner.recovery.incarnation_io import newest_boot
 from diloco_learner.settings import Settings
 from diloco_learner.training.computing_io import Computing, OnThisMachine
@@ -66,9 +66,7 @@ class Learner(Worker[Settings]):
         self.computing = computing or OnThisMachine(*_of_this_machine(settings))
         if isinstance(self.computing, OnHosts):
             self.computing.tell = self.tell
-            carriers = self.computing.hosts.carriers
-            carriers.traffic = data.traffic
-            data.lanes = SharedLanes(data, data.lanes, carriers)
+            fetched_by_all(data, self.computing.hosts.carriers)
         self.work: Work | None = None
         self.assigned = ""  # the run that it was told last
         self.unfit_for = ""  # why it could not work for its run, as an event told last

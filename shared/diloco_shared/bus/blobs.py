@@ -149,12 +149,7 @@ async def put_chunks(
     blob = outgoing.blob
     progress = TransferProgress() if progress is None else progress
     progress.stored = blob.chunks - len(chunks)
-    if bus.lanes is not None:
-        sending = bus.lanes.send(
-            outgoing, chunks, progress, window=window, chunk_timeout_s=chunk_timeout_s
-        )
-    else:
-        sending = _append(bus, outgoing, chunks, progress, Pace(window, chunk_timeout_s))
+    sending = send_all(bus, bus.lanes, outgoing, chunks, progress, window, chunk_timeout_s)
     try:
         async with asyncio.timeout(deadline_s):
             await _while_moving(sending, lambda: progress.stored, progress, patience_s)
@@ -165,6 +160,22 @@ async def put_chunks(
             f"{blob.subject}: {progress.stored} of {blob.chunks} chunks stored {limit}"
             f"; last trouble: {progress.trouble or 'none, the link is too slow'}"
         ) from None
+
+
+async def send_all(
+    bus: Bus,
+    lanes: Lanes | None,
+    outgoing: Outgoing,
+    chunks: Sequence[int],
+    progress: TransferProgress,
+    window: int,
+    chunk_timeout_s: float,
+) -> None:
+    """Store these chunks, repeating what gets no answer until cancelled. Raises Refused."""
+    if lanes is not None:
+        await lanes.send(outgoing, chunks, progress, window=window, chunk_timeout_s=chunk_timeout_s)
+    else:
+        await _append(bus, outgoing, chunks, progress, Pace(window, chunk_timeout_s))
 
 
 async def _while_moving(

@@ -6,12 +6,16 @@ island does not act, and does not live on.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from diloco_learner.hosts import whole
+from diloco_learner.hosts.shares import KEPT_MAX
+from diloco_shared.bus.port import Stored
+from diloco_shared.protocol.chunks import HEADER_DIGEST, HEADER_INDEX
+from diloco_shared.protocol.messages import Blob
 from diloco_simulator.checkers.promises import Report
 
 # Beyond the limit of silence: two looks, what is on its way, and the standstill of a thread.
@@ -56,6 +60,8 @@ class IslandLife:
     # What was put together, by fragment and round; and of that, what is not on the hub yet.
     made: set[tuple[int, int, bytes]] = field(default_factory=set)
     putting: set[tuple[int, int, bytes]] = field(default_factory=set)
+    # By host that could not carry its share: until when, by process 0's clock, it is not asked.
+    resting: dict[int, float] = field(default_factory=dict)
 
     # --- the plan ------------------------------------------------------------------------------
 
@@ -103,6 +109,31 @@ class IslandLife:
             self._broken(f"parts of fragment {fragment} for round {round_} make another whole")
         self.made.add((fragment, round_, payload))
         self.putting.add((fragment, round_, payload))
+
+    # --- what its hosts carry ------------------------------------------------------------------
+
+    def rests(self, index: int, until: float) -> None:
+        """A host has not stored its share, or not fetched its run."""
+        self.resting[index] = until
+
+    def asks(self, carriers: Iterable[int], now: float) -> None:
+        """An order is told by which these hosts are to keep their shares."""
+        for index in carriers:
+            self.watch.report.looked("I13")
+            if now < self.resting.get(index, -math.inf):
+                self._broken(f"host {index} is to carry again, which has just failed")
+
+    def shared(self, payload: bytes, expected: bytes, of: str) -> None:
+        """All parts of what the island gives away are there."""
+        self.watch.report.looked("I13")
+        if payload != expected:
+            self._broken(f"parts of what it gives away make another whole: {of}")
+
+    def keeps(self, of: str, many: int) -> None:
+        """A host keeps so many shares of that kind."""
+        self.watch.report.looked("I13")
+        if many > KEPT_MAX[of]:
+            self._broken(f"a host keeps {many} shares of what it carries: {of}")
 
     # --- who lives -----------------------------------------------------------------------------
 
@@ -153,6 +184,8 @@ class IslandWatch:
         """`later(seconds, do, *args)`: does it then."""
         self.report, self.counts, self.now, self.later = report, counts, now, later
         self.lives: list[IslandLife] = []
+        # By payload, its subject and digest: chunks that the hub has ever taken.
+        self.chunks: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
 
     def begins(self, name: str, host: str, island: Hosts, process: Process) -> IslandLife:
         """Process 0 is started."""
@@ -175,6 +208,21 @@ class IslandWatch:
             self.report.looked("I13")
             if not any(put in life.made for life in mine):
                 self.broken(f"{learner} has put for round {round_} what was never put together")
+
+    def chunk(self, message: Stored) -> None:
+        """The hub has taken a message that is no manifest."""
+        headers = message.headers
+        if HEADER_DIGEST in headers and HEADER_INDEX in headers:
+            key = message.subject, headers[HEADER_DIGEST]
+            self.chunks[key].add(int(headers[HEADER_INDEX]))
+
+    def named(self, learner: str, blob: Blob) -> None:
+        """A manifest of what several hosts may have carried: all chunks were stored before."""
+        if any(life.name == learner for life in self.lives):
+            self.report.looked("I13")
+            known = self.chunks[blob.subject, blob.digest]
+            if absent := set(range(blob.chunks)).difference(known):
+                self.broken(f"{learner} names {blob.subject}, and stored no chunk {min(absent)}")
 
     def broken(self, text: str) -> None:
         self.report("I13", text)

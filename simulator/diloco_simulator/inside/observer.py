@@ -106,6 +106,8 @@ class Observer:
                 m = decode(message.payload, InitManifest)
             except WireError:
                 return  # bad input: nobody may take it
+        if self.islands is not None and self.scene.options.carriers:
+            self.islands.named(m.learner, m.blob)
         if (payload := self._payload(stream, m.blob, message)) is not None:
             self.watch.stored(m.blob, payload)
             if self.islands is not None and isinstance(m, ContributionManifest):

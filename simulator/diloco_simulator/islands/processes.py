@@ -15,11 +15,13 @@ from diloco_learner.app import Learner
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.events import Leave
 from diloco_learner.hosts import plan, whole
+from diloco_learner.hosts.carrying_io import ERRAND, Spread
 from diloco_learner.hosts.computing_io import unless_lost
 from diloco_learner.hosts.held_anchors import Holder
 from diloco_learner.hosts.leading_io import LOOK_S
 from diloco_learner.hosts.link_io import GATHERING_S
 from diloco_learner.hosts.parts import Buffer, packed
+from diloco_learner.hosts.receiving_io import fetched_by_all
 from diloco_learner.hosts.whole import (
     BEAT_S,
     ORDER_S_MAX,
@@ -36,6 +38,13 @@ from diloco_learner.training.train import TrainLoop
 from diloco_shared import ambient
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.islands import IslandLife, IslandWatch
+from diloco_simulator.islands.carrying import (
+    SHARED_MIN,
+    SeenCarrier,
+    SeenCarriers,
+    SharedWhole,
+    Way,
+)
 from diloco_simulator.islands.links import Cable, Connection, Programs
 from diloco_simulator.islands.trainer import (
     SHARED,
@@ -47,7 +56,7 @@ from diloco_simulator.islands.trainer import (
 from diloco_simulator.islands.waiting import carried, carry, waited
 from diloco_simulator.virtual_loop import Hosted, VirtualLoop
 from diloco_simulator.worlds.computing import TinyComputing
-from diloco_simulator.worlds.processes import RESTART_S, Host
+from diloco_simulator.worlds.processes import RESTART_S, Client, Host
 from diloco_simulator.worlds.tiny import Part
 
 T = TypeVar("T")
@@ -80,10 +89,13 @@ class Island:
         learner: int,
         hosts: int,
         silence_s: float,
+        client: Client | None = None,
     ) -> None:
-        """`learner`: which one it computes as, of `hosts` processes."""
+        """`learner`: which one it computes as, of `hosts` processes. `client`: makes the connections
+        of those that carry their shares to and from the hub; None where process 0 does all."""
         self.loop, self.rng, self.watch = loop, rng, watch
         self.name, self.learner, self.hosts, self.silence_s = name, learner, hosts, silence_s
+        self.client = client
         self.machine: Host | None = None
         self.leading: Leading | None = None  # of the process 0 that lives
         self.lives = 0
@@ -144,6 +156,8 @@ class Leading:
 
     def begins(self, process: Hosted, life: IslandLife) -> None:
         self.process, self.life = process, life
+        carries = self.island.client is not None
+        self.carriers = SeenCarriers(self._say, life, wanted=carries)
         # Whatever this process does in a thread may wait for the others there.
         process.carry = carry
 
@@ -230,6 +244,7 @@ class Leading:
             self.island.watch.counts["islands: no order without a host"] += 1
             raise
         self.life.told(number, head)
+        self.life.asks(getattr(order, "carriers", ()), ambient.monotonic())
         for index, connection in self.connections.items():
             data = b"" if parts is None else b"".join(parts(index))
             try:
@@ -253,6 +268,22 @@ class Leading:
             waited(change)
         return found
 
+    def ready(self) -> tuple[int, ...]:
+        """See `hosts.trainer.Link`."""
+        return self.carriers.ready()
+
+    @property
+    def carries(self) -> bool:
+        """Whether the others carry what they can."""
+        return self.carriers.wanted
+
+    def spread(self, shared: SharedWhole) -> Spread:
+        """See `hosts.trainer.Link`."""
+        return self.carriers.spread(shared)
+
+    def _say(self, index: int, head: bytes) -> None:
+        self.connections[index].orders.send((ERRAND, head))
+
     def _notify(self) -> None:
         changed, self.changed = self.changed, []
         for one in changed:
@@ -270,20 +301,25 @@ class Leading:
                 values = await connection.said.receive()
                 stopped = self.whole.stopped_by
                 fault = self.whole.hears(index, values, ambient.monotonic())
+                if values[0] == ERRAND:
+                    self.carriers.heard(index, self._name(index), *values[1:])
                 if fault:
                     self.lose(fault)
                 if self.whole.stopped_by != stopped:
                     self.stop()
-        except HostLost as error:
+        except ConnectionError as error:
             self.lose(f"{self._name(index)} is gone: {error}")
 
     async def _collect(self, index: int, connection: Connection) -> None:
         try:
             while True:
-                number, data, fault = await connection.answers.receive()
+                number, data, fault, *indices = await connection.answers.receive()
+                if number < 0:
+                    self.carriers.came(index, number, indices, data)
+                    continue
                 self.whole.gave(index, number, data, fault)
                 self._notify()
-        except HostLost as error:
+        except (ConnectionError, ValueError) as error:
             self.lose(f"{self._name(index)} is gone: {error}")
 
     async def _beat(self) -> None:
@@ -307,6 +343,7 @@ class Leading:
             return
         self.island.watch.counts["islands lost a host"] += 1
         self._notify()
+        self.carriers.lost(self.lost)
         self.island.loop.call_later(whole.LAST_WORDS_S, self.leave)
         if self.when_lost is not None:
             self.when_lost()
@@ -350,6 +387,10 @@ class Leading:
         """It steps, or contributes."""
         self.life.acts()
 
+    def shared(self, payload: bytes, expected: bytes, of: str) -> None:
+        """What the island gives away is put together."""
+        self.life.shared(payload, expected, of)
+
     def gathered(self, payload: bytes, expected: bytes, fragment: int, round_: int) -> None:
         """A contribution of all hosts' parts is about to be put."""
         self.life.gathered(payload, expected, fragment, round_)
@@ -365,6 +406,7 @@ class Follower:
         self.process: Hosted | None = None
         self.connection: Connection | None = None
         self.life: IslandLife | None = None
+        self.way: Way | None = None  # to the hub, where it carries
         self.starts = 0
 
     @property
@@ -383,7 +425,7 @@ class Follower:
         self.starts += 1
         name = f"{self.island.name}-host-{self.index}/{self.starts}"
         self.process = process = Hosted(self.island.loop, name)
-        self.connection, self.life = None, None
+        self.connection, self.life, self.way = None, None, None
         self.orders: asyncio.Queue[tuple[int, plan.Order, Buffer]] = asyncio.Queue(ORDERS_MAX)
         self.following = plan.Following()
         process.run(self._guarded(self._follow))
@@ -394,6 +436,8 @@ class Follower:
         if process is None:
             return
         process.kill()
+        if self.way is not None:
+            self.way.vanish()
         if self.life is not None:
             self.life.died(self.island.loop.now)
         if self.connection is not None and closes:
@@ -424,17 +468,41 @@ class Follower:
         self.hearing = Hearing(silence_s, now, now)
         self.life = leading.life
         part = Part(self.index, self.island.hosts)
+        self.carrier = self._carrier(connection)
         trainer = FollowingTrainer(
             self.island.learner,
             part,
             leading.programs,
             self.island.watch.numbers,
             partial(self.life.took, self.index),
+            None if self.carrier is None else self.carrier.keep,
         )
         assert self.process is not None
         for work in (partial(self._work, connection, trainer), partial(self._beat, connection)):
             self.process.run(self._guarded(work))
+        if self.carrier is not None:
+            self.process.run(self._guarded(self.carrier.run_here))
         await self._read(connection)
+
+    def _carrier(self, connection: Connection) -> SeenCarrier | None:
+        """With a link of its own to the hub; None where process 0 carries all."""
+        island = self.island
+        if island.client is None:
+            return None
+        assert self.process is not None and self.life is not None
+        name, moment = f"{island.name}-host-{self.index}", partial(self._moment, self.process)
+        self.way = Way(island.client, f"{name}-data", self.host, self.process, moment)
+        return SeenCarrier(self.way, connection, self.life)
+
+    @property
+    def host(self) -> str:
+        """Whose link to the hub it has."""
+        machine = self.island.machine
+        return f"{self.island.name if machine is None else machine.host}-host-{self.index}"
+
+    def _moment(self, process: Hosted, what: str) -> None:
+        if self.process is process:
+            self.island.moment(what, self.index)
 
     async def _welcomed(self, connection: Connection) -> float:
         """Once all are there. Raises HostLost where process 0 gives no sign of life meanwhile."""
@@ -455,6 +523,9 @@ class Follower:
             what, *values = await connection.orders.receive()
             self.hearing.heard(ambient.monotonic())
             if what == "alive":
+                continue
+            if what == ERRAND and self.carrier is not None:
+                self.carrier.hears(*values)
                 continue
             head, data = values
             number, order = plan.decode(head)
@@ -488,6 +559,8 @@ class Follower:
                 await asyncio.sleep(self.island.rng.uniform(*FETCH_S))
                 answer = b"".join(packed(given))
                 connection.answers.send((number, answer, ""))
+            if isinstance(order, plan.Leave) and self.carrier is not None:
+                self.carrier.forget()
 
     async def _beat(self, connection: Connection) -> None:
         while True:
@@ -561,6 +634,8 @@ class IslandLearner(Learner):
     async def run(self) -> None:
         self.computing.tell = self.tell
         leading = self.computing.leading
+        if leading.carries:
+            fetched_by_all(self.data, leading.carriers, SHARED_MIN)
         try:
             await leading.gather()
             await super().run()

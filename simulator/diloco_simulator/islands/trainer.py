@@ -15,22 +15,37 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from diloco_learner.hosts import plan
+from diloco_learner.hosts import plan, shares
 from diloco_learner.hosts.held_anchors import HeldAnchor, Holder, OwnParts
-from diloco_learner.hosts.parts import Buffer, Span, cut, put_together, split
+from diloco_learner.hosts.parts import Buffer, Span, cut, packed, put_together, split
+from diloco_learner.hosts.shares import CONTRIBUTION, FRAGMENT, Kept, Lying, kept
 from diloco_learner.recovery import moments
 from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.trainer import Published
 from diloco_shared.numerics import codec
 from diloco_shared.protocol.chunks import CHUNK_BYTES, Headed
 from diloco_shared.spec.run import RunSpec
+from diloco_simulator.islands.carrying import (
+    SharedWhole,
+    bytes_lie,
+    parts_of,
+    spans_of,
+    values_lie,
+)
 from diloco_simulator.islands.links import Programs
 from diloco_simulator.islands.waiting import waited
 from diloco_simulator.worlds.computing import VirtualTrainer
+from diloco_simulator.worlds.constants import CHUNKS
 from diloco_simulator.worlds.tiny import Part, TinyTrainer, Values
 
 F32, I64, U8 = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.uint8)
 MOMENTS = "moments"
+# Of what hosts carry, by the order.
+KINDS: dict[type[Any], str] = {
+    plan.Contribute: CONTRIBUTION,
+    plan.ShareFragment: FRAGMENT,
+    plan.Share: shares.MOMENTS,
+}
 ForEach = Callable[[int], Sequence[memoryview]]
 # An anchor of some dozen bytes is given away in several orders, as a large one is.
 PIECE_BYTES = 16
@@ -46,16 +61,15 @@ def of_run(spec: RunSpec, learner: int, part: Part, report: Callable[[str, str],
     )
 
 
-def spans_of(size: int, hosts: int) -> dict[int, list[Span]]:
-    """By host: the part of a vector that it holds."""
-    found = {n: Part(n, hosts).of(size) for n in range(hosts)}
-    return {n: [((s.start, s.stop),)] for n, s in found.items()}
-
-
 def rows_of(shape: Sequence[int], hosts: int) -> dict[int, list[Span]]:
     """By host: the sequences of a batch that it reads."""
     rows = spans_of(shape[0], hosts)
     return {n: [(spans[0][0], (0, shape[1]))] for n, spans in rows.items()}
+
+
+def moments_of(tiny: TinyTrainer) -> bytes:
+    """As a newcomer is given them."""
+    return save({MOMENTS: np.array([tiny.moments], I64)})
 
 
 def shared_state(tiny: TinyTrainer) -> str:
@@ -76,6 +90,11 @@ class Leads(Protocol):
     programs: Programs
     hosts: int
 
+    @property
+    def carries(self) -> bool: ...
+    def ready(self) -> tuple[int, ...]: ...
+    def spread(self, shared: SharedWhole) -> Any: ...
+    def shared(self, payload: bytes, expected: bytes, of: str) -> None: ...
     def tell(self, order: plan.Order, parts: ForEach | None = None) -> int: ...
     def answers(self, number: int) -> Mapping[int, Buffer]: ...
     def carried(self, number: int, state: str) -> None: ...
@@ -184,17 +203,22 @@ class LeadingTrainer(VirtualTrainer):
         return number
 
     def contribution(self, p: int, round_: int) -> Any:
-        number = self.leading.tell(plan.Contribute(p, round_))
+        carriers = self.leading.ready()
+        chunk_bytes = CHUNKS.value if self.leading.carries else 0
+        number = self.leading.tell(plan.Contribute(p, round_, chunk_bytes, carriers))
         self.leading.acts()
         met = self.leading.programs.meet(number, 0, self.tiny.gives(p))
         payload = self.tiny.sent(p, round_, np.concatenate(waited(met)))
         expected = self.reference.contribution(p, round_)
         self._carried(number)
-        own = memoryview(payload)[Part(0, self.leading.hosts).of(len(payload))]
 
         def done(whole: bytes) -> None:
             self.leading.gathered(whole, expected, p, round_)
 
+        if carriers:
+            lying = bytes_lie(len(payload), self.leading.hosts)
+            return self._spread(number, lying, expected, carriers, CONTRIBUTION, done)
+        own = memoryview(payload)[Part(0, self.leading.hosts).of(len(payload))]
         return Gathering(self.leading, number, own, len(payload), done)
 
     def decided(self, p: int, round_: int, *, merged: bool) -> None:
@@ -206,9 +230,30 @@ class LeadingTrainer(VirtualTrainer):
     def fragment(self, p: int) -> Values:
         return self._read(p, plan.Read(p))
 
-    def initial_fragment(self, p: int) -> Headed:
-        """No host of these has a connection to the hub: all give their parts."""
-        return Headed(*codec.frame(self._read(p, plan.ShareFragment(p, CHUNK_BYTES, ()))))
+    def initial_fragment(self, p: int) -> Any:
+        """All give their parts, unless they have a connection to the hub."""
+        if not self.leading.carries:
+            return Headed(*codec.frame(self._read(p, plan.ShareFragment(p, CHUNK_BYTES, ()))))
+        carriers = self.leading.ready()
+        number = self.leading.tell(plan.ShareFragment(p, CHUNKS.value, carriers))
+        whole = codec.encode("fp32", self.reference.theta[p])
+        lying = values_lie(self.tiny.layout.sizes[p], self.leading.hosts)
+        return self._spread(number, lying, whole, carriers, FRAGMENT)
+
+    def _spread(
+        self,
+        number: int,
+        lying: Lying,
+        whole: bytes,
+        carriers: tuple[int, ...],
+        of: str,
+        done: Callable[[bytes], None] | None = None,
+    ) -> Any:
+        done = done or (lambda made: self.leading.shared(made, whole, of))
+        link: Any = self.leading
+        return link.spread(
+            SharedWhole(link, number, lying, whole, carriers, CHUNKS.value, of, done)
+        )
 
     def _read(self, p: int, order: plan.Order) -> Values:
         number = self.leading.tell(order)
@@ -242,8 +287,14 @@ class LeadingTrainer(VirtualTrainer):
         """As the last host has it: one that follows, since process 0's own would show nothing."""
         return self._moments(plan.Copy(MOMENTS))
 
-    def given_state(self) -> memoryview:
-        return self._moments(plan.Share(CHUNK_BYTES, ()))
+    def given_state(self) -> Any:
+        if not self.leading.carries:
+            return self._moments(plan.Share(CHUNK_BYTES, ()))
+        carriers = self.leading.ready()
+        number = self.leading.tell(plan.Share(CHUNKS.value, carriers))
+        whole = moments_of(self.reference)
+        lying = bytes_lie(len(whole), self.leading.hosts)
+        return self._spread(number, lying, whole, carriers, shares.MOMENTS)
 
     def _moments(self, order: plan.Order) -> memoryview:
         found = self._answers(order)
@@ -271,10 +322,12 @@ class FollowingTrainer:
         programs: Programs,
         report: Callable[[str, str], None],
         took: Callable[[int, str], None],
+        keep: Callable[[int, Kept], None] | None = None,
     ) -> None:
-        """`took(number, digest)` is shown every part of an anchor that an order makes it take."""
+        """`took(number, digest)` is shown every part of an anchor that an order makes it take.
+        `keep`: its share of what it carries to the hub; None where process 0 does that."""
         self.learner, self.part, self.programs, self.report = learner, part, programs, report
-        self.took = took
+        self.took, self.keep = took, keep
         self.anchors = OwnParts()
         self.spec: RunSpec | None = None
         self.tiny: Any = None
@@ -306,9 +359,19 @@ class FollowingTrainer:
                 given = tiny.gives(order.fragment)
                 met = await self.programs.meet(number, self.part.index, given)
                 payload = tiny.sent(order.fragment, order.round, np.concatenate(met))
+                if order.carriers:
+                    lying = bytes_lie(len(payload), self.part.hosts)
+                    return self._given(number, order, lying, self._own(payload, lying))
                 return [np.frombuffer(payload, U8)[self.part.of(len(payload))]]
             case plan.Decided():
                 tiny.decided(order.fragment, order.round, merged=order.merged)
+            case plan.ShareFragment() if self.keep is not None:
+                lying = values_lie(tiny.layout.sizes[order.fragment], self.part.hosts)
+                return self._given(number, order, lying, [tiny.theta[order.fragment].copy()])
+            case plan.Share() if self.keep is not None:
+                whole = moments_of(tiny)
+                lying = bytes_lie(len(whole), self.part.hosts)
+                return self._given(number, order, lying, self._own(whole, lying))
             case plan.Read() | plan.ShareFragment():
                 return [tiny.theta[order.fragment].copy()]
             case plan.Copy() | plan.Share():
@@ -322,6 +385,25 @@ class FollowingTrainer:
             case _:
                 await self._evaluate(number, order)
         return None
+
+    def _own(self, payload: bytes, lying: Lying) -> Sequence[Any]:
+        return parts_of(payload, lying, self.part.index)
+
+    def _given(
+        self,
+        number: int,
+        order: plan.Contribute | plan.ShareFragment | plan.Share,
+        lying: Lying,
+        own: Sequence[Any],
+    ) -> Sequence[Any]:
+        """What process 0 is given of its parts: as by `hosts.hand`."""
+        if self.part.index not in order.carriers:
+            return own
+        assert self.keep is not None
+        of = KINDS[type(order)]
+        share, answer = kept(lying, self.part.index, packed(own), order.chunk_bytes, of)
+        self.keep(number, share)
+        return answer
 
     async def _evaluate(self, number: int, order: plan.Order) -> None:
         match order:

@@ -62,7 +62,7 @@ class Poisoned:
     size: int
 
     def fetch(self) -> bytes:
-        return self.lies.poison(self.sent.fetch(), self.size)
+        return self.lies.poison(getattr(self.sent, "shared", self.sent).fetch(), self.size)
 
 
 class Lies:

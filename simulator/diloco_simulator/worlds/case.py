@@ -49,10 +49,11 @@ class Case:
         # What a backup does not know, as a run, a token or a fault that somebody asked for since,
         # is gone: nobody else asks for anything in such a world.
         alone = options.hub_restores > 0
+        of_carriers = constants.of_carriers(seed) if options.carriers else {}
         return cls(
             seed,
             options,
-            constants.drawn(Random(f"constants {seed}")) | of_islands,
+            constants.drawn(Random(f"constants {seed}")) | of_islands | of_carriers,
             early=Random(f"early {seed}").random() < EARLY,
             asks=Random(f"begins again {seed}").random() < ASK,
             visitors=not alone,

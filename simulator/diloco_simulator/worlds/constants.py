@@ -17,6 +17,8 @@ from diloco_coordinator.runs import assigning_io as assigning
 from diloco_coordinator.runs import ending_io as ending
 from diloco_learner.data import leasing_io as shards
 from diloco_learner.exchange import downlink_io as downlink
+from diloco_learner.hosts import carrying_io as carrying
+from diloco_learner.hosts import giving_io as giving
 from diloco_learner.hosts import whole
 from diloco_learner.training import mailbox_io as mailbox
 from diloco_shared.budget import job, overhead
@@ -104,6 +106,15 @@ PACES = (
 )
 # Of islands of several hosts, drawn where a world has some: their last words may be cut off.
 ISLANDS = (Drawn(whole, "LAST_WORDS_S", (0.2,)),)
+# Where hosts carry their shares: no world lasts long enough for the product's own times; chunks of
+# so few bytes that several lie within what one host has of a payload.
+CARRIERS = (
+    Drawn(carrying, "REST_S", (3.0, 8.0)),
+    Drawn(carrying, "CONNECT_AGAIN_S", (1.0, 4.0)),
+    Drawn(carrying, "GIVE_AT_ONCE", (1, 2, 16)),
+    Drawn(giving, "PATIENCE_S", (2.0, 6.0)),
+)
+CARRIED = (4, 8)
 # Of limits: how often another value is drawn. Of paces: how often all are slow together, which
 # also makes a world take less processor time.
 OTHER, SLOW = 0.3, 0.8
@@ -121,10 +132,12 @@ ALWAYS: tuple[tuple[ModuleType, str, Any], ...] = (
     # Their lengths are those of messages and files, of which a world depends.
     (membership, "own_pid", lambda: 12345),
     (membership, "own_host", lambda: "vm"),
+    # Nobody is slow to read what a host is told, and a real thread would tell it at any time.
+    (giving, "apart", lambda work: work()),
 )
 
 
-KNOWN = {d.path: d for d in (*LIMITS, *PACES, *ROOM, *COUNTED, *ISLANDS, FACTOR)}
+KNOWN = {d.path: d for d in (*LIMITS, *PACES, *ROOM, *COUNTED, *ISLANDS, *CARRIERS, FACTOR)}
 # What makes sense together alone.
 TOGETHER = (
     frozenset(d.path for d in ROOM),
@@ -143,8 +156,7 @@ def drawn(rng: Random) -> dict[str, float]:
     if rng.random() < SLOW:
         values |= {d: rng.choice(d.others) for d in PACES}
     if CHUNKS in values:
-        values |= dict.fromkeys(COUNTED, values[CHUNKS])
-        values[FACTOR] = 1 + HEADERS / values[CHUNKS]
+        values |= _chunks_of(values[CHUNKS])
     if rng.random() < JUST:
         values |= {d: rng.choice(d.others) for d in ROOM}
     return {d.path: value for d, value in values.items()}
@@ -154,6 +166,18 @@ def of_islands(seed: int) -> dict[str, float]:
     """What a world with islands of several hosts changes besides, from dice of its own."""
     rng = Random(f"constants of islands {seed}")
     return {d.path: rng.choice(d.others) for d in ISLANDS if rng.random() < OTHER}
+
+
+def of_carriers(seed: int) -> dict[str, float]:
+    """And one whose islands' hosts carry their shares."""
+    rng = Random(f"constants of carriers {seed}")
+    values = {d: rng.choice(d.others) for d in CARRIERS} | _chunks_of(rng.choice(CARRIED))
+    return {d.path: value for d, value in values.items()}
+
+
+def _chunks_of(size: int) -> dict[Drawn, float]:
+    """Of so many bytes, wherever they are counted."""
+    return dict.fromkeys((CHUNKS, *COUNTED), size) | {FACTOR: 1 + HEADERS / size}
 
 
 @contextmanager

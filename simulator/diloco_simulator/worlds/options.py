@@ -84,6 +84,10 @@ class Options:
     host_hangs: int = 0  # half of them for longer than a host may be silent
     host_stops: int = 0  # a host is told to stop, and the island ends in order
     slow_hosts: int = 0  # for some seconds, what one host hears and says takes longer
+    carriers: bool = False  # hosts of islands carry their shares to and from the hub themselves
+    cut_carriers: int = (
+        0  # one of them loses the hub for some seconds, or dies with a share half put
+    )
     # Every process has credentials of its own, so that the hub knows who writes, and leaders write
     # for learners.
     named: bool = False
@@ -178,6 +182,8 @@ class Options:
 NAMED = 0.3
 # How many worlds have islands of several hosts.
 ISLANDS = 0.3
+# In how many of these the other hosts carry to and from the hub what they can.
+CARRIERS = 0.5
 
 
 def islands(seed: int) -> dict[str, Any]:
@@ -185,7 +191,9 @@ def islands(seed: int) -> dict[str, Any]:
     rng = random.Random(f"islands of {seed}")
     if rng.random() >= ISLANDS:
         return {}
-    return {
+    dice = random.Random(f"carriers of {seed}")
+    carriers = {"cut_carriers": dice.choice([0, 2, 4]), "carriers": dice.random() < CARRIERS}
+    return (carriers if carriers["carriers"] else {}) | {
         "hosts": tuple(rng.choice([1, 2, 2, 3, 4]) for _ in range(4)),
         "host_silence_s": rng.choice([1.5, 2.5, 4.0]),
         "host_deaths": rng.choice([0, 4, 5]),

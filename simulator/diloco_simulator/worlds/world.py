@@ -241,6 +241,7 @@ class World:
                 n,
                 hosts,
                 self.options.host_silence_s,
+                self._client if self.options.carriers else None,
             )
             self.made.append(island)
             return learner(name, data, lambda: IslandComputing(island, *of_it), IslandLearner)
@@ -250,6 +251,8 @@ class World:
     # --- what is seen --------------------------------------------------------------------------
 
     def _stored(self, stream: str, message: Stored) -> None:
+        if self.options.carriers:
+            self.islands.chunk(message)
         for observer in self.observers.values():
             observer.stored(stream, message)
 

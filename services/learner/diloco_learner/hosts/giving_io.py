@@ -8,6 +8,7 @@ too, does it get all of them where it needs the payload whole.
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import structlog
 
@@ -103,8 +104,12 @@ class SpreadState(Spread):
 
     def let_go(self) -> None:
         """Nobody needs it any more. Any thread may say so; a host may be slow to read it."""
-        told = (self.number, self.indices)
-        threading.Thread(target=self.carriers.drop, args=told, name="drop", daemon=True).start()
+        apart(partial(self.carriers.drop, self.number, self.indices))
+
+
+def apart(work: Callable[[], object]) -> None:
+    """In a thread of its own: whoever asks for it may have no loop, and waits for nobody."""
+    threading.Thread(target=work, name="drop", daemon=True).start()
 
 
 def _fill(memory: memoryview, made: Composed) -> None:

@@ -20,7 +20,7 @@ from itertools import pairwise
 import structlog
 
 from diloco_learner.hosts.carrying_io import CarrierFailed, Carriers
-from diloco_shared.bus.blobs import one_pass
+from diloco_shared.bus.blobs import one_pass, send_all
 from diloco_shared.bus.port import Bus, Lanes, Stored, TransferProgress, Unavailable
 from diloco_shared.protocol.chunks import HEADER_DIGEST, HEADER_INDEX, Incoming, Outgoing
 
@@ -42,6 +42,13 @@ class Run:
 
     start_seq: int
     chunks: tuple[int, ...]
+
+
+def fetched_by_all(bus: Bus, carriers: Carriers, shared_min: int = SHARED_MIN) -> None:
+    """From now on the others fetch their runs of what comes to process 0 over `bus`, and their
+    bytes are counted there."""
+    carriers.traffic = bus.traffic
+    bus.lanes = SharedLanes(bus, bus.lanes, carriers, shared_min)
 
 
 def places_of(heads: Iterable[Stored], digest: str) -> dict[int, int]:
@@ -85,9 +92,8 @@ class SharedLanes:
         chunk_timeout_s: float,
     ) -> None:
         """As one process does."""
-        assert self.lanes is not None
-        await self.lanes.send(
-            outgoing, chunks, progress, window=window, chunk_timeout_s=chunk_timeout_s
+        await send_all(
+            self.bus, self.lanes, outgoing, chunks, progress, window, chunk_timeout_s
         )
 
     async def receive(self, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
