@@ -45,7 +45,7 @@ HEAD = 8
 # A carrier tries to connect for so long, in virtual seconds.
 CONNECT_S = 10.0
 # What a carrier does at the hub, where it may die with it.
-MOMENTS = {"append": "carries", "fetch": "fetches"}
+MOMENTS = {"append": "carries", "api": "fetches"}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SHORT, LONG = (0.4, 0.8), (1.5, 4.0)
 # What makes a host's link slow is over after so many virtual seconds.
 SLOW_FOR_S = (3.0, 12.0)
+# A host that carries is without the hub for so many virtual seconds.
+CUT_FOR_S = (2.0, 15.0)
 # A contribution that is put together is put by its chunks, an answer to them, and its manifest.
 PUTTING_WAYS = 3.0
 # With one of these told and not taken up a host dies.
@@ -57,6 +59,17 @@ class IslandTroubles:
             for _ in range(count):
                 at = self.rng.uniform(3.0, o.safety_s)
                 self.world.loop.call_later(at, self._strike, strike)
+
+        if o.carriers:
+            self._plan_of_carriers()
+
+    def _plan_of_carriers(self) -> None:
+        """Each kind once, in any order, as far as there are so many."""
+        kinds = [self.cut_off, self.loses_the_hub, self.dies_carrying, self.dies_fetching]
+        self.rng.shuffle(kinds)
+        for strike in kinds[: self.world.options.cut_carriers]:
+            at = self.rng.uniform(3.0, SOON * self.world.options.safety_s)
+            self.world.loop.call_later(at, self._strike, strike)
 
     def heal(self) -> None:
         """Nobody stands still, is slow, or is to die any more."""
@@ -112,6 +125,14 @@ class IslandTroubles:
     def dies_giving(self) -> None:
         """A host is to give its part of an anchor that a delta adds to, and never does."""
         self._dies_at("gives an anchor", "in the middle of a gather")
+
+    def dies_carrying(self) -> None:
+        """A host has stored some of its share, and never says that all of it is there."""
+        self._dies_at("carries", "in the middle of its share")
+
+    def dies_fetching(self) -> None:
+        """A host is to fetch its run of an anchor's chunks, and never brings them."""
+        self._dies_at("fetches", "in the middle of a run")
 
     def _dies_at(self, moment: str, how: str) -> None:
         def strike(island: Island, index: int) -> None:
@@ -180,6 +201,22 @@ class IslandTroubles:
         follower.cable.slow = True
         seconds = self.rng.uniform(*SLOW_FOR_S)
         follower.cable.later(seconds, setattr, follower.cable, "slow", False)
+
+    def cut_off(self, follower: Follower | None = None) -> None:
+        """What a host sends to the hub, or is sent by it, does not come through for a while."""
+        follower = follower or self._somebody()
+        self.counts["islands: a carrier is cut off"] += 1
+        link, way = self.world.net.link(follower.host), self.rng.choice(["out", "into"])
+        setattr(link, way, False)
+        seconds = self.rng.uniform(*CUT_FOR_S)
+        follower.cable.later(seconds, setattr, link, way, True)
+
+    def loses_the_hub(self, follower: Follower | None = None) -> None:
+        """A host's connection to the hub breaks, and is there again some time later."""
+        follower = follower or self._somebody()
+        if follower.way is not None:
+            self.counts["islands: a carrier loses the hub"] += 1
+            follower.way.breaks(self.rng.uniform(*CUT_FOR_S))
 
     def told_to_stop(self) -> None:
         """The island ends in order."""
