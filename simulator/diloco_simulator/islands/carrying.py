@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from diloco_learner.hosts import carrying_io
 from diloco_learner.hosts.carrying_io import (
     Carrier,
     CarrierFailed,
@@ -28,6 +29,7 @@ from diloco_learner.hosts.shares import (
     Lying,
     compose,
 )
+from diloco_shared import ambient
 from diloco_shared.bus.port import Unavailable
 from diloco_shared.protocol.chunks import describe
 from diloco_shared.protocol.messages import Blob
@@ -42,8 +44,8 @@ from diloco_simulator.worlds.tiny import Part
 SHARED_MIN = 2
 # Of a payload, before what the hosts have: a codec's header, or the first bytes of a tensor file.
 HEAD = 8
-# A carrier tries to connect for so long, in virtual seconds.
-CONNECT_S = 10.0
+# A carrier tries to connect for so long, and so often, in virtual seconds.
+CONNECT_S, TRY_S = 10.0, 0.5
 # What a carrier does at the hub, where it may die with it.
 MOMENTS = {"append": "carries", "api": "fetches"}
 
@@ -59,10 +61,10 @@ def spans_of(size: int, hosts: int) -> dict[int, list[Span]]:
 
 
 def bytes_lie(size: int, hosts: int) -> Lying:
-    """Of a payload of which every host has a part of the first quarter, and one of the rest: as of
+    """Of a payload of which every host has a part of the first eighth, and one of the rest: as of
     the scales and the quanta of a codec."""
     body = size - HEAD
-    counts = body // 4, body - body // 4
+    counts = body // 8, body - body // 8
     return Lying(HEAD, counts, (1, 1), tuple(spans_of(n, hosts) for n in counts))
 
 
@@ -170,7 +172,7 @@ class SeenCarriers(Carriers):
     def rest(self, index: int) -> None:
         super().rest(index)
         self.counts["islands: a carrier left alone"] += 1
-        self.life.rests(index, self.known[index].rests_until)
+        self.life.rests(index, ambient.monotonic() + carrying_io.REST_S)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -201,11 +203,11 @@ class Way:
         bus = self.client(self.name, self.host, self.process.passes)
         self.buses.append(bus)
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CONNECT_S):
-                    while not self._there(bus):
-                        await asyncio.sleep(0.5)
-            if not self._there(bus):
+            for _ in range(int(CONNECT_S / TRY_S)):
+                if self._there(bus):
+                    break
+                await asyncio.sleep(TRY_S)
+            else:
                 raise Unavailable("no server there")
             yield bus
         finally:

@@ -91,8 +91,8 @@ class Island:
         silence_s: float,
         client: Client | None = None,
     ) -> None:
-        """`learner`: which one it computes as, of `hosts` processes. `client`: makes the connections
-        of those that carry their shares to and from the hub; None where process 0 does all."""
+        """`learner`: which one it computes as, of `hosts` processes. `client`: makes connections of
+        those that carry their shares to and from the hub; None where process 0 does all."""
         self.loop, self.rng, self.watch = loop, rng, watch
         self.name, self.learner, self.hosts, self.silence_s = name, learner, hosts, silence_s
         self.client = client

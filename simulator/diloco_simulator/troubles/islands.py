@@ -92,9 +92,12 @@ class IslandTroubles:
         apps = (machine.app for machine in self.world.learners)
         return [app.computing.leading.island for app in apps if isinstance(app, IslandLearner)]
 
+    @property
+    def followers(self) -> list[Follower]:
+        return [f for island in self.islands for f in island.followers.values()]
+
     def _somebody(self) -> Follower:
-        followers = [f for island in self.islands for f in island.followers.values()]
-        return self.rng.choice(followers)
+        return self.rng.choice(self.followers)
 
     # --- deaths --------------------------------------------------------------------------------
 

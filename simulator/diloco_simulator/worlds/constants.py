@@ -114,7 +114,7 @@ CARRIERS = (
     Drawn(carrying, "GIVE_AT_ONCE", (1, 2, 16)),
     Drawn(giving, "PATIENCE_S", (2.0, 6.0)),
 )
-CARRIED = (3, 4, 6)
+CARRIED = (3, 4, 5)
 # Of limits: how often another value is drawn. Of paces: how often all are slow together, which
 # also makes a world take less processor time.
 OTHER, SLOW = 0.3, 0.8

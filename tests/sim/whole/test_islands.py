@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from diloco_learner.hosts import plan
+from diloco_learner.hosts import carrying_io, plan, shares
+from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Carriers
+from diloco_learner.hosts.giving_io import SpreadState
 from diloco_learner.hosts.held_anchors import OwnParts
 from diloco_learner.hosts.whole import Hearing, Whole
 from diloco_simulator.checkers.islands import SLACK_S, IslandLife, IslandWatch
@@ -18,6 +20,7 @@ from diloco_simulator.checkers.promises import Report
 from diloco_simulator.islands import processes, trainer
 from diloco_simulator.troubles import islands as troubles
 from diloco_simulator.troubles.islands import IslandTroubles
+from diloco_simulator.worlds import constants
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import ISLANDS, Options
 from diloco_simulator.worlds.tiny import Part, TinyTrainer
@@ -165,13 +168,112 @@ def test_process_0_that_is_gone_without_a_word_is_missed_by_the_others(
     assert found.counts["islands: process 0 silent past the limit"]
 
 
+# --------------------------------------------------------------------------------------------------
+# Hosts that carry their shares to and from the hub.
+
+# Of all hosts of both islands.
+CARRIERS = 3
+
+
+def carried(**changes: Any) -> WorldResult:
+    options = CALM.changed(carriers=True, **changes)
+    return played(Case(1, options, constants.of_carriers(1)))
+
+
+def troubled(patch: pytest.MonkeyPatch, strike: Strike, **changes: Any) -> WorldResult:
+    """Once every fragment has been merged."""
+
+    def planned(self: IslandTroubles) -> None:
+        self.world.loop.call_later(8.0, strike, self)
+
+    patch.setattr(IslandTroubles, "plan", planned)
+    return carried(**changes)
+
+
+def all_cut_off(t: IslandTroubles) -> None:
+    for follower in t.followers:
+        t.cut_off(follower)
+
+
+@pytest.mark.parametrize("codec", ["bf16", pytest.param("int4", marks=pytest.mark.long)])
+def test_hosts_carry_their_shares_and_fetch_runs_of_anchors(codec: str) -> None:
+    found = carried(codec_up=codec)
+    assert found.violations == [] and found.rounds > 0 and found.looks["I13"] > 100
+    assert found.counts["islands: a share carried"] > found.rounds
+    assert found.counts["islands: chunks fetched by another host"] > found.rounds
+    assert not found.counts["islands: a share not stored by its host"]
+
+
+def test_a_host_without_the_hub_costs_one_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(troubles, "CUT_FOR_S", (25.0, 25.0))
+    monkeypatch.setattr(carrying_io, "REST_S", 60.0)
+    values = constants.of_carriers(1)
+    values.pop(f"{carrying_io.__name__}.REST_S")
+    monkeypatch.setattr(constants, "of_carriers", lambda seed: values)
+    found = troubled(monkeypatch, all_cut_off, overlap_steps=1)
+    assert found.violations == [] and not found.counts["islands ended"]
+    assert 0 < found.counts["told: upload-abandoned"] <= CARRIERS
+    assert found.counts["islands: a carrier left alone"]
+    assert found.counts["islands: a share carried"]
+
+
+def test_what_a_host_cannot_give_away_process_0_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer asks for moments, and no other host of its donor reaches the hub."""
+    monkeypatch.setattr(troubles, "CUT_FOR_S", (60.0, 60.0))
+
+    def strike(t: IslandTroubles) -> None:
+        t._at("told Share", lambda island, index: all_cut_off(t))
+        t.world.crash(t.world.learners[1], 1.0)
+
+    found = troubled(monkeypatch, strike)
+    assert found.violations == [] and found.counts["told: donated"]
+    assert found.counts["islands: a share that process 0 stored instead"]
+
+
+def test_a_host_that_finds_no_hub_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins anew while its link is cut, and its share goes through process 0 meanwhile."""
+    monkeypatch.setattr(troubles, "CUT_FOR_S", (25.0, 25.0))
+
+    def strike(t: IslandTroubles) -> None:
+        t.cut_off(t.followers[0])
+        t.dies(t.followers[0])
+
+    found = troubled(monkeypatch, strike)
+    came_back(found, "islands: a carrier is cut off", "islands: a share carried")
+
+
+@pytest.mark.parametrize(
+    ("strike", "state"),
+    [
+        (IslandTroubles.dies_carrying, "islands: a host dies in the middle of its share"),
+        (IslandTroubles.dies_fetching, "islands: a host dies in the middle of a run"),
+    ],
+)
+def test_a_host_dies_with_what_it_carries(
+    monkeypatch: pytest.MonkeyPatch, strike: Strike, state: str
+) -> None:
+    came_back(troubled(monkeypatch, strike), state)
+
+
+def test_a_host_whose_connection_breaks_carries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strike(t: IslandTroubles) -> None:
+        for follower in t.followers:
+            t.loses_the_hub(follower)
+
+    found = troubled(monkeypatch, strike)
+    assert found.violations == [] and not found.counts["islands ended"]
+    assert found.counts["islands: a carrier loses the hub"] == CARRIERS
+    assert found.counts["islands: a share carried"]
+
+
 def test_islands_are_drawn_from_dice_of_their_own() -> None:
     """Worlds without islands are as they were: what else a seed draws does not depend on them."""
     drawn = [Options.drawn(seed) for seed in range(300)]
     with_islands = [o for o in drawn if o.hosts]
     assert 0.7 * ISLANDS * 300 < len(with_islands) < 1.3 * ISLANDS * 300
     assert {n for o in with_islands for n in o.hosts} == {1, 2, 3, 4}
-    for field in ("host_deaths", "host_hangs", "host_stops", "slow_hosts"):
+    fields = ("host_deaths", "host_hangs", "host_stops", "slow_hosts", "carriers", "cut_carriers")
+    for field in fields:
         assert any(getattr(o, field) for o in with_islands)
         assert not any(getattr(o, field) for o in drawn if not o.hosts)
 
@@ -281,6 +383,61 @@ def _dies(patch: pytest.MonkeyPatch) -> None:
         self.world.loop.call_later(5.0, self.dies)
 
     patch.setattr(IslandTroubles, "plan", planned)
+
+
+def of_shares_that_nobody_stored(patch: pytest.MonkeyPatch) -> None:
+    """A host says that its share is there, and has forgotten it."""
+
+    async def lying(self: Carrier, number: int, *told: Any) -> None:
+        self._to_store(number)
+        self.say(ERRAND, "carried", number, "")
+
+    patch.setattr(Carrier, "_put", lying)
+
+
+def of_carriers_that_are_asked_again(patch: pytest.MonkeyPatch) -> None:
+    """At once after they have failed."""
+    patch.setattr(Carriers, "ready", lambda self: tuple(sorted(self.known)))
+    patch.setattr(troubles, "CUT_FOR_S", (25.0, 25.0))
+
+    def planned(self: IslandTroubles) -> None:
+        self.world.loop.call_later(8.0, all_cut_off, self)
+
+    patch.setattr(IslandTroubles, "plan", planned)
+
+
+def of_shares_that_are_kept_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(carrying_io, "KEPT_MAX", dict.fromkeys(shares.KEPT_MAX, 10**6))
+    patch.setattr(SpreadState, "let_go", lambda self: None)
+
+
+def of_a_share_of_other_bytes(patch: pytest.MonkeyPatch) -> None:
+    """A host hashes what it does not have."""
+    parts_of = trainer.parts_of
+
+    def other(payload: Any, lying: Any, host: int) -> Any:
+        return [memoryview(bytes(len(part))) for part in parts_of(payload, lying, host)]
+
+    patch.setattr(trainer, "parts_of", other)
+
+
+BREAKS_OF_CARRIERS = (
+    (of_shares_that_nobody_stored, "and stored no chunk"),
+    (of_carriers_that_are_asked_again, "is to carry again"),
+    (of_shares_that_are_kept_for_ever, "shares of what it carries"),
+    (of_a_share_of_other_bytes, "make another whole"),
+)
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"), [pytest.param(b, s, id=b.__name__) for b, s in BREAKS_OF_CARRIERS]
+)
+def test_a_broken_rule_of_carriers_is_named(
+    monkeypatch: pytest.MonkeyPatch, broken: Callable[[pytest.MonkeyPatch], None], says: str
+) -> None:
+    broken(monkeypatch)
+    found = carried(fragments=4, overlap_steps=1)
+    assert any(v.startswith("I13") and says in v for v in found.violations), found.violations[:5]
 
 
 BREAKS = (

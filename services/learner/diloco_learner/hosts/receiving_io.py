@@ -92,9 +92,7 @@ class SharedLanes:
         chunk_timeout_s: float,
     ) -> None:
         """As one process does."""
-        await send_all(
-            self.bus, self.lanes, outgoing, chunks, progress, window, chunk_timeout_s
-        )
+        await send_all(self.bus, self.lanes, outgoing, chunks, progress, window, chunk_timeout_s)
 
     async def receive(self, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
         """One pass, of all hosts where that is worth it. Raises Unavailable."""
