@@ -18,11 +18,13 @@ SHORT, LONG = (0.4, 0.8), (1.5, 4.0)
 # What makes a host's link slow is over after so many virtual seconds.
 SLOW_FOR_S = (3.0, 12.0)
 # A host that carries is without the hub for so many virtual seconds.
-CUT_FOR_S = (2.0, 15.0)
+CUT_FOR_S, NOT_FOUND_FOR_S = (2.0, 15.0), (15.0, 30.0)
 # A contribution that is put together is put by its chunks, an answer to them, and its manifest.
 PUTTING_WAYS = 3.0
 # With one of these told and not taken up a host dies.
 ORDERS = ("Step", "Adopt", "Contribute", "Decided", "Hold", "Gather")
+# As a host keeps its share of one of these, its link is cut.
+GIVEN = ("Share", "Share", "ShareFragment")
 # Deaths are planned for this share of the time of troubles: some wait for their moment.
 SOON = 0.6
 # Half of the machines that die close no connection.
@@ -66,6 +68,7 @@ class IslandTroubles:
     def _plan_of_carriers(self) -> None:
         """Each kind once, in any order, as far as there are so many."""
         kinds = [self.cut_off, self.loses_the_hub, self.dies_carrying, self.dies_fetching]
+        kinds += [self.cut_off_giving, self.cut_off_fetching, self.begins_cut_off]
         self.rng.shuffle(kinds)
         for strike in kinds[: self.world.options.cut_carriers]:
             at = self.rng.uniform(3.0, SOON * self.world.options.safety_s)
@@ -205,14 +208,34 @@ class IslandTroubles:
         seconds = self.rng.uniform(*SLOW_FOR_S)
         follower.cable.later(seconds, setattr, follower.cable, "slow", False)
 
-    def cut_off(self, follower: Follower | None = None) -> None:
+    def cut_off(
+        self, follower: Follower | None = None, for_s: tuple[float, float] | None = None
+    ) -> None:
         """What a host sends to the hub, or is sent by it, does not come through for a while."""
         follower = follower or self._somebody()
         self.counts["islands: a carrier is cut off"] += 1
         link, way = self.world.net.link(follower.host), self.rng.choice(["out", "into"])
         setattr(link, way, False)
-        seconds = self.rng.uniform(*CUT_FOR_S)
+        seconds = self.rng.uniform(*(for_s or CUT_FOR_S))
         follower.cable.later(seconds, setattr, link, way, True)
+
+    def cut_off_giving(self) -> None:
+        """A host that keeps its share of what the island gives away."""
+
+        def strike(island: Island, index: int) -> None:
+            self.cut_off(self.rng.choice(list(island.followers.values())))
+
+        self._at(f"told {self.rng.choice(GIVEN)}", strike)
+
+    def cut_off_fetching(self) -> None:
+        """A host that is to fetch its run of an anchor's chunks."""
+        self._at("fetches", lambda island, index: self.cut_off(island.followers[index]))
+
+    def begins_cut_off(self) -> None:
+        """A host dies, and does not find the hub once it is there again."""
+        follower = self._somebody()
+        self.cut_off(follower, NOT_FOUND_FOR_S)
+        self.dies(follower)
 
     def loses_the_hub(self, follower: Follower | None = None) -> None:
         """A host's connection to the hub breaks, and is there again some time later."""

@@ -175,7 +175,7 @@ def of_carriers(seed: int) -> dict[str, float]:
     return {d.path: value for d, value in values.items()}
 
 
-def _chunks_of(size: int) -> dict[Drawn, float]:
+def _chunks_of(size: float) -> dict[Drawn, float]:
     """Of so many bytes, wherever they are counted."""
     return dict.fromkeys((CHUNKS, *COUNTED), size) | {FACTOR: 1 + HEADERS / size}
 

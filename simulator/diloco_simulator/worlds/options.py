@@ -85,9 +85,7 @@ class Options:
     host_stops: int = 0  # a host is told to stop, and the island ends in order
     slow_hosts: int = 0  # for some seconds, what one host hears and says takes longer
     carriers: bool = False  # hosts of islands carry their shares to and from the hub themselves
-    cut_carriers: int = (
-        0  # one of them loses the hub for some seconds, or dies with a share half put
-    )
+    cut_carriers: int = 0  # one of them is without the hub for a while, or dies with its share
     # Every process has credentials of its own, so that the hub knows who writes, and leaders write
     # for learners.
     named: bool = False
@@ -192,7 +190,7 @@ def islands(seed: int) -> dict[str, Any]:
     if rng.random() >= ISLANDS:
         return {}
     dice = random.Random(f"carriers of {seed}")
-    carriers = {"cut_carriers": dice.choice([0, 2, 4]), "carriers": dice.random() < CARRIERS}
+    carriers = {"cut_carriers": dice.choice([0, 3, 6]), "carriers": dice.random() < CARRIERS}
     return (carriers if carriers["carriers"] else {}) | {
         "hosts": tuple(rng.choice([1, 2, 2, 3, 4]) for _ in range(4)),
         "host_silence_s": rng.choice([1.5, 2.5, 4.0]),
