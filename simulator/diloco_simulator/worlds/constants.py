@@ -112,7 +112,7 @@ CARRIERS = (
     Drawn(carrying, "REST_S", (3.0, 8.0)),
     Drawn(carrying, "CONNECT_AGAIN_S", (1.0, 4.0)),
     Drawn(carrying, "GIVE_AT_ONCE", (1, 2, 16)),
-    Drawn(giving, "PATIENCE_S", (2.0, 6.0)),
+    Drawn(giving, "PATIENCE_S", (7.0, 14.0)),  # longer than a chunk waits for its answer
 )
 CARRIED = (3, 4, 5)
 # Of limits: how often another value is drawn. Of paces: how often all are slow together, which

@@ -11,7 +11,13 @@ from waiting import NotYet, until
 
 from diloco_learner.hosts.carrying_io import Carriers
 from diloco_learner.hosts.link_io import BadFrame
-from diloco_learner.hosts.receiving_io import Run, SharedLanes, places_of, runs_of
+from diloco_learner.hosts.receiving_io import (
+    Run,
+    SharedLanes,
+    fetched_by_all,
+    places_of,
+    runs_of,
+)
 from diloco_shared.bus.blobs import BlobIncomplete, get_blob, put_blob
 from diloco_shared.bus.port import Stored
 from diloco_shared.protocol.chunks import CHECK_BYTES, HEADER_DIGEST, HEADER_INDEX, Incoming, cut
@@ -169,6 +175,17 @@ async def test_small_payloads_and_half_ones_are_fetched_by_process_0_alone(
         with pytest.raises(BlobIncomplete):
             await get_blob(bus, "UP-r", blob, patience_s=0.3)
         assert all(island.hosts[n].bus.traffic.bytes_in == 0 for n in (1, 2))  # type: ignore[union-attr]
+
+
+async def test_what_process_0_sends_it_sends_alone_also_without_lanes(broker: MemoryBroker) -> None:
+    async with an_island(broker) as island:
+        bus = await own_bus(broker)
+        fetched_by_all(bus, island.carriers, shared_min=2)
+        assert isinstance(bus.lanes, SharedLanes) and island.carriers.traffic is bus.traffic
+        blob = await put_blob(bus, SUBJECT, b"small", chunk_bytes=1)
+        assert all(island.hosts[n].bus.traffic.bytes_out == 0 for n in (1, 2))  # type: ignore[union-attr]
+        assert await get_blob(bus, "UP-r", blob, timeout_s=30) == b"small"
+        assert all(island.hosts[n].bus.traffic.bytes_in > 0 for n in (1, 2))  # type: ignore[union-attr]
 
 
 def test_a_frame_with_other_chunks_than_it_says_ends_the_island() -> None:
