@@ -1,4 +1,5 @@
-"""The processes of an island in a whole world: process 0 is the product's learner, others follow.
+"""The processes of an island in a whole world: process 0 is the product's learner (`computing`),
+others follow.
 
 Each host has a supervisor, which starts its process again. What process 0 decides of the others is
 decided by the product's `hosts.whole`; what travels between them are the product's bytes.
@@ -9,19 +10,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
-from diloco_learner.app import Learner
-from diloco_learner.data.batches_io import Batches
-from diloco_learner.events import Leave
 from diloco_learner.hosts import plan, whole
 from diloco_learner.hosts.carrying_io import ERRAND, Spread
-from diloco_learner.hosts.computing_io import unless_lost
-from diloco_learner.hosts.held_anchors import Holder
 from diloco_learner.hosts.leading_io import LOOK_S
 from diloco_learner.hosts.link_io import GATHERING_S
 from diloco_learner.hosts.parts import Buffer, packed
-from diloco_learner.hosts.receiving_io import fetched_by_all
 from diloco_learner.hosts.whole import (
     BEAT_S,
     ORDER_S_MAX,
@@ -32,14 +27,9 @@ from diloco_learner.hosts.whole import (
     Whole,
     silence,
 )
-from diloco_learner.training.computing_io import Built
-from diloco_learner.training.mailbox_io import Mailbox
-from diloco_learner.training.train import TrainLoop
 from diloco_shared import ambient
-from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.islands import IslandLife, IslandWatch
 from diloco_simulator.islands.carrying import (
-    SHARED_MIN,
     SeenCarrier,
     SeenCarriers,
     SharedWhole,
@@ -50,16 +40,12 @@ from diloco_simulator.islands.trainer import (
     SHARED,
     FollowingTrainer,
     ForEach,
-    LeadingTrainer,
     shared_state,
 )
-from diloco_simulator.islands.waiting import carried, carry, waited
+from diloco_simulator.islands.waiting import carry, waited
 from diloco_simulator.virtual_loop import Hosted, VirtualLoop
-from diloco_simulator.worlds.computing import TinyComputing
 from diloco_simulator.worlds.processes import RESTART_S, Client, Host
 from diloco_simulator.worlds.tiny import Part
-
-T = TypeVar("T")
 
 # Between two attempts to reach process 0, in virtual seconds.
 AGAIN_S = 0.5
@@ -574,70 +560,3 @@ class Follower:
         """As by SIGTERM: process 0 ends the island in order."""
         if self.connection is not None and self.lives and not self.connection.said.closed:
             self.connection.said.send(("stop",))
-
-
-# --------------------------------------------------------------------------------------------------
-# Process 0.
-
-
-class IslandComputing(TinyComputing):
-    """What a learner of several hosts computes with; a new one with every process 0."""
-
-    def __init__(self, island: Island, *of_one_host: Any) -> None:
-        super().__init__(*of_one_host)
-        self.leading = Leading(island)
-        self.holder: Holder | None = None
-        self.tell: Any = None  # an event
-
-    def build(self, spec: RunSpec) -> Built:
-        built = super().build(spec)
-        batches: Batches = built.batches
-        self._close()
-        trainer = LeadingTrainer(spec, self.learner, self.leading.work(), self.report)
-        self.holder = trainer.holder
-        return Built(trainer, batches, built.held_out)
-
-    async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
-        """Raises HostLost once another process is gone: by the product's own rule."""
-        work = super().train(loop, mailbox)
-        training = asyncio.get_running_loop().create_task(work)
-        return await unless_lost(training, self.leading, self.tell)
-
-    async def shown(self, loop: TrainLoop) -> None:
-        await carried(partial(self.trains, loop, self.step_s))
-
-    async def turn(self, turns: Any) -> Any:
-        """A turn may wait for the other hosts."""
-        return await carried(partial(next, turns, None))
-
-    async def beside(self, work: Callable[[], T]) -> T:
-        await asyncio.sleep(self.beside_s)
-        return await carried(work)
-
-    def over(self) -> None:
-        self._close()
-        if not self.leading.lost:
-            self.leading.end_work()
-
-    def _close(self) -> None:
-        """As the product's."""
-        if self.holder is not None:
-            self.holder.close()
-        self.holder = None
-
-
-class IslandLearner(Learner):
-    """Process 0: the product's learner, once all hosts are there."""
-
-    computing: IslandComputing
-
-    async def run(self) -> None:
-        self.computing.tell = self.tell
-        leading = self.computing.leading
-        if leading.carries:
-            fetched_by_all(self.data, leading.carriers, SHARED_MIN)
-        try:
-            await leading.gather()
-            await super().run()
-        finally:
-            leading.bye()

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from diloco_simulator.islands.processes import Follower, Island, IslandLearner
+from diloco_simulator.islands.computing import IslandLearner
+from diloco_simulator.islands.processes import Follower, Island
 from diloco_simulator.virtual_loop import Hosted
 
 if TYPE_CHECKING:

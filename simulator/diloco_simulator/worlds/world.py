@@ -39,7 +39,8 @@ from diloco_simulator.inside.learners import Trained, going_back
 from diloco_simulator.inside.leases import Trust
 from diloco_simulator.inside.observer import Observer, Scene
 from diloco_simulator.inside.states import SeenStates
-from diloco_simulator.islands.processes import Island, IslandComputing, IslandLearner
+from diloco_simulator.islands.computing import IslandComputing, IslandLearner
+from diloco_simulator.islands.processes import Island
 from diloco_simulator.people.exporting import Exporting, by_itself
 from diloco_simulator.people.sequel import Sequel, heir_of
 from diloco_simulator.people.visitors import Visitors, asked_first
