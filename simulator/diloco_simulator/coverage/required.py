@@ -23,7 +23,7 @@ RAREST = {
     "told: straggling-host": 9,
     # Of 150 worlds (seeds 52000000 to 52000149), counted as of 90.
     "hubs restored": 6,
-    "samples read to their end": 9,
+    "samples read to their end": 6,
     # Of 60 worlds whose islands' hosts carry their shares, which 0.15 of all worlds do, counted as
     # of 90.
     "islands: a carrier is cut off": 6,
@@ -54,6 +54,7 @@ REQUIRED = (
     "exports gone with their runs",
     "exports made by themselves",
     "exports ready",
+    "files of exports taken home",
     "grant sent again",
     "hangs",
     "heirs",
@@ -101,6 +102,8 @@ REQUIRED = (
     "rounds in flight: 1",
     "skipped for want of answers",
     "skipped round",
+    "samples read to their end",
+    "samples written once all is well",
     "squeezes",
     "elections",
     "hubs restored",
@@ -117,6 +120,8 @@ REQUIRED = (
     "the hub's disk full: said by the leader",
     "the store of checkpoints away",
     "the store of checkpoints not reached",
+    "tokens: refusals found in the audit log",
+    "tokens: rotates",
     "told: assigned",
     "told: began",
     "told: donated",
