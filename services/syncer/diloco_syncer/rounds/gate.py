@@ -30,7 +30,7 @@ def judge(
     judged per round.
     """
     m, head, per_step = event.manifest, h.versions[r.fragment], h.spec.tokens_per_step
-    incarnation = r.participants[m.learner]
+    incarnation, codec_up = r.participants[m.learner], h.spec.algorithm.codec_up
     merged_to = h.ledger.settled_to(m.learner, incarnation, r.fragment)
     stale = head - m.base
     steps, tokens = m.step_to - m.step_from, m.tokens_to - m.tokens_from
@@ -54,11 +54,7 @@ def judge(
             "malformed",
             f"{m.values} values, the fragment has {h.sizes_P[r.fragment]}",
         ),
-        (
-            m.codec != h.spec.algorithm.codec_up,
-            "malformed",
-            f"codec {m.codec[:20]}, the run's is {h.spec.algorithm.codec_up}",
-        ),
+        (m.codec != codec_up, "malformed", f"codec {m.codec[:20]}, the run's is {codec_up}"),
         (stale < 0, "ahead", f"based on version {m.base}, the head is {head}"),
         (stale > h.spec.algorithm.staleness_max, "stale", f"based on a version {stale} behind"),
         (steps < 1, "malformed", f"{steps} steps"),
