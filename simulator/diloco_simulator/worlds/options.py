@@ -11,6 +11,8 @@ from diloco_shared.spec.codecs import NAMES
 CUTS = (*((0, None, 0),) * 6, (1, None, 0), (2, None, 1), (1, None, 1), (1, 12, 2))
 # How contributions are weighed: a run keeps to one rule.
 WEIGHTINGS = ("quality", "quality", "tokens", "equal")
+# What seeds chose from when they were first played: more to choose from would change the choices.
+FIRST_CODECS = ("fp32", "bf16", "int8", "int4", "e3m0")
 # What some links carry, in bytes a second. What a process says beside payloads comes to thousands:
 # of four learners' leader to 10,000. So a link of less keeps everybody out for ever, and shows
 # nothing.
@@ -153,8 +155,8 @@ class Options:
             speeds=tuple(rng.choice([1.0, 1.0, 0.8, 0.5]) for _ in range(learners)),
             snapshot_every_rounds=rng.choice([3, 5, 1000]),
             keyframe_every=rng.choice([2, 4]),
-            codec_up=rng.choice(NAMES[1:]),  # fp32 is what liars claim
-            codec_down=rng.choice(NAMES),
+            codec_up=rng.choice(FIRST_CODECS[1:]),  # fp32 is what liars claim
+            codec_down=rng.choice(FIRST_CODECS),
             syncers=rng.choice([1, 1, 2, 2, 3]),
             budget=budget,
             shards=shards,
@@ -164,7 +166,7 @@ class Options:
             weighting=weighting,
         )
         more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
-        more |= hubs_put_back(seed)
+        more |= hubs_put_back(seed) | newer_codecs(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
@@ -229,6 +231,21 @@ def full_disks(seed: int) -> dict[str, Any]:
     """Of the hub, from dice of their own."""
     rng = random.Random(f"full disks of {seed}")
     return {"full_disks": rng.choice([1, 2])} if rng.random() < FULL_DISKS else {}
+
+
+# How many worlds have a codec that is newer than those, for each of them.
+NEWER_CODEC = 0.15
+
+
+def newer_codecs(seed: int) -> dict[str, Any]:
+    """Of each newer codec, from dice of its own: up, down or both ways."""
+    drawn: dict[str, Any] = {}
+    for name in NAMES[len(FIRST_CODECS) :]:
+        rng = random.Random(f"newer codecs of {seed}: {name}")
+        if rng.random() < NEWER_CODEC:
+            ways = rng.choice([("codec_up",), ("codec_down",), ("codec_up", "codec_down")])
+            drawn |= dict.fromkeys(ways, name)
+    return drawn
 
 
 def fresh_seed() -> int:
