@@ -63,7 +63,7 @@ jax.config.update("jax_cpu_enable_async_dispatch", False)  # as a learner's proc
 # The output matrix's gradient is added up in two blocks at least, as that of a large vocabulary is.
 cross_entropy.BLOCK_BYTES = 4 * 32 * 640 // 4
 STEPS = 20
-CODECS = ("fp32", "int4") if FEW else ("fp32", "bf16", "int8", "int4", "e3m0")
+CODECS = ("fp32", "int4") if FEW else codec.NAMES
 
 
 def trainer(mesh: str) -> Trainer:

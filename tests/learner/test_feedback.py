@@ -11,9 +11,11 @@ from diloco_learner.exchange.counters import Undecided
 from diloco_learner.exchange.encoding import PENDING_MAX, Feedback
 from diloco_shared.numerics import codec
 from diloco_shared.protocol.messages import Stamp
+from diloco_shared.spec.codecs import CODECS
 
 f32 = np.float32
 SIZE = 6
+BLOCKS = [row.name for row in CODECS if row.scaled]
 STAMP = Stamp(round=0, steps=0, fraction=0, fraction_per_step=0)
 # What becomes of a round: merged, committed without this learner, or skipped; and whether the
 # learner sees its publication, or only a later one (it jumps to a keyframe).
@@ -70,7 +72,7 @@ def step(island: Island, rng: np.random.Generator) -> None:
 
 @examples(150)
 @given(
-    st.sampled_from(["int8", "int4", "e3m0"]),
+    st.sampled_from(BLOCKS),
     st.lists(OUTCOMES, min_size=1, max_size=20),
     st.integers(0, 10**6),
 )
@@ -98,7 +100,7 @@ def test_given_and_owed_are_what_was_meant(
     assert top <= 2.0, "the residual is one round's error, not a growing sum"
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "e3m0"])
+@pytest.mark.parametrize("name", BLOCKS)
 def test_two_pending_contributions_that_were_both_merged(name: str) -> None:
     """The publication of the first comes after the second was sent: a slow downlink."""
     island, rng = Island(name), np.random.default_rng(1)
@@ -118,7 +120,7 @@ def test_two_pending_contributions_that_were_both_merged(name: str) -> None:
     np.testing.assert_array_equal(island.given + island.feedback.residual, island.meant)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "e3m0"])
+@pytest.mark.parametrize("name", BLOCKS)
 def test_two_merged_contributions_of_which_one_publication_tells(name: str) -> None:
     """A keyframe overtook the publication of the first."""
     island, rng = Island(name), np.random.default_rng(1)

@@ -156,7 +156,7 @@ def test_inspecting_a_payload_finds_its_norm_and_what_is_not_finite() -> None:
     values = np.array([3.0, 4.0], np.float32)
     for name in codec.NAMES:
         payload = codec.encode(name, values)
-        # e3m0 knows powers of two only.
+        # e3m0 knows powers of two only, and e2m1 one value between two.
         found = inspect(payload, name, 2)
         assert (found.finite, found.norm) == (True, pytest.approx(5.0, rel=0.15))
         for bad in (np.nan, np.inf):

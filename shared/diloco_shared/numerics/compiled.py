@@ -15,6 +15,8 @@ import numba
 
 F = TypeVar("F", bound=Callable[..., object])
 
+# What kernels hold as constants besides: the tables of codecs.
+ROWS = (Path(__file__).parents[1] / "spec" / "codecs.py",)
 # Folders of machine code kept, four megabytes each: some processes may still run older sources.
 FOLDERS_MAX = 8
 
@@ -51,7 +53,7 @@ def _folder() -> Path | None:
     config: Any = numba.config
     place = Path(config.CACHE_DIR) if config.CACHE_DIR else package / "__pycache__"
     digest = hashlib.blake2b(digest_size=8)
-    for source in sorted(package.rglob("*.py")):
+    for source in (*sorted(package.rglob("*.py")), *ROWS):
         digest.update(source.read_bytes())
     folder = place / f"kernels-{digest.hexdigest()}"
     if folder.is_dir():

@@ -1,6 +1,7 @@
 """Codecs by name: what everybody must know of them, and the bytes that encoded values take.
 
-What the bytes mean stands in `numerics/codec/layout.py`.
+What the bytes mean stands in `numerics/codec/layout.py`. A codec whose values are a table of levels
+is a row here and nothing else: the encoders of processors and of devices read the table.
 """
 
 from dataclasses import dataclass
@@ -16,12 +17,19 @@ class CodecFacts:
 
     `bits` of a value, without its share of a scale; `scaled`: whether each block of values has a
     scale; `error`: the largest, as a share of the largest value of the block.
+
+    `levels`: the magnitudes that four bits stand for, in units of the block's scale; empty for a
+    codec with arithmetic of its own. There are eight, the first is 0, and they increase: a nibble
+    sign << 3 | m is (-1)^sign * levels[m], and the scale is the block's largest magnitude divided
+    by levels[7]. Levels and the midpoints between them have at most 16 significant bits, so that
+    their products with a scale, which has 8, are exact in fp32.
     """
 
     name: str
     bits: int
     scaled: bool
     error: float
+    levels: tuple[float, ...] = ()
 
     @property
     def bits_in_all(self) -> float:
@@ -40,9 +48,12 @@ CODECS = (
     CodecFacts("int8", 8, scaled=True, error=0.01),
     CodecFacts("int4", 4, scaled=True, error=0.1),
     CodecFacts("e3m0", 4, scaled=True, error=0.34),
+    # The 4-bit float of the OCP microscaling formats.
+    CodecFacts("e2m1", 4, scaled=True, error=0.17, levels=(0, 0.5, 1, 1.5, 2, 3, 4, 6)),
 )
 NAMES = tuple(c.name for c in CODECS)
-FP32, BF16, INT8, INT4, E3M0 = range(len(CODECS))
+# What has arithmetic of its own, by number.
+FP32, BF16, INT8, INT4, E3M0 = range(5)
 
 
 def find(name: str) -> int:

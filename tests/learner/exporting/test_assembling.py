@@ -117,7 +117,7 @@ def manifest(values_F: Any, name: str, prev: int, digest: str = "") -> Publicati
     )
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "e3m0"])
+@pytest.mark.parametrize("name", codec.NAMES)
 @pytest.mark.parametrize("size", [1, 255, 4097])
 def test_a_delta_in_parts_gives_the_bits_of_the_whole(
     name: str, size: int, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from itertools import pairwise
 from pathlib import Path
 
 import ml_dtypes
@@ -12,10 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.numerics import codec
+from diloco_shared.spec.codecs import CODECS, facts, find
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "codec.json"
-NAMES = ("int8", "int4", "e3m0")
-LARGEST = {"int8": 127, "int4": 7, "e3m0": 1}
+NAMES = tuple(row.name for row in CODECS if row.scaled)
+# Of those whose values are a table: its magnitudes, in units of the scale.
+LEVELS = {"e3m0": (0, *(2.0**e for e in range(-6, 1)))} | {
+    row.name: row.levels for row in CODECS if row.levels
+}
+LARGEST = {"int8": 127, "int4": 7} | {name: levels[-1] for name, levels in LEVELS.items()}
+# Scales below become zero.
+LEAST = dict.fromkeys(NAMES, 2.0**-125) | {
+    name: 2.0**-125 / levels[1] for name, levels in LEVELS.items()
+}
 quick = examples(60)
 f32 = np.float32
 
@@ -26,12 +36,14 @@ sizes = st.sampled_from([1, 2, 7, 255, 256, 257, 511, 512, 700])
 @st.composite
 def arrays(draw: st.DrawFn, *, finite: bool = False) -> np.ndarray:
     size, rng = draw(sizes), np.random.default_rng(draw(st.integers(0, 10**6)))
-    kind = draw(st.sampled_from(["normal", "wide", "coarse", "zero", "one"]))
+    kind = draw(st.sampled_from(["normal", "wide", "coarse", "quarters", "zero", "one"]))
     values = rng.normal(size=size) * 10.0 ** draw(st.integers(-36, 36))
     if kind == "wide":
         values = np.sign(values) * np.exp(rng.uniform(-80, 80, size))
     elif kind == "coarse":  # ties everywhere
         values = rng.integers(-14, 15, size) / 2.0
+    elif kind == "quarters":
+        values = rng.integers(-24, 25, size) / 4.0
     elif kind == "zero":
         values *= 0
     elif kind == "one":
@@ -54,14 +66,15 @@ def reference(name: str, values_F: np.ndarray) -> bytes:
         else:
             scale = np.max(np.abs(block)) * f32(1 / LARGEST[name])
             scale = min(f32(scale.astype(ml_dtypes.bfloat16)), f32(2**127 * (2 - 2**-7)))
-            scale = f32(0) if scale < (2**-119 if name == "e3m0" else 2**-125) else scale
+            if float(scale) * LARGEST[name] > np.finfo(f32).max:  # the next smaller bf16
+                scale = (scale.view(np.uint32) - 0x10000).view(f32)
+            scale = f32(0) if scale < LEAST[name] else scale
         scales.append(struct.pack("<H", np.float32(scale).view(np.uint32) >> 16))
         for x in block:
             if scale == 0 or np.isnan(scale):
                 quanta.append(0)
-            elif name == "e3m0":
-                powers = [0.0, *(2.0**e * float(scale) for e in range(-6, 1))]
-                distances = [abs(abs(float(x)) - y) for y in powers]
+            elif name in LEVELS:
+                distances = [abs(abs(float(x)) - y * float(scale)) for y in LEVELS[name]]
                 m = max(m for m in range(8) if distances[m] == min(distances))
                 quanta.append(m | (8 if x < 0 and m else 0))
             else:
@@ -71,8 +84,7 @@ def reference(name: str, values_F: np.ndarray) -> bytes:
     else:
         quanta += [0] * (len(quanta) % 2)
         packed = bytes((a & 15) | (b & 15) << 4 for a, b in zip(*[iter(quanta)] * 2, strict=True))
-    number = {"int8": 2, "int4": 3, "e3m0": 4}[name]
-    header = b"DF" + struct.pack("<BBI", 1, number, len(values_F))
+    header = b"DF" + struct.pack("<BBI", 1, find(name), len(values_F))
     return header + b"".join(scales) + packed
 
 
@@ -98,6 +110,11 @@ def test_small_vectors_by_hand() -> None:
     np.testing.assert_array_equal(
         codec.decode("e3m0", codec.encode("e3m0", values), 5), [-4, 4, 2, 1, 2**-4]
     )
+    values = np.array([6, -5, 3.49, -0.25, 0.24, 2.5], f32)  # the scale is 1: a tie goes outwards
+    assert codec.encode("e2m1", values).hex() == "4446010506000000803ff79550"
+    np.testing.assert_array_equal(
+        codec.decode("e2m1", codec.encode("e2m1", values), 6), [6, -6, 3, -0.5, 0, 3]
+    )
 
 
 @quick
@@ -108,13 +125,16 @@ def test_errors_stay_within_their_bounds(values: np.ndarray, name: str) -> None:
         x, y = values[at : at + 256].astype(np.float64), decoded[at : at + 256]
         top, error = np.max(np.abs(x)), np.abs(x - y)
         if not y.any():
-            assert top < LARGEST[name] * (2.0**-118 if name == "e3m0" else 2.0**-124)
+            assert top < LARGEST[name] * 2 * LEAST[name]
             continue
         scale = top / LARGEST[name] * (1 + 2.0**-7)
-        if name == "e3m0":
-            assert (error <= np.maximum(np.abs(x) / 3, scale * 2.0**-7)).all()
+        if name in LEVELS:  # half of a gap, as a share of x in its middle; or x, which became 0
+            share = max((b - a) / (b + a) for a, b in pairwise(LEVELS[name][1:]))
+            least = scale * LEVELS[name][1] / 2
+            assert (error <= np.maximum(np.abs(x) * share, least)).all()
         else:
             assert (error <= scale * (0.5 + 2.0**-16)).all()
+        assert error.max() <= facts(name).error * top
         assert top - np.max(np.abs(y)) <= top * 2.0**-8 * (1 + 2.0**-7), "clips too much"
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from diloco_shared.memory.pages import joined
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.codec import kernels
-from diloco_shared.spec.codecs import BLOCK, blocks_of, facts
+from diloco_shared.spec.codecs import BLOCK, CODECS, E3M0, INT4, INT8, blocks_of, facts, find
 
 # 1 / (1 + k / 128) for the 7 stored bits k of a bf16 significand, as bits of fp32.
 _INVERSE = (np.float32(1) / (1 + np.arange(128, dtype=np.float32) / 128)).view(np.int32)
@@ -63,7 +63,7 @@ def encode(name: str, values_F: jax.Array) -> tuple[Parts, jax.Array]:
         return (rounded_F,), values_F - rounded_F.astype(jnp.float32)
     F = values_F.size
     padded = jnp.pad(values_F, (0, blocks_of(F) * BLOCK - F))
-    scales_N, quanta, decoded = _BLOCK_CODECS[name](padded)
+    scales_N, quanta, decoded = _BLOCK_CODECS[find(name)](padded)
     error_F = (padded - decoded)[:F]
     if facts(name).bits == 4:
         pairs = quanta.reshape(-1, 2) & 15
@@ -79,15 +79,15 @@ def _float(bits: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _scales(values: jax.Array, share: np.float32, least: int) -> jax.Array:
+def _scales(values: jax.Array, number: int) -> jax.Array:
     """bf16 patterns of the blocks' scales, int32, as `kernels.block_scale`."""
     size = _bits(values) & kernels.MAGNITUDE
     # Rows of a block against each other first: that goes in vectors.
     top_N = size.reshape(-1, 8, BLOCK // 8).max(axis=1).max(axis=1)
-    bits_N = _bits(_float(top_N) * share)
+    bits_N = _bits(_float(top_N) * kernels.SHARE_C[number])
     nearest_N = (bits_N + 0x7FFF + ((bits_N >> 16) & 1)) >> 16
-    scales_N = jnp.minimum(nearest_N, kernels.SCALE_MAX)
-    scales_N = jnp.where(scales_N < least, 0, scales_N)
+    scales_N = jnp.minimum(nearest_N, kernels.SCALE_MAX_C[number])
+    scales_N = jnp.where(scales_N < kernels.SCALE_MIN_C[number], 0, scales_N)
     scales_N = jnp.where(top_N >= kernels.INF, kernels.SCALE_NAN, scales_N)
     return _once(scales_N)
 
@@ -102,11 +102,11 @@ def _usable(scales_N: jax.Array) -> jax.Array:
     return ((scales_N != 0) & (scales_N != kernels.SCALE_NAN))[:, None]
 
 
-def _integers(share: np.float32) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
+def _integers(number: int) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
     """int8 or int4 of whole blocks: (scales_N, quanta as int8, decoded)."""
 
     def quantise(values: jax.Array) -> tuple[jax.Array, ...]:
-        scales_N = _scales(values, share, kernels.SCALE_MIN_INT)
+        scales_N = _scales(values, number)
         # A reciprocal by table and exponent: rounded as a division that rounds once.
         table = jnp.asarray(_INVERSE)[scales_N & 127]
         inverse_N = _float(table + ((127 - (scales_N >> 7)) << 23))
@@ -120,7 +120,7 @@ def _integers(share: np.float32) -> Callable[[jax.Array], tuple[jax.Array, ...]]
 
 def _powers(values: jax.Array) -> tuple[jax.Array, ...]:
     """e3m0 of whole blocks: (scales_N, nibbles as int8, decoded); `kernels._power_nearest`."""
-    scales_N = _scales(values, kernels.SHARE_E3M0, kernels.SCALE_MIN_E3M0)
+    scales_N = _scales(values, E3M0)
     scale_Nx1 = _float(scales_N << 16)[:, None]
     bits_NxK = _bits(values).reshape(-1, BLOCK)
     size_NxK = bits_NxK & kernels.MAGNITUDE
@@ -134,11 +134,37 @@ def _powers(values: jax.Array) -> tuple[jax.Array, ...]:
     return scales_N, nibbles_NxK.reshape(-1), decoded_NxK.reshape(-1)
 
 
-_BLOCK_CODECS: dict[str, Callable[[jax.Array], tuple[Any, ...]]] = {
-    "int8": _integers(kernels.SHARE_INT8),
-    "int4": _integers(kernels.SHARE_INT4),
-    "e3m0": _powers,
-}
+def _levels(number: int) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
+    """A codec with levels, of whole blocks: (scales_N, nibbles as int8, decoded)."""
+    midpoints_7 = kernels.MIDPOINTS_Cx7[number]
+    # From one level to the next in the bits of fp32: sums of integers are exact.
+    steps_7 = np.diff(kernels.LEVELS_Cx8[number].view(np.int32)).tolist()
+
+    def quantise(values: jax.Array) -> tuple[jax.Array, ...]:
+        scales_N = _scales(values, number)
+        scale_Nx1 = _float(scales_N << 16)[:, None]
+        bits_NxK = _bits(values).reshape(-1, BLOCK)
+        size_NxK = bits_NxK & kernels.MAGNITUDE
+        # As `kernels._level_nearest`: how many midpoints a magnitude reaches.
+        reached = (size_NxK >= _bits(scale_Nx1 * middle) for middle in midpoints_7)
+        m_NxK = sum(more.astype(jnp.int32) for more in reached)
+        some_NxK = (m_NxK > 0) & _usable(scales_N)
+        nibbles_NxK = jnp.where(some_NxK, m_NxK | ((bits_NxK >> 28) & 8), 0).astype(jnp.int8)
+        nibbles_NxK = _once(nibbles_NxK)
+        wide_NxK = nibbles_NxK.astype(jnp.int32)
+        m_NxK = wide_NxK & 7
+        level_NxK = sum(jnp.where(m_NxK > k, step, 0) for k, step in enumerate(steps_7))
+        decoded_NxK = _float(level_NxK | ((wide_NxK & 8) << 28)) * scale_Nx1
+        return scales_N, nibbles_NxK.reshape(-1), decoded_NxK.reshape(-1)
+
+    return quantise
+
+
+_BLOCK_CODECS: dict[int, Callable[[jax.Array], tuple[Any, ...]]] = {
+    INT8: _integers(INT8),
+    INT4: _integers(INT4),
+    E3M0: _powers,
+} | {number: _levels(number) for number, row in enumerate(CODECS) if row.levels}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -7,11 +7,14 @@
 | int8 | 8.0625 | s (1/2 + 2^-16), s <= A / 127 * (1 + 2^-7): at most A * 0.004 |
 | int4 | 4.0625 | s (1/2 + 2^-16), s <= A / 7 * (1 + 2^-7): at most A * 0.072 |
 | e3m0 | 4.0625 | abs(x) / 3, or s 2^-7 if that is more; s <= A * (1 + 2^-8) |
+| e2m1 | 4.0625 | abs(x) / 3, or s / 4 if that is more; s <= A / 6 * (1 + 2^-7): at most A * 0.168 |
 
-Blocks are 256 values; s, the scale, is A / 127, A / 7 or A rounded to the nearest bf16 (ties to
-even), so the largest value clips by at most 2^-8 of itself. int8 and int4 round to the nearest
-quantum, ties to even; e3m0 to the nearest value, ties to the larger magnitude. A block whose scale
-would be below 2^-125 (e3m0: 2^-119) is all zeros, so that no product is subnormal.
+Blocks are 256 values; s, the scale, is A / 127, A / 7, A or A / 6 rounded to the nearest bf16 (ties
+to even; not above the largest whose products are finite), so the largest value clips by at most
+2^-8 of itself. int8 and int4 round to the nearest quantum, ties to even; e3m0 and codecs with
+levels (`spec/codecs.py`), as e2m1 is, to the nearest value, ties to the larger magnitude. A block
+whose scale would be below 2^-125 (e3m0: 2^-119, e2m1: 2^-124) is all zeros, so that no product and
+no midpoint between two is subnormal.
 
 Every value that was kept by bf16 or a block codec leaves a remainder x - decode(encode(x)) that
 fp32 holds exactly (as long as it is not subnormal): error feedback loses nothing.

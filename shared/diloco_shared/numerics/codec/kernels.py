@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 
 from diloco_shared.numerics.codec.layout import BF16, BLOCK, E3M0, FP32, HEADER, INT4, INT8
 from diloco_shared.numerics.compiled import kernel
+from diloco_shared.spec.codecs import CODECS
 
 Bytes = NDArray[np.uint8]
 Values = NDArray[np.float32]
 Bits = NDArray[np.int32]
 Scales = NDArray[np.uint16]  # bf16 patterns
+Word = np.int32
+Words = tuple[Word, Word, Word, Word, Word, Word, Word]
 
 START = HEADER.size
 HALF = BLOCK // 2
@@ -22,19 +25,50 @@ HALF = BLOCK // 2
 # Bits of fp32. Shifts and masks are int32: wider literals would halve the vectors.
 INF = np.int32(0x7F800000)
 MAGNITUDE = np.int32(0x7FFFFFFF)
-ZERO, ONE, FOUR, SEVEN, EIGHT = (np.int32(x) for x in (0, 1, 4, 7, 8))
+ZERO, ONE, TWO, FOUR, SEVEN, EIGHT = (np.int32(x) for x in (0, 1, 2, 4, 7, 8))
 NIBBLE, MANTISSA, HALVES, TO_TOP = (np.int32(x) for x in (15, 23, 16, 28))
 POWER_ZERO = np.int32(127 - 7)  # exponent of 2^(m - 7) at m = 0
 # Adding it leaves the nearest integer in the low bits, ties to even.
 ROUND = np.float32(1.5 * 2**23)
+SCALE_NAN = 0x7FC0  # a bf16 pattern
+
+# --- tables ------------------------------------------------------------------------------------
+
+# By the codec's number on the wire. Compiled code holds them as constants: `compiled` compiles anew
+# when a row changes. The first two are zeros for codecs without levels.
+C = len(CODECS)
+LEVELS_Cx8 = np.zeros((C, 8), np.float32)
+MIDPOINTS_Cx7 = np.zeros((C, 7), np.float32)  # between neighbouring levels
 # One over the largest quantum.
-SHARE_INT8, SHARE_INT4, SHARE_E3M0 = np.float32(1 / 127), np.float32(1 / 7), np.float32(1)
-# bf16 patterns of scales. Below the least a scale is zero: then every product, and every midpoint
-# between two, is normal, and devices that flush subnormal numbers agree with those that do not.
-SCALE_NAN = 0x7FC0
-SCALE_MAX = 0x7F7F  # the largest finite one
-SCALE_MIN_INT = 0x0100  # 2^-125
-SCALE_MIN_E3M0 = 0x0400  # 2^-119
+SHARE_C = np.zeros(C, np.float32)
+SHARE_C[INT8], SHARE_C[INT4], SHARE_C[E3M0] = 1 / 127, 1 / 7, 1
+# bf16 patterns. Below the least a scale is zero: then every product, and every midpoint between
+# two, is normal, and devices that flush subnormal numbers agree with those that do not. At the
+# largest, every product is finite.
+SCALE_MIN_C = np.full(C, 0x0100, np.int32)  # 2^-125
+SCALE_MIN_C[E3M0] = 0x0400  # 2^-119
+SCALE_MAX_C = np.full(C, 0x7F7F, np.int32)  # the largest finite one
+
+
+def _tabulate(codec: int, levels: tuple[float, ...]) -> None:
+    """Fill in what belongs to a codec with levels."""
+    levels_8, limits = np.array(levels, np.float32), np.finfo(np.float32)
+    LEVELS_Cx8[codec], SHARE_C[codec] = levels_8, 1 / levels[-1]
+    MIDPOINTS_Cx7[codec] = (levels_8[:-1] + levels_8[1:]) / 2
+    # All scales from the least to the largest, as fp64, in which no product is out of range.
+    patterns_S = np.arange(0x0080, 0x7F80, dtype=np.int32)
+    scales_S = (patterns_S << HALVES).view(np.float32).astype(np.float64)
+    normal_S = scales_S * float(MIDPOINTS_Cx7[codec, 0]) >= limits.tiny  # the least of all products
+    finite_S = scales_S * levels[-1] <= limits.max
+    SCALE_MIN_C[codec], SCALE_MAX_C[codec] = patterns_S[normal_S][0], patterns_S[finite_S][-1]
+
+
+for _codec, _row in enumerate(CODECS):
+    if _row.levels:
+        _tabulate(_codec, _row.levels)
+
+
+# --- bits --------------------------------------------------------------------------------------
 
 
 @kernel
@@ -98,8 +132,10 @@ def _decode_blocks(
             bytes_NxH = quanta[begin // 2 : end // 2].reshape((last - first, HALF))
             if codec == INT4:
                 _decode_int4(bytes_NxH, scales[first:last], out_NxK)
-            else:
+            elif codec == E3M0:
                 _decode_e3m0(bytes_NxH, scales[first:last], out_NxK)
+            else:
+                _decode_levels(LEVELS_Cx8[codec], bytes_NxH, scales[first:last], out_NxK)
     for i in range(max(end, begin), stop):
         out_B[i - start] = _value(codec, quanta, i) * widen(scales[i // BLOCK])
 
@@ -112,7 +148,9 @@ def _value(codec: int, quanta: Bytes, i: int) -> np.float32:
     both = np.int32(quanta[i >> 1])
     if codec == INT4:
         return _high(both) if i & 1 else _low(both)
-    return _power(both >> FOUR if i & 1 else both & NIBBLE)
+    if codec == E3M0:
+        return _power(both >> FOUR if i & 1 else both & NIBBLE)
+    return _level(both >> FOUR if i & 1 else both & NIBBLE, _as_words(LEVELS_Cx8[codec]))
 
 
 @kernel
@@ -131,6 +169,28 @@ def _power(nibble: np.int32) -> np.float32:
     m = np.int32(nibble & SEVEN)
     bits = np.int32((m + POWER_ZERO) << MANTISSA) | np.int32((nibble & EIGHT) << TO_TOP)
     return as_float(bits if m > ZERO else ZERO)
+
+
+@kernel
+def _as_words(levels_8: Values) -> Words:
+    """Levels 1 to 7 by their bits, for registers."""
+    a, b, c, d = levels_8[1], levels_8[2], levels_8[3], levels_8[4]
+    e, f, g = levels_8[5], levels_8[6], levels_8[7]
+    return as_bits(a), as_bits(b), as_bits(c), as_bits(d), as_bits(e), as_bits(f), as_bits(g)
+
+
+@kernel
+def _level(nibble: np.int32, levels: Words) -> np.float32:
+    """The level of a nibble: seven choices between two, which compile to vectors, as no load does.
+
+    8, which no encoder writes, is -0.
+    """
+    odd, upper = np.int32(nibble & ONE) != ZERO, np.int32(nibble & TWO) != ZERO
+    to_1, to_3 = levels[0] if odd else ZERO, levels[2] if odd else levels[1]
+    to_5, to_7 = levels[4] if odd else levels[3], levels[6] if odd else levels[5]
+    small, large = to_3 if upper else to_1, to_7 if upper else to_5
+    size = large if np.int32(nibble & FOUR) != ZERO else small
+    return as_float(np.int32(size | np.int32((nibble & EIGHT) << TO_TOP)))
 
 
 @kernel
@@ -159,6 +219,17 @@ def _decode_e3m0(bytes_NxH: Bytes, scales_N: Scales, out_NxK: Values) -> None:
             both = np.int32(bytes_NxH[n, i])
             out_NxK[n, 2 * i] = _power(both & NIBBLE) * scale
             out_NxK[n, 2 * i + 1] = _power(both >> FOUR) * scale
+
+
+@kernel
+def _decode_levels(levels_8: Values, bytes_NxH: Bytes, scales_N: Scales, out_NxK: Values) -> None:
+    levels = _as_words(levels_8)
+    for n in range(out_NxK.shape[0]):
+        scale = widen(scales_N[n])
+        for i in range(HALF):
+            both = np.int32(bytes_NxH[n, i])
+            out_NxK[n, 2 * i] = _level(both & NIBBLE, levels) * scale
+            out_NxK[n, 2 * i + 1] = _level(both >> FOUR, levels) * scale
 
 
 # --- adding up ---------------------------------------------------------------------------------
@@ -200,8 +271,10 @@ def _add_blocks(
         bytes_NxH = quanta[start // 2 : end // 2].reshape((last - first, HALF))
         if codec == INT4:
             _add_int4(bytes_NxH, scales[first:last], factor, sum_NxK)
-        else:
+        elif codec == E3M0:
             _add_e3m0(bytes_NxH, scales[first:last], factor, sum_NxK)
+        else:
+            _add_levels(LEVELS_Cx8[codec], bytes_NxH, scales[first:last], factor, sum_NxK)
     for i in range(end, stop):
         sum_B[i - start] += _value(codec, quanta, i) * widen(scales[last]) * factor
 
@@ -232,6 +305,19 @@ def _add_e3m0(bytes_NxH: Bytes, scales_N: Scales, factor: np.float32, sum_NxK: V
             both = np.int32(bytes_NxH[n, i])
             sum_NxK[n, 2 * i] += _power(both & NIBBLE) * scale * factor
             sum_NxK[n, 2 * i + 1] += _power(both >> FOUR) * scale * factor
+
+
+@kernel
+def _add_levels(
+    levels_8: Values, bytes_NxH: Bytes, scales_N: Scales, factor: np.float32, sum_NxK: Values
+) -> None:
+    levels = _as_words(levels_8)
+    for n in range(sum_NxK.shape[0]):
+        scale = widen(scales_N[n])
+        for i in range(HALF):
+            both = np.int32(bytes_NxH[n, i])
+            sum_NxK[n, 2 * i] += _level(both & NIBBLE, levels) * scale * factor
+            sum_NxK[n, 2 * i + 1] += _level(both >> FOUR, levels) * scale * factor
 
 
 # --- encoding ----------------------------------------------------------------------------------
@@ -280,13 +366,15 @@ def _encode_blocks(codec: int, values_NxK: Values, scales_N: Scales, out_NxW: By
             _encode_e3m0(bits_NxK[n], scale, out_NxW[n])
         elif codec == INT8:
             _encode_int8(values_NxK[n], np.float32(1) / widen(scale), out_NxW[n])
-        else:
+        elif codec == INT4:
             _encode_int4(values_NxK[n], np.float32(1) / widen(scale), out_NxW[n])
+        else:
+            _encode_levels(bits_NxK[n], MIDPOINTS_Cx7[codec], scale, out_NxW[n])
 
 
 @kernel
 def block_scale(codec: int, bits_K: Bits) -> int:
-    """bf16 pattern of a block's scale: max |x| / 127, / 7 or / 1, to nearest, ties to even.
+    """bf16 pattern of a block's scale: max |x| over the largest quantum, to nearest, ties to even.
 
     NaN when a value is not finite; 0 when the scale would be too small.
     """
@@ -295,11 +383,10 @@ def block_scale(codec: int, bits_K: Bits) -> int:
         top = max(top, np.int32(bits_K[i] & MAGNITUDE))  # magnitudes order like their bits
     if top >= INF:
         return SCALE_NAN
-    share = SHARE_INT8 if codec == INT8 else SHARE_INT4 if codec == INT4 else SHARE_E3M0
-    bits = np.int64(as_bits(as_float(top) * share))
+    bits = np.int64(as_bits(as_float(top) * SHARE_C[codec]))
     nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    scale = SCALE_MAX if nearest > SCALE_MAX else int(nearest)
-    return 0 if scale < (SCALE_MIN_E3M0 if codec == E3M0 else SCALE_MIN_INT) else scale
+    scale = min(int(SCALE_MAX_C[codec]), int(nearest))
+    return 0 if scale < SCALE_MIN_C[codec] else scale
 
 
 @kernel
@@ -325,7 +412,7 @@ def _encode_int4(values_K: Values, inverse: np.float32, out_H: Bytes) -> None:
 @kernel
 def settle(codec: int, values_B: Values, first: int, values: int, data: Bytes) -> None:
     """What `encode` has made of `values_B`, in their place: `decode`, without unpacking."""
-    if codec == E3M0:
+    if codec != INT8 and codec != INT4:
         decode(codec, data, values, first * BLOCK, first * BLOCK + values_B.size, values_B)
         return
     scales = data[START : START + 2 * ((values + BLOCK - 1) // BLOCK)].view(np.uint16)
@@ -367,3 +454,31 @@ def _power_nearest(bits: np.int32, middle: np.int32, least: np.int32) -> np.int3
     m = max(min(m, SEVEN), ONE)
     nibble = np.int32(m | np.int32(np.int32(bits >> TO_TOP) & EIGHT))
     return nibble if size >= least else ZERO
+
+
+@kernel
+def _encode_levels(bits_K: Bits, midpoints_7: Values, scale: int, out_H: Bytes) -> None:
+    """Each to the nearest level times the scale; a tie goes to the larger magnitude."""
+    width = widen(scale)
+    a, b = as_bits(midpoints_7[0] * width), as_bits(midpoints_7[1] * width)
+    c, d = as_bits(midpoints_7[2] * width), as_bits(midpoints_7[3] * width)
+    e, f = as_bits(midpoints_7[4] * width), as_bits(midpoints_7[5] * width)
+    midpoints = (a, b, c, d, e, f, as_bits(midpoints_7[6] * width))
+    for i in range(HALF):
+        low = _level_nearest(bits_K[2 * i], midpoints)
+        high = _level_nearest(bits_K[2 * i + 1], midpoints)
+        out_H[i] = np.uint8(low | np.int32(high << FOUR))
+
+
+@kernel
+def _level_nearest(bits: np.int32, midpoints: Words) -> np.int32:
+    """Nibble of a value: how many midpoints it reaches, and its sign unless it reaches none."""
+    size = np.int32(bits & MAGNITUDE)
+    nibble = np.int32(np.int32(np.int32(bits >> TO_TOP) & EIGHT) | ONE)
+    nibble = np.int32(nibble + ONE) if size >= midpoints[1] else nibble
+    nibble = np.int32(nibble + ONE) if size >= midpoints[2] else nibble
+    nibble = np.int32(nibble + ONE) if size >= midpoints[3] else nibble
+    nibble = np.int32(nibble + ONE) if size >= midpoints[4] else nibble
+    nibble = np.int32(nibble + ONE) if size >= midpoints[5] else nibble
+    nibble = np.int32(nibble + ONE) if size >= midpoints[6] else nibble
+    return nibble if size >= midpoints[0] else ZERO

@@ -3,12 +3,13 @@
     "DF"  version u8 = 1  codec u8  values u32    then
     fp32, bf16:  the values
     int8:        ceil(F/256) scales (bf16), F quanta of one byte, -127..127
-    int4, e3m0:  ceil(F/256) scales (bf16), ceil(F/2) bytes: value 2i in the low nibble of byte i,
+    4 bits:      ceil(F/256) scales (bf16), ceil(F/2) bytes: value 2i in the low nibble of byte i,
                  2i + 1 in the high one, an unused nibble is 0
 
 Little-endian throughout. int4 quanta are two's complement, -7..7. An e3m0 nibble is
-sign << 3 | m: m = 0 is zero, m = 1..7 is 2^(m - 7). A value is its quantum times its block's
-scale, exact in fp32: a scale has 8 significant bits, a quantum at most 7.
+sign << 3 | m: m = 0 is zero, m = 1..7 is 2^(m - 7). So is that of a codec with levels, as e2m1
+is, and m is the place in the levels of its row in `spec/codecs.py`. A value is its quantum times
+its block's scale, exact in fp32: a scale has 8 significant bits, a quantum at most 16.
 """
 
 import struct
