@@ -133,6 +133,8 @@ def laws_of(parts: dict[str, Any]) -> dict[str, Any]:
         alone = [row for row in rows if row["threads"] == 1]
         for name in NAMES:
             of_codec = [row for row in alone if row["codec"] == name]
+            if not of_codec:  # measured before there was such a codec
+                continue
             # Two points of a codec give two terms; what a round costs beside is bf16's.
             whole = name == "bf16"
             gate = OF_GATE if whole else _without(OF_GATE, "per_learner")
@@ -198,7 +200,7 @@ def figures(parts: dict[str, Any], found: dict[str, Any], check: Rows) -> dict[s
     if "gate_s_bf16" in found:
         told["merge_worst_error"] = found["stage_s_bf16"]["worst_relative_error"]
         told["bytes_per_value"] = found["peak_bytes"]["terms"]["per_value"]
-        for name in NAMES:
+        for name in (n for n in NAMES if f"gate_s_{n}" in found):
             told[f"values_per_s_{name}_m8"] = 1 / _seconds_per_contributed_value(found, name, 8)
     if check:
         ratios = [row["predicted_over_measured"] for row in check]

@@ -28,7 +28,7 @@ from diloco_shared.spec.run import SHARDS_MAX, STEPS_MAX, RunSpec
 DAY_S = 86_400.0
 GIB = float(1 << 30)
 SYNC_EVERY = (24, 48, 96)  # H: 24 is the paper's; longer rounds drift further apart
-CODECS = ("bf16", "int8", "int4")  # best first; e3m0 needs as many bits as int4
+CODECS = ("bf16", "int8", "int4")  # best first; others of four bits need as many as int4
 OVERLAPS = (2, 4)  # tau: 2 is the paper's; Streaming DiLoCo is robust below 5
 OVERLAP_SHARE_MAX = 0.5  # of H: past it, rounds of one fragment would nearly meet
 LEARNERS_MAX = 16  # more than the paper tried would be a guess

@@ -72,7 +72,8 @@ def test_sizes_at_the_edges(name: str, size: int) -> None:
 
 
 def test_below_16_bits_errors_are_fed_back() -> None:
-    assert [name for name in codec.NAMES if feeds_back(name)] == ["int8", "int4", "e3m0", "e2m1"]
+    below = [row.name for row in CODECS if row.bits < 16]
+    assert [name for name in codec.NAMES if feeds_back(name)] == below
 
 
 @pytest.mark.parametrize("row", [row for row in CODECS if row.levels], ids=lambda row: row.name)

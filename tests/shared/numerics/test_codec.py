@@ -82,7 +82,8 @@ def test_bf16_rounds_beyond_its_range_to_infinity() -> None:
 
 
 def test_sizes_and_headers_that_do_not_fit_are_refused() -> None:
-    assert [codec.bytes_of(name, 257) for name in codec.NAMES] == [1036, 522, 269, 141, 141, 141]
+    sizes = {"fp32": 1036, "bf16": 522, "int8": 269, "int4": 141, "e3m0": 141}
+    assert {name: codec.bytes_of(name, 257) for name in sizes} == sizes
     data = codec.encode("bf16", np.zeros(2, np.float32))
     faults = {
         data[:5]: "5 bytes: shorter than a header of 8",
@@ -96,9 +97,7 @@ def test_sizes_and_headers_that_do_not_fit_are_refused() -> None:
     for bad, message in faults.items():
         with pytest.raises(ValueError, match=message):
             codec.decode("bf16", bad, 2)
-    with pytest.raises(
-        ValueError, match=r"unknown codec 'int3'.*fp32, bf16, int8, int4, e3m0, e2m1"
-    ):
+    with pytest.raises(ValueError, match=r"unknown codec 'int3'.*fp32, bf16, int8, int4, e3m0"):
         codec.decode("int3", data, 2)
     with pytest.raises(ValueError, match="cut more fragments"):
         codec.header("fp32", 2**32)
