@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from diloco_shared.spec.codecs import NAMES
 from diloco_simulator.worlds import constants, found
 from diloco_simulator.worlds.case import CAST, Case
 from diloco_simulator.worlds.options import Options
@@ -22,6 +23,18 @@ def test_a_kept_world_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_seed_has_one_world_however_it_is_asked_for() -> None:
     """Links of worlds once carried a hundred times of what options alone said."""
     assert all(Case.drawn(seed).options == Options.drawn(seed) for seed in range(100))
+
+
+def test_seeds_choose_their_codecs_as_they_always_did() -> None:
+    """A new codec is in some worlds, and changes nothing in the others."""
+    chosen = [(o.codec_up, o.codec_down) for o in map(Options.drawn, range(200))]
+    assert [chosen[seed] for seed in (0, 1, 4, 5)] == [
+        ("bf16", "e3m0"),
+        ("int8", "int8"),
+        ("e3m0", "int8"),
+        ("int4", "bf16"),
+    ]
+    assert {name for both in chosen for name in both} == {*NAMES}
 
 
 def test_a_calm_world_says_nothing_but_its_seed(tmp_path: Path) -> None:
