@@ -521,6 +521,17 @@ def test_snapshots_release_the_contributions_they_cover(running: Any) -> None:
     assert [p.last_round for p in purged] == covered
 
 
+def test_initial_parameters_stay_where_they_are_until_they_are_published(driver: Any) -> None:
+    """If all disks were lost before, nobody else would have them."""
+    m = driver.machine
+    m.published, m.history.versions = (0, -1), [0, 0]
+    m.history.owned, m.covered = (0, 1), -1
+    assert m._free_up() == []
+    m.published = (0, 0)
+    assert m._free_up() == [PurgeUp(-1)]
+    assert m._free_up() == [], "it is said once"
+
+
 def test_a_snapshot_names_the_newest_closed_round_and_frees_what_it_covers_once_it_is_durable(
     driver: Any,
 ) -> None:

@@ -103,6 +103,7 @@ class Machine:
         self.snapshotting = False  # one is being written, or its record is on its way
         self.snapshot_due = False  # another, once that is over
         self.snapshot_failed_at = float("-inf")
+        self.covered: int | None = None  # rounds up to this one, which UP still has
         self.wishes = UserRequests(spec, history, self.roster)
         self.lapse = ""  # why the lease is in doubt, if it is
         # Newest version of each fragment on DN in this epoch, as far as is known; -1 none.
@@ -304,7 +305,8 @@ class Machine:
                 self.room.snapshot_failed = ""
                 if self.spec.keeping.contributions == "all":
                     return self._snapshot_next()
-                return [PurgeUp(record.round), *self._snapshot_next()]
+                self.covered = record.round
+                return [*self._free_up(), *self._snapshot_next()]
             case TapeEpoch():
                 self.admission.donations = Donations()
                 return [
@@ -439,14 +441,23 @@ class Machine:
             p, known = event.fragment, list(self.published)
             known[p] = max(known[p], event.version)
             self.published = tuple(known)
+        effects = self._free_up()
         # One of an earlier epoch replaces nothing: this epoch's own may not be there yet.
         if not event.keyframe or event.epoch != self.history.epoch:
-            return []
+            return effects
         self.keyframes = tuple(
             event.version if p == event.fragment else known
             for p, known in enumerate(self.keyframes or (-1,) * self.history.fragments)
         )
-        return [PurgeDown(event.epoch, event.fragment, event.version)]
+        return [*effects, PurgeDown(event.epoch, event.fragment, event.version)]
+
+    def _free_up(self) -> list[Effect]:
+        """What a snapshot covers, UP need not have any more, once every fragment is published: if
+        all syncers lost their disks before, nothing would be there to begin again from."""
+        if self.covered is None or any(self.published[p] < 0 for p in self.history.owned):
+            return []
+        covered, self.covered = self.covered, None
+        return [PurgeUp(covered)]
 
     # --- learners ------------------------------------------------------------------------------
 
