@@ -265,6 +265,25 @@ async def test_on_a_hub_that_was_put_back_all_read_the_tape_again(tmp_path: Path
         assert not first.done() and not second.done()
 
 
+async def test_who_stands_by_leads_from_what_a_hub_that_was_put_back_has(tmp_path: Path) -> None:
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await hub.initialise()
+    async with AsyncExitStack() as first, hub.syncer("s2"):
+        await first.enter_async_context(hub.syncer("s1"))
+        await within(hub.comes(lambda r: isinstance(r, TapeTerm) and r.leader in ("s1", "s2")))
+        await asyncio.sleep(0.5)  # the other one executes that, too
+        (_, leader) = await hub.terms()
+        hub.broker.lose(subjects.tape_stream("r"), 1)
+        await hub.append(TapeEpoch(epoch=1000, term=1001, reason="put back", at=3.0))
+        place = subjects.LEASES, subjects.leader_lease("r", 0)
+        await hub.bus.kv_delete(*place)  # as on a hub that was put back
+        if leader == "s1":
+            await first.aclose()
+        record = await within(hub.comes(lambda r: isinstance(r, TapeTerm) and r.term > 1))
+        assert isinstance(record, TapeTerm) and (record.epoch, record.term) == (1000, 1002)
+
+
 async def test_a_deposed_leader_stands_by_in_the_same_process(tmp_path: Path) -> None:
     hub = Hub(tmp_path)
     await hub.prepare()

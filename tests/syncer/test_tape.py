@@ -165,6 +165,30 @@ async def test_what_is_left_of_a_tape_in_its_archive_alone_is_its_end(tmp_path: 
     assert await Tape(bus, "r", 0, archive).newest() == 4
 
 
+async def test_an_archive_of_what_a_backup_has_not_counts_no_more(tmp_path: Path) -> None:
+    """The hub was put back from a backup of five records, when ten of twelve were archived."""
+    bus, archive = MemoryBus(MemoryBroker(), "a"), TapeArchive(str(tmp_path), "r.1")
+    await stream(bus)
+    tape = Tape(bus, "r", 0, archive)
+    for number in range(1, 13):
+        await tape.append(term(number, "a"))
+    stored = await bus.fetch(tape.stream, tape.subject)
+    for first in (0, 4, 8):
+        archive.write(stored[first : first + 4])
+    bus.broker.lose(tape.stream, 7)
+    for number in range(13, 17):
+        await bus.append(tape.subject, encode(term(number, "b")))
+    await bus.purge(tape.stream, tape.subject, below_seq=3)  # as the backup had it
+    fresh = Tape(bus, "r", 0, archive)
+    there = [r.term for _, r in await fresh.read() if isinstance(r, TapeTerm)]
+    assert there == [1, 2, 3, 4, 5, 13, 14, 15, 16]
+    spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
+    archiver = TapeArchiver(context(spec, bus, folder=tmp_path), fresh, archive)
+    await archiver._agree()
+    assert [(s.first, s.last) for s in archive.segments()] == [(1, 2)]
+    assert await Tape(bus, "r", 0, archive).read() == await fresh.read()
+
+
 async def test_an_archive_counts_also_where_another_shard_has_the_first_record(
     tmp_path: Path,
 ) -> None:

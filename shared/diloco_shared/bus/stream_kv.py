@@ -63,6 +63,9 @@ class RawStreams(Protocol):
 
     async def stream_info(self, stream: str) -> StreamInfo: ...
 
+    @property
+    def life(self) -> str: ...
+
 
 def ttl_header(ttl_s: float | None) -> dict[str, str]:
     """The server counts whole seconds, at least one: rounded up."""
@@ -175,7 +178,8 @@ class Watch:
 
     Reading brings every change at once. Polling every POLL_S seconds finds what reading missed:
     first by the stream's sizes alone, then, if those changed, by all keys. It also finds that the
-    stream is a copy from a backup, or a new one, whose numbers are lower: all is told again then.
+    stream is a copy from a backup, or a new one, whose numbers are lower; and that the server was
+    started anew, since then it may be such a copy. All is told again then.
     """
 
     def __init__(self, bus: StreamKv, bucket: str, key: str) -> None:
@@ -188,6 +192,7 @@ class Watch:
         self._room = asyncio.Event()
         self._room.set()
         self._sizes: StreamInfo | None = None
+        self._life = bus.life  # of the server that was looked at last
         self._anew = False
         self._ended = False
         self._fault: Exception | None = None
@@ -258,11 +263,16 @@ class Watch:
         await again_and_again(self._poll, f"poll of {self._bucket}", POLL_S)
 
     async def _poll(self) -> None:
+        life = self._bus.life
         sizes = await self._bus.stream_info(bucket_stream(self._bucket))
-        if sizes == self._sizes:
+        if sizes == self._sizes and life == self._life:
             return
         if self._sizes is not None and sizes.last_seq < self._sizes.last_seq:
             self._begin_anew()
+        # Or the bucket has not changed since the backup, and what its keys speak of has.
+        elif life != self._life:
+            self._begin_anew()
+        self._life = life
         found = await self._bus.kv_all(self._bucket, self._key)
         for entry in sorted(found.values(), key=lambda entry: entry.revision):
             await self._room.wait()

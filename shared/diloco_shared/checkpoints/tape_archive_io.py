@@ -4,8 +4,10 @@
 
 A segment is complete or absent: zlib over msgpack of [sequence, message] pairs, sequences those of
 the stream, the digest that of the compressed bytes. Records leave the stream only after the segment
-that has them is durable; so stream and archive together have all of them, some of them twice. Kept
-with a run's checkpoints when the run is deleted.
+that has them is durable; so stream and archive together have all of them, some of them twice. From
+the stream's oldest record on only the stream counts: on a hub that was put back from a backup, the
+archive may have records of what came after that. Kept with a run's checkpoints when the run is
+deleted.
 
 Not for an event loop: the methods of `TapeArchive` wait for the vault.
 """
@@ -67,6 +69,20 @@ class TapeArchive:
             match = _SEGMENT.fullmatch(key.rpartition("/")[2])
             if match:
                 yield Segment(int(match[1]), int(match[2]), key, match[3])
+
+    def cut(self, run: str, first: int) -> int:
+        """Forget the records from sequence `first` on, which the stream has; of how many segments.
+
+        Whoever dies meanwhile leaves some of them twice.
+        """
+        later = [s for s in self.segments() if s.last >= first]
+        for segment in later:
+            kept = [] if segment.first >= first else self._records(segment)
+            subject = subjects.tape(run, self.shard)
+            if records := [Stored(subject, body, {}, seq) for seq, body in kept if seq < first]:
+                self.write(records)
+            self.vault.write(segment.key, None)
+        return len(later)
 
     def of_others(self, first: int, last: int) -> set[int]:
         """Sequences of this range that the archives of other shards of the run have."""
@@ -140,5 +156,5 @@ async def read_tape(
         oldest = await bus.fetch(stream, subject, limit=1)
         if oldest[0].seq > after + 1 if oldest else await has_left(bus, stream):
             older = await asyncio.to_thread(archive.read, run, after, limit)
-            found |= {s.seq: s for s in older}
+            found |= {s.seq: s for s in older if not oldest or s.seq < oldest[0].seq}
     return [found[seq] for seq in sorted(found)][:limit]

@@ -234,7 +234,8 @@ class Membership:
         """The run this member works for, at first and at every change; "" for none.
 
         A run that was deleted and submitted again is a change, and so is another shard; `run_id`
-        and `shard` are of the newest told.
+        and `shard` are of the newest told. The same is told again to who works for nothing, once
+        the server has begun a new life: on a hub that was put back, a run that was over may go on.
         """
         last: Assignment | None = None
         async with self.bus.kv_watch(subjects.ASSIGNMENTS, self.record.id) as entries:
@@ -247,7 +248,7 @@ class Membership:
                         log.error("unreadable assignment", error=str(error))
                         continue
                 assigned = assigned.model_copy(update={"at": 0.0})
-                if assigned != last:
+                if assigned != last or (entry.anew and assigned.run and not self.record.run):
                     self.run_id, self.shard = assigned.run_id, assigned.shard
                     last = assigned
                     yield assigned.run

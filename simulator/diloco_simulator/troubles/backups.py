@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SAVED_S, LOST_S = (0.0, 1.5), (0.0, 25.0)
 # Until there is another disk; and what it takes to put a stream back, in virtual seconds.
 DISK_S, LOADED_S = (1.0, 20.0), (0.0, 0.5)
+# Within this time the coordinator has read anew what it shows, in virtual seconds.
+SHOWN_S = 10.0
 # A backup that could not be taken is taken again so much later, in virtual seconds.
 AGAIN_S = 2.0
 
@@ -92,9 +94,10 @@ class Backups:
             self.restoring = self.world.loop.create_task(self._taken_and_needed())
 
     async def over(self) -> None:
-        """Whatever was begun is done."""
+        """Whatever was begun is done, and the coordinator shows what the hub has now."""
         if self.restoring is not None:
             await self.restoring
+            await asyncio.sleep(SHOWN_S)
 
     async def _taken_and_needed(self) -> None:
         folder = await self._take()

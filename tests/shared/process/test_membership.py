@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from diloco_shared import VERSION
+from diloco_shared.bus import stream_kv
 from diloco_shared.bus.port import Bus
 from diloco_shared.process.membership import TTL_S, DataFolder, FolderTaken, Membership
 from diloco_shared.protocol import subjects
@@ -176,6 +177,30 @@ async def test_assignments_are_told_at_first_and_at_every_change(broker: MemoryB
         assert (await anext(runs), member.run_id) == ("r-3", "2"), "submitted again"
         await bus.kv_delete(subjects.ASSIGNMENTS, "a")
         assert await anext(runs) == ""
+    await runs.aclose()
+
+
+async def test_who_works_for_nothing_is_told_again_once_the_server_was_started_anew(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a hub that was put back the run that was over may go on, and the bucket be as it was."""
+    monkeypatch.setattr(stream_kv, "POLL_S", 0.05)
+    bus = await prepared(broker)
+    member = Membership(bus, "a", "learner", "lock-1")
+    assigned = encode(Assignment(member="a", run="r-1", run_id="", at=0.0))
+    await bus.kv_put(subjects.ASSIGNMENTS, "a", assigned)
+    runs = member.assignments()
+    async with asyncio.timeout(30):
+        assert await anext(runs) == "r-1"
+        member.update(run="r-1")
+        waiting = asyncio.ensure_future(anext(runs))
+        await asyncio.sleep(0.2)
+        broker.restart()
+        await asyncio.sleep(0.2)
+        assert not waiting.done(), "it works for that run"
+        member.update(run="")
+        broker.restart()
+        assert await waiting == "r-1"
     await runs.aclose()
 
 

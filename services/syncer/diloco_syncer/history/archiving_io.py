@@ -33,6 +33,7 @@ class TapeArchiver:
         self.archive = archive
         self.wanted = asyncio.Event()
         self.turn = asyncio.Lock()
+        self.agrees = False  # with the stream, which this process alone archives from now on
         tape.make_room = self.make_room
 
     def want(self) -> None:
@@ -94,6 +95,7 @@ class TapeArchiver:
     async def _move(self, last: int) -> int:
         """Archive this shard's records up to `last`; how many segments that made."""
         moved = 0
+        await self._agree()
         while records := await self.control.fetch(
             self.tape.stream, self.tape.subject, limit=SEGMENT_RECORDS
         ):
@@ -108,6 +110,16 @@ class TapeArchiver:
             await self.control.purge(self.tape.stream, self.tape.subject, below_seq=below)
             log.info("tape archived", first=segment.first, last=segment.last)
         return moved
+
+    async def _agree(self) -> None:
+        """The archive has nothing that the stream has, or has otherwise: before it gets more."""
+        oldest = await self.control.fetch(self.tape.stream, self.tape.subject, limit=1)
+        if self.agrees or not oldest:
+            return
+        cut = await asyncio.to_thread(self.archive.cut, self.spec.name, oldest[0].seq)
+        if cut:
+            log.info("archived records go that the tape has", segments=cut, first=oldest[0].seq)
+        self.agrees = True
 
     def _many(self, info: StreamInfo) -> bool:
         return info.messages > RECORDS_IN_STREAM * self.spec.algorithm.shards
