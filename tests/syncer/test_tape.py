@@ -20,6 +20,7 @@ from diloco_simulator.hub.bus import MemoryBroker, MemoryBus
 from diloco_syncer.history import archiving_io as archiving
 from diloco_syncer.history import tape_io as tape_module
 from diloco_syncer.history.archiving_io import TapeArchiver
+from diloco_syncer.history.follow_io import Follower, Replaced
 from diloco_syncer.history.tape_io import Deposed, Purged, Tape
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
@@ -71,6 +72,27 @@ async def test_on_a_hub_that_was_put_back_nobody_goes_on_from_what_it_has_not(
         with pytest.raises(Deposed, match=r"record 3 on tape\.r\.0 is gone, or is another one"):
             await work
     assert len(await Tape(bus, "r").read()) == 3 - lost + added
+
+
+async def test_what_was_executed_of_a_tape_that_was_put_back_is_not_gone_on_with() -> None:
+    """Nor where it is longer by now: what follows would be executed on another state."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    for number in (1, 2, 3):
+        await bus.append(subjects.tape("r", 0), encode(term(number, "a")))
+    spec: Any = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
+    finder: Any = SimpleNamespace(snapshots=SimpleNamespace(shelf=None, folder=""))
+    follower = Follower(spec, bus, Tape(bus, "r"), finder)
+    assert not await follower.catch_up()
+    assert await follower.catch_up()
+    bus.broker.restart()
+    assert await follower.catch_up(), "it is the same one"
+    await put_back(bus, lost=1, added=1)
+    await bus.append(subjects.tape("r", 0), encode(term(1001, "b")))
+    with pytest.raises(Replaced, match="record 3 of the tape is another one"):
+        await follower.catch_up()
+    with pytest.raises(Replaced):
+        await Follower(spec, bus, Tape(bus, "r"), finder).begin_again(follower.history, "")
 
 
 async def test_a_server_that_was_started_anew_has_the_same_tape() -> None:

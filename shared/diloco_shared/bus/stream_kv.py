@@ -267,10 +267,9 @@ class Watch:
         sizes = await self._bus.stream_info(bucket_stream(self._bucket))
         if sizes == self._sizes and life == self._life:
             return
-        if self._sizes is not None and sizes.last_seq < self._sizes.last_seq:
-            self._begin_anew()
-        # Or the bucket has not changed since the backup, and what its keys speak of has.
-        elif life != self._life:
+        lower = self._sizes is not None and sizes.last_seq < self._sizes.last_seq
+        # Or the bucket is as it was in the backup, and what its keys speak of is not.
+        if lower or life != self._life:
             self._begin_anew()
         self._life = life
         found = await self._bus.kv_all(self._bucket, self._key)
