@@ -81,10 +81,10 @@ async def test_the_coordinator_takes_a_backup_and_a_hub_has_it_again(tmp_path: P
             await syncer.append(s.tape("r", 0), encode(term))
         async with hub.bus("oslo") as oslo:
             with pytest.raises(BusError):
-                await hub_backup.take(oslo, tmp_path / "stolen")
+                await hub_backup.take(backups.Streams(oslo), tmp_path / "stolen")
         async with hub.bus("coordinator") as bus:
             await bus.kv_put(s.RUNS, "r", encode(record))
-            taken = await hub_backup.take(bus, tmp_path / "backup")
+            taken = await hub_backup.take(backups.Streams(bus), tmp_path / "backup")
     assert {"TAPE-r", "KV_tokens", "KV_members"} <= {stream.name for stream in taken.streams}
 
     async with (
@@ -96,7 +96,7 @@ async def test_the_coordinator_takes_a_backup_and_a_hub_has_it_again(tmp_path: P
         assert await backups.streams_of(bus.link) == sorted(x.name for x in taken.streams)
     assert found[0] == term
     assert isinstance(found[1], TapeEpoch)
-    assert (found[1].epoch, found[1].term) == (3 + hub_backup.AHEAD, 7)
+    assert (found[1].epoch, found[1].term) == (3 + hub_backup.AHEAD, 7 + hub_backup.AHEAD)
 
 
 async def until_heard(sender: NatsBus, subject: str, heard: Deliveries) -> None:

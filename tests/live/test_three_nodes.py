@@ -17,6 +17,7 @@ from waiting import until
 
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats.access import TlsFiles
+from diloco_shared.bus.nats.backups import Streams
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError, StreamSpec, TooFewNodes, TransferProgress
 from diloco_shared.bus.repeating import until_done
@@ -167,7 +168,7 @@ async def test_a_backup_is_put_back_on_a_hub_of_three_nodes(tmp_path: Path) -> N
         async with hub.bus("syncer-a", 1) as syncer:
             blob = await put_blob(syncer, "dn.r.0.0.1.1", bytes(4 * MIB))
         await coordinator.kv_delete(s.RUNS, "r")  # no run that a restore would begin again
-        await hub_backup.take(coordinator, backup)
+        await hub_backup.take(Streams(coordinator), backup)
 
     (tmp_path / "after").mkdir()
     later = Hub(tmp_path / "after")

@@ -126,6 +126,10 @@ class RunWatch:
         """A tape lost its last records: they never were."""
         self.of[shard].lost(kept, gone)
         self.anchors.lost()
+        # Learners kept parts of a mark that any shard had.
+        mark = max(of.merges.lost.mark for of in self.of)
+        for of in self.of:
+            of.merges.lost.mark = mark
 
     def exact(self, fragment: int, digest: str) -> Values | None:
         """An anchor that was published, by its digest; None where nobody kept its values."""
