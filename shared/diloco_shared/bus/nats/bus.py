@@ -67,10 +67,6 @@ class NatsBus(NatsStreams):
         return cls(link, lanes)
 
     @property
-    def life(self) -> str:
-        return self._link.life
-
-    @property
     def connected(self) -> bool:
         return self._link.connected
 

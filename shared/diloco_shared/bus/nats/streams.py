@@ -68,6 +68,10 @@ class NatsStreams(StreamKv):
         return self._link.api == HUB_API
 
     @property
+    def life(self) -> str:
+        return self._link.life
+
+    @property
     def link(self) -> NatsLink:
         """The connection, for what only NATS has."""
         return self._link
