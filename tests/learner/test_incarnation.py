@@ -4,7 +4,7 @@ import asyncio
 
 from diloco_learner.recovery.incarnation_io import newest_boot, take_incarnation
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.records import Incarnation
 from diloco_shared.protocol.wire import encode
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
@@ -13,7 +13,6 @@ from diloco_simulator.hub.bus import MemoryBus
 async def prepared(broker: MemoryBroker) -> MemoryBus:
     bus = MemoryBus(broker, "test")
     await bus.ensure_bucket(subjects.INCARNATIONS)
-    await bus.ensure_bucket(subjects.RUNS)
     return bus
 
 
@@ -24,13 +23,12 @@ async def test_they_count_up_per_run_and_learner(broker: MemoryBroker) -> None:
     assert await take_incarnation(bus, "s", "a", "boot") == 0
 
 
-async def test_who_is_in_no_record_begins_where_the_run_says(broker: MemoryBroker) -> None:
-    """On a hub that was put back from a backup, somebody of that name may have lived before."""
+async def test_who_is_in_no_record_begins_where_a_backup_says(broker: MemoryBroker) -> None:
+    """On a hub that was put back from one, somebody of that name may have lived before."""
     bus = await prepared(broker)
-    run = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0, lives_from=1000)
-    await bus.kv_put(subjects.RUNS, "r", encode(run))
+    first = Incarnation(learner="first", incarnation=1000, boot="", at=1.0)
+    await bus.kv_put(subjects.INCARNATIONS, subjects.FIRST_LIFE, encode(first))
     assert [await take_incarnation(bus, "r", "new", f"boot-{n}") for n in range(2)] == [1000, 1001]
-    assert await take_incarnation(bus, "another-run", "new", "boot") == 0
 
 
 async def test_rivals_get_different_ones(broker: MemoryBroker) -> None:

@@ -252,10 +252,7 @@ async def fill(
         put = partial(_put, streams, stream, config, folder / STREAMS / stream.name)
         await until_done(put, "nodes for a copy each", trouble=TooFewNodes, until=until)
     there = {stream.name for stream in backup.streams}
-    known = f"KV_{subjects.RUNS}" in there
-    epochs = await _new_epochs(bus, there) if known else []
-    if known:
-        await _first_lives(bus)
+    epochs = await _new_epochs(bus, there) if f"KV_{subjects.RUNS}" in there else []
     lives = await _new_lives(bus) if f"KV_{subjects.INCARNATIONS}" in there else []
     for name in sorted(there):
         await _copied(streams, name)
@@ -383,23 +380,20 @@ async def _tail(bus: Bus, run: str, shard: int) -> list[TapeRecord]:
         raise BackupError(f"the tape of run {run}: {error}") from None
 
 
-async def _first_lives(bus: Bus) -> None:
-    """Who came after the backup was taken, and may still be there, is in no record: whoever starts
-    under such a name gets a life that nobody had, either."""
-    for run, (record, revision) in (await records_in(bus, subjects.RUNS, RunRecord)).items():
-        raised = record.model_copy(update={"lives_from": record.lives_from + AHEAD})
-        await bus.kv_update(subjects.RUNS, run, encode(raised), revision)
-
-
 async def _new_lives(bus: Bus) -> list[str]:
-    """Whoever starts as a learner gets a life that nobody had since the backup was taken."""
+    """Whoever starts as a learner gets a life that nobody had since the backup was taken; so does
+    who came after it, and is in no record."""
     entries = await bus.kv_all(subjects.INCARNATIONS)
     for key, entry in entries.items():
         record = readable(entry.value, Incarnation)
         if record is not None:
             raised = record.model_copy(update={"incarnation": record.incarnation + AHEAD})
             await bus.kv_update(subjects.INCARNATIONS, key, encode(raised), entry.revision)
-    return [f"{len(entries)} learners: their next lives are {AHEAD} later"] if entries else []
+    if subjects.FIRST_LIFE not in entries:
+        first = Incarnation(learner="first", incarnation=AHEAD, boot="", at=ambient.wall())
+        await bus.kv_put(subjects.INCARNATIONS, subjects.FIRST_LIFE, encode(first))
+    learners = len(entries.keys() - {subjects.FIRST_LIFE})
+    return [f"{learners} learners: their next lives are {AHEAD} later"] if learners else []
 
 
 def report(backup: Backup) -> dict[str, Any]:

@@ -231,9 +231,6 @@ class RunRecord(Message):
     # published; 0: never. A shard that has recorded more since found its state by itself.
     begin_again: Count = 0
     phase: RunPhase = "there"
-    # The first life of a learner that no record knows: above 0 once the hub was put back from a
-    # backup, since learners that came after the backup may have had lives before.
-    lives_from: Count = 0
 
 
 class TokenCounts(Message):

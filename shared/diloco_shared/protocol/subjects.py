@@ -55,6 +55,11 @@ def life_key(run: str, learner: str, *, named: bool = False) -> str:
     return f"{_ANY_RUN if named else run}.{learner}"
 
 
+# Key in INCARNATIONS, of no learner: the first life of whoever is in no record. It is there once
+# the hub was put back from a backup: who came after the backup may have had lives before.
+FIRST_LIFE = "_first"
+
+
 def up_stream(run: str) -> str:
     return f"UP-{run}"
 

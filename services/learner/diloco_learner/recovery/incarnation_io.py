@@ -7,7 +7,7 @@ from diloco_shared.bus.port import Bus, BusError, Conflict
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.bus.stored_records import record_at, write_if
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Incarnation, RunRecord
+from diloco_shared.protocol.records import Incarnation
 from diloco_shared.protocol.wire import WireError, encode
 
 # A record that nobody can read is waited out as well: a number below it would be taken twice.
@@ -24,7 +24,7 @@ async def take_incarnation(bus: Bus, run: str, learner: str, boot: str) -> int:
     async def take() -> int:
         while True:
             with suppress(Conflict):  # another process was first: take the next number
-                return await _take(bus, run, key, learner, boot)
+                return await _take(bus, key, learner, boot)
 
     return await until_done(take, f"incarnation of {key}", pauses=PROMPT, trouble=TROUBLE)
 
@@ -41,11 +41,11 @@ async def newest_boot(bus: Bus, run: str, learner: str) -> str:
     return found.record.boot if found else ""
 
 
-async def _take(bus: Bus, run: str, key: str, learner: str, boot: str) -> int:
+async def _take(bus: Bus, key: str, learner: str, boot: str) -> int:
     found = await record_at(bus, subjects.INCARNATIONS, key, Incarnation)
     if found is None:
-        of_run = await record_at(bus, subjects.RUNS, run, RunRecord)
-        number, revision = of_run.record.lives_from if of_run else 0, 0
+        first = await record_at(bus, subjects.INCARNATIONS, subjects.FIRST_LIFE, Incarnation)
+        number, revision = first.record.incarnation if first else 0, 0
     else:
         number, revision = found.record.incarnation + 1, found.revision
     record = Incarnation(learner=learner, incarnation=number, boot=boot, at=ambient.wall())

@@ -156,10 +156,13 @@ class RepairedClient(Client):
         if "permissions violation" not in err_msg.lower():
             await self._process_op_err(error)
 
-    # Closing a transport waits until its buffer is sent, for ever if the peer does not read. And
-    # requests that went out on a lost connection will not be answered on the next.
+    # Closing a transport waits until its buffer is sent, for ever if the peer does not read.
+    # Requests that went out on a lost connection will not be answered on the next. And what still
+    # waits to be written was for the server that is gone: whoever asked has given up, or asks anew
+    # (subscriptions are told anew), and a hub that was put back from a backup would take it.
     async def _attempt_reconnect(self) -> None:
         self.drop_socket()
+        self._pending, self._pending_data_size = [], 0
         for waiting in tuple((getattr(self, "_resp_map", None) or {}).values()):
             if not waiting.done():
                 waiting.set_exception(nats.errors.StaleConnectionError())
