@@ -178,6 +178,18 @@ def test_a_new_epoch_voids_what_was_adopted_until_its_keyframes_are_here() -> No
     assert (answer.epoch, answer.base, answer.step_from, answer.step_to) == (1, 3, 6, 7)
 
 
+def test_who_trains_begins_anew_where_the_run_has_not_begun_and_it_is_asked() -> None:
+    """The hub was put back from before the beginning: somebody must send initial parameters."""
+    asked = {"state": "bootstrapping", "versions": (-1,) * 3, "stamp": stamp(0)}
+    desk = Desk()
+    desk.step(6)
+    desk.tell(beat(**asked, initializer="a"))
+    assert not desk.exchange.left, "a beat of before it began, which was overtaken"
+    assert not only(desk.tell(beat(**asked, epoch=1, term=2, initializer="b")), Leave)
+    (leave,) = only(desk.tell(beat(**asked, epoch=1, term=2, initializer="a")), Leave)
+    assert leave.outcome == "restored" and "before the run began" in leave.reason
+
+
 def test_a_new_epoch_is_reported_soon_also_where_nothing_else_changes() -> None:
     desk = Desk()
     desk.step(6)

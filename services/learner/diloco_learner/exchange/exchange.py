@@ -209,6 +209,10 @@ class Exchange:
         effects: list[ExchangeEffect] = []
         if beat.epoch > self.epoch:
             effects += self._enter(beat.epoch, beat.stamp)
+        if self._unborn(beat):
+            # Only who begins sends initial parameters: as a new incarnation.
+            self.left = True
+            return [*effects, Leave("restored", "the hub was put back from before the run began")]
         self.pulls.lead(beat.epoch, terms)
         was_finishing = self._finishing
         self.beat = beat
@@ -218,6 +222,12 @@ class Exchange:
         elif not was_finishing:
             self.finish_by = now + FINISH_S_MAX
         return effects
+
+    def _unborn(self, beat: Beat) -> bool:
+        """Whether the run has not begun, in an epoch of which nothing was adopted, and this learner
+        is asked for parameters to begin with."""
+        asked = beat.state == "bootstrapping" and beat.initializer == self.learner
+        return asked and not self.ready and all(v < 0 for v in self.counters.adopted_P)
 
     def _enter(self, epoch: int, stamp: Stamp) -> list[ExchangeEffect]:
         """History began again: what was adopted is void, and the schedule goes back with it."""
