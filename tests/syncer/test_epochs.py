@@ -10,6 +10,7 @@ from diloco_syncer.events import (
     Appended,
     JoinSeen,
     Publish,
+    PurgeUp,
     Stage,
     Staged,
     Unstage,
@@ -29,6 +30,15 @@ def test_a_version_above_the_tape_raises_the_epoch(running: Any, version: int) -
     assert len(epochs) == 1 and epochs[0].epoch == 1
     again = of(running.effects, Publish)[-2:]
     assert [(p.fragment, p.epoch, p.prev_version) for p in again] == [(0, 1, -1), (1, 1, -1)]
+
+
+def test_what_was_to_leave_up_stays_once_history_begins_again(running: Any) -> None:
+    """After a restore rounds have the same numbers again, and nothing covers those."""
+    running.machine.covered = 7
+    running.machine.published = (-1, 0)
+    running.step("a", 1, adopted=(3, 0))
+    assert running.machine.covered is None
+    assert PurgeUp(7) not in of(running.effects, PurgeUp)
 
 
 @pytest.mark.parametrize("staged_first", [True, False])

@@ -267,6 +267,7 @@ class Machine:
         if isinstance(record, TapeInit | TapeRebirth | TapeEpoch | TapeRestore):
             self.published = (-1,) * self.history.fragments  # of what begins now
             self.keyframes = self.published
+            self.covered = None  # rounds of before, whose numbers may come again
         effects = self._follow(record, event, now)
         return [*effects, *self._send_record()]
 

@@ -113,8 +113,10 @@ class TapeArchiver:
 
     async def _agree(self) -> None:
         """The archive has nothing that the stream has, or has otherwise: before it gets more."""
+        if self.agrees:
+            return
         oldest = await self.control.fetch(self.tape.stream, self.tape.subject, limit=1)
-        if self.agrees or not oldest:
+        if not oldest:
             return
         cut = await asyncio.to_thread(self.archive.cut, self.spec.name, oldest[0].seq)
         if cut:
