@@ -19,16 +19,24 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
 
-@pytest.mark.parametrize(("assigned", "again"), [("r", True), ("", False), ("other", False)])
+@pytest.mark.parametrize(
+    ("name", "id_", "again"),
+    [
+        ("r", "mine", True),
+        ("", "", False),
+        ("other", "mine", False),
+        ("r", "submitted anew", False),
+    ],
+)
 async def test_one_that_is_assigned_elsewhere_does_not_begin_again_after_a_restore(
-    tmp_path: Path, assigned: str, again: bool
+    tmp_path: Path, spec: RunSpec, name: str, id_: str, again: bool
 ) -> None:
     """It was told to leave before: nobody tells the newer life."""
     folder, bus = DataFolder(tmp_path, "a"), MemoryBus(MemoryBroker(), "a")
     app = Learner(Settings(id="a", data=tmp_path), bus, bus, folder)
-    app.assigned = assigned
+    app.assigned = name, spec.id if id_ == "mine" else id_
     async with asyncio.timeout(5.0):
-        assert await app._begins_again(Leave("restored", "epoch 1"), "r") is again
+        assert await app._begins_again(Leave("restored", "epoch 1"), spec) is again
     await bus.close()
     folder.release()
 

@@ -22,6 +22,7 @@ from diloco_syncer.history import tape_io as tape_module
 from diloco_syncer.history.archiving_io import TapeArchiver
 from diloco_syncer.history.follow_io import Follower, Replaced
 from diloco_syncer.history.tape_io import Deposed, Purged, Tape
+from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 
@@ -72,6 +73,27 @@ async def test_on_a_hub_that_was_put_back_nobody_goes_on_from_what_it_has_not(
         with pytest.raises(Deposed, match=r"record 3 on tape\.r\.0 is gone, or is another one"):
             await work
     assert len(await Tape(bus, "r").read()) == 3 - lost + added
+
+
+async def test_a_leader_whose_server_answers_late_finds_that_it_was_put_back() -> None:
+    """Each answer takes as long as two heartbeats: a look waits for it."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape = Tape(bus, "r")
+    await tape.append(term(1, "a"))
+    await put_back(bus, lost=1, added=0)
+    last = bus.last
+
+    async def late(stream: str, subject: str) -> Stored | None:
+        await asyncio.sleep(0.1)
+        return await last(stream, subject)
+
+    bus.last = late  # type: ignore[method-assign]
+    membership = SimpleNamespace(heartbeat_s=0.05)
+    leader: Any = SimpleNamespace(tape=tape, spec=SimpleNamespace(membership=membership))
+    with pytest.raises(Deposed):
+        async with asyncio.timeout(10):
+            await Leader._watch_tape(leader)
 
 
 async def test_what_was_executed_of_a_tape_that_was_put_back_is_not_gone_on_with() -> None:

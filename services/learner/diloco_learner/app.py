@@ -68,7 +68,7 @@ class Learner(Worker[Settings]):
             self.computing.tell = self.tell
             fetched_by_all(data, self.computing.hosts.carriers)
         self.work: Work | None = None
-        self.assigned = ""  # the run that it was told last
+        self.assigned = ("", "")  # the run that it was told last, and its id
         self.unfit_for = ""  # why it could not work for its run, as an event told last
 
     def abilities(self) -> Abilities:
@@ -125,7 +125,7 @@ class Learner(Worker[Settings]):
     async def serve_runs(self, tasks: asyncio.TaskGroup) -> None:
         working: asyncio.Task[None] | None = None
         async for run in self.membership.assignments():
-            self.assigned = run
+            self.assigned = run, self.membership.run_id
             if working is not None and not working.done():
                 await self._end(working, run, tasks)
             if run:
@@ -194,7 +194,7 @@ class Learner(Worker[Settings]):
         await self.membership.refresh()
         leave: Leave | None = None
         try:
-            while leave is None or await self._begins_again(leave, run):
+            while leave is None or await self._begins_again(leave, spec):
                 leave = await self._attempt(spec)
         finally:
             self.work, self.unfit_for = None, ""
@@ -204,14 +204,15 @@ class Learner(Worker[Settings]):
         log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
         await self.membership.refresh()
 
-    async def _begins_again(self, leave: Leave, run: str) -> bool:
+    async def _begins_again(self, leave: Leave, spec: RunSpec) -> bool:
         """Whether it works on after this, as a newer life; waits until it may.
 
         After a restore it has moments and data of that checkpoint. It may have been silent for so
         long that it counted as gone. Or another process took its id: that one works, as long as it
         lives.
         """
-        if self.assigned != run:
+        run, this = spec.name, (spec.name, spec.id)
+        if self.assigned != this:
             return False  # nobody would end a newer life: the one that was left was to end it
         if leave.outcome != "superseded":
             return leave.outcome == "restored"
@@ -222,7 +223,7 @@ class Learner(Worker[Settings]):
             self.membership.update(run="", state="idle", reason=TAKEN)
             await self.membership.regained()
             self.membership.update(run=run, state="working", reason="")
-        return self.assigned == run
+        return self.assigned == this
 
     async def _attempt(self, spec: RunSpec) -> Leave | None:
         """Work for the run once; None, after a while, if this process is unfit for it."""

@@ -113,8 +113,8 @@ class KeyEntry:
     key: str
     value: bytes | None
     revision: int
-    # In a watch: the bucket was put back from a backup, or made anew. Revisions count from lower
-    # ones again from here on.
+    # In a watch: the bucket may have been put back from a backup, or made anew, since the key was
+    # told last. Its revision may be lower than what was known of it.
     anew: bool = False
 
 

@@ -193,7 +193,7 @@ class Watch:
         self._room.set()
         self._sizes: StreamInfo | None = None
         self._life = bus.life  # of the server that was looked at last
-        self._anew = False
+        self._unsure = False  # until all is told again: of what else others know of the bucket
         self._ended = False
         self._fault: Exception | None = None
 
@@ -239,11 +239,11 @@ class Watch:
         last = self._seen.get(entry.key)
         if last is not None and last.revision >= entry.revision:
             return
+        anew = self._unsure if last is None else last.revision < 0
         self._remember(entry)
         # Of a key never seen alive too: whoever asked for all keys before may know it from there.
         if entry.value is not None or last is None or last.value is not None:
-            self._waiting.append(replace(entry, anew=self._anew))
-            self._anew = False
+            self._waiting.append(replace(entry, anew=anew))
             self._ready.set()
             if len(self._waiting) >= _WATCH_LIMIT:
                 self._room.clear()
@@ -255,7 +255,7 @@ class Watch:
 
     def _begin_anew(self) -> None:
         """Whatever is found now is newer than what was seen, whatever its revision."""
-        self._anew = True
+        self._unsure = True
         self._seen = {k: replace(entry, revision=-1) for k, entry in self._seen.items()}
 
     async def _poll_for_ever(self) -> None:
@@ -271,7 +271,6 @@ class Watch:
         # Or the bucket is as it was in the backup, and what its keys speak of is not.
         if lower or life != self._life:
             self._begin_anew()
-        self._life = life
         found = await self._bus.kv_all(self._bucket, self._key)
         for entry in sorted(found.values(), key=lambda entry: entry.revision):
             await self._room.wait()
@@ -288,7 +287,8 @@ class Watch:
         for key, entry in [*self._seen.items()]:
             if entry.value is None and entry.revision < first:
                 del self._seen[key]
-        self._sizes = sizes
+        # Only now: if it failed on the way, the next poll begins anew as well.
+        self._sizes, self._life, self._unsure = sizes, life, False
 
 
 def bucket_stream(bucket: str) -> str:

@@ -265,7 +265,8 @@ class SeenTerm:
             self.scene.counts["the hub's disk full: found by a try"] += tried
             early = hub.disk_full and beat.state != "full"
             self.scene.counts["the hub's disk full: said before the first parameters"] += early
-        if not (hub.disk_full and waits and still) or hub.leaderless or said:
+        other = hub.squeezed or hub.leaderless  # and that is what answers, or does not
+        if not (hub.disk_full and waits and still) or other or said:
             self.silent_since = now
         elif now - self.silent_since > NAMED_S:
             self.silent_since = now

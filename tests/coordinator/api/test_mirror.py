@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from diloco_shared.bus.port import KeyEntry, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import encode
+
+SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
 
 
 def away_once(
@@ -230,3 +233,31 @@ async def test_a_site_says_of_its_learner_that_it_is_a_learner_or_is_left_out(wo
         assert "b" not in desk.registry.roll.living
         await world.bus.kv_delete(subjects.MEMBERS, keys["a"])
         await until(lambda: "a" not in desk.registry.roll.living)
+
+
+async def test_a_run_that_is_told_anew_leaves_what_is_known_of_another(
+    world: Any,
+) -> None:
+    """A server that was started anew may answer for long before it tells of the other one."""
+    async with world.coordinator() as desk:
+        for name in ("one", "two"):
+            answer = await desk.ask("POST", "/v1/runs", {**SPEC, "name": name})
+            assert answer.status_code == 201, answer.text
+        there = await desk.registry.bus.kv_get(subjects.RUNS, "one")
+        known = desk.registry.revisions.copy()
+        await desk.registry._take(subjects.RUNS, replace(there, anew=True))
+        assert desk.registry.revisions == known
+        answer = await desk.ask("PATCH", "/v1/runs/two", {"quorum": 1})
+        assert answer.status_code == 200, answer.text
+
+
+async def test_the_ends_of_the_newest_tokens_are_remembered(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "REVOKED_MAX", 2)
+    async with world.coordinator() as desk:
+        mirror = desk.registry
+        for revision, name in enumerate(("a", "b", "a", "c"), start=1000):
+            await mirror._take(registry.TOKENS, KeyEntry(name, None, revision))
+        kept = {name: at for (b, name), at in mirror.revisions.items() if b == registry.TOKENS}
+        assert kept == {"a": 1002, "c": 1003}

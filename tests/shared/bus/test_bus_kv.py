@@ -118,7 +118,7 @@ async def test_watch_tells_of_a_bucket_that_was_put_back_with_lower_revisions(
             r = await one.kv_put("b", "k", b"new")
             told = [await anext(changes) for _ in range(2)]
             assert told[0] == KeyEntry("k", b"new", r, anew=True)
-            assert (told[1].key, told[1].value, told[1].anew) == ("gone", None, False)
+            assert (told[1].key, told[1].value, told[1].anew) == ("gone", None, True)
             await one.kv_put("b", "gone", b"back")
             assert (await anext(changes)).value == b"back"
             await one.kv_delete("b", "k")

@@ -184,9 +184,7 @@ class Registry:
                 await self._take(bucket, KeyEntry(key, None, revision))
                 await self._notify()
         if bucket == TOKENS:
-            # A new watch brings no echo of before, and a server that began anew counts from 1.
-            for name in [k for b, k in self.revisions if b == TOKENS and k not in self.tokens]:
-                del self.revisions[TOKENS, name]
+            self._keep_ends(0)  # a new watch brings no echo of before
 
     async def read_events(self) -> None:
         """Mirror the event stream, for ever."""
@@ -254,13 +252,16 @@ class Registry:
         key, value = entry.key, entry.value
         place = (bucket, key)
         if entry.anew:
-            self.revisions = {at: n for at, n in self.revisions.items() if at[0] != bucket}
+            self.revisions.pop(place, None)
+        if entry.anew and bucket == TOKENS:
+            self._keep_ends(0)  # tokens that are made now would look like echoes
         if entry.revision < self.revisions.get(place, 0):
             return  # an echo of what was overwritten meanwhile
         if bucket in (subjects.RUNS, subjects.ASSIGNMENTS, NOTES, TOKENS):
             self.revisions[place] = entry.revision
         if value is None and bucket == TOKENS:
-            self._revoked(key)
+            self.revisions[place] = self.revisions.pop(place)  # the last end of all
+            self._keep_ends(REVOKED_MAX)
         elif value is None:
             self.revisions.pop(place, None)
         try:
@@ -273,12 +274,11 @@ class Registry:
             why = "; ".join(f"{place}: {what}" for place, what in where)
             log.error("unreadable record", bucket=bucket, key=key, error=why)
 
-    def _revoked(self, name: str) -> None:
-        """Remember when a token ended: whatever was said of it before must not bring it back."""
+    def _keep_ends(self, most: int) -> None:
+        """Of revoked tokens: whatever was said of one before must not bring it back."""
         ended = [(b, k) for b, k in self.revisions if b == TOKENS and k not in self.tokens]
-        for place in ended[: max(0, len(ended) - REVOKED_MAX)]:
-            if place[1] != name:
-                del self.revisions[place]
+        for place in ended[: max(0, len(ended) - most)]:
+            del self.revisions[place]
 
     async def _set(self, bucket: str, key: str, value: bytes | None) -> None:
         match bucket:

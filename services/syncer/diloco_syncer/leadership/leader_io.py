@@ -13,7 +13,7 @@ from diloco_shared import ambient
 from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import payloads
 from diloco_shared.bus.port import BusError
-from diloco_shared.bus.repeating import until_done
+from diloco_shared.bus.repeating import again_and_again, until_done
 from diloco_shared.checkpoints.tape_archive_io import archives_of
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
@@ -196,6 +196,7 @@ class Leader:
                     self.archiver.work(),
                     self.marks.work(),
                     self._watch_bus(),
+                    self._watch_tape(),
                     self._watch_lease(),
                     self.places.keep(lambda: not self.lease.lapsed),
                 )
@@ -295,17 +296,23 @@ class Leader:
         """While the bus is away, or stands still on open connections, silence is nobody's fault.
 
         Three quarters of a lease at most go by before that is noticed (heartbeat_s: half of it).
-        Raises Deposed where the bus that is back has another tape.
         """
         heartbeat_s = self.spec.membership.heartbeat_s
         while True:
             try:
                 async with asyncio.timeout(heartbeat_s):
                     await self.control.kv_get(subjects.LEASES, self.lease.key)
-                    await self.tape.look_back()
             except (BusError, TimeoutError):
                 self._put(BusBack())
             await asyncio.sleep(heartbeat_s / 2)
+
+    async def _watch_tape(self) -> None:
+        """Raises Deposed where a server that began anew has another tape.
+
+        For itself, with a request's whole patience: on a slow link a heartbeat is too short for it.
+        """
+        every_s = self.spec.membership.heartbeat_s
+        await again_and_again(self.tape.look_back, "look back at the tape", every_s)
 
     async def _watch_lease(self) -> None:
         """Open no round while the lease is not renewed; end when another may have it for good."""
