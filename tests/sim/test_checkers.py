@@ -17,7 +17,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
-from diloco_simulator.checkers.numbers import CheckedNumbers, ruled
+from diloco_simulator.checkers.numbers import CheckedNumbers, ruled, vanishes
 from diloco_simulator.checkers.promises import LeaderLeases, Merges, Report
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
@@ -91,3 +91,11 @@ def test_a_round_may_count_to_any_quorum_since_it_was_opened() -> None:
     assert told == []
     merges.record(TapeRound.model_construct(round=2, quorum=1, **rounds))
     assert told == ["round 2 counts to 1, K is 2"]
+
+
+def test_a_delta_of_which_rounding_alone_is_left_has_no_direction() -> None:
+    """Of one that was moved to a newer head; a learner that has learned nothing sends zeros."""
+    moved, rounding = np.array([3.0, -4.0]), np.array([1e-7, -2e-7])
+    assert vanishes(np.zeros(2), moved) and vanishes(rounding, moved)
+    assert not vanishes(np.array([0.01, 0.0]), moved)
+    assert not vanishes(np.zeros(2), np.zeros(2))

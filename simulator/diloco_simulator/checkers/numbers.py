@@ -48,6 +48,15 @@ ROUNDING = 3e-5
 CANCELLED = 1e-4
 
 
+def vanishes(delta_F: Doubles, moved_F: Doubles) -> bool:
+    """Whether next to nothing is left of what was moved: its direction is a matter of rounding.
+
+    A learner that took over a head, and trained no step on it, is away from an older one by that.
+    """
+    by = float(np.linalg.norm(moved_F))
+    return by > 0 and float(np.linalg.norm(delta_F)) < CANCELLED * by
+
+
 def weighted(deltas: Sequence[Doubles], weights: Sequence[float]) -> Doubles:
     """Mean of deltas (section 3.5, for embeddings)."""
     total: Doubles = sum(
@@ -183,7 +192,7 @@ class CheckedNumbers:
             self.resumed += 1
 
     def _round(self, r: TapeRound, before: State) -> State:
-        deltas, weights = [], []
+        deltas, weights, moved = [], [], []
         for v in r.verdicts:
             if v.outcome != "merged":
                 continue
@@ -200,15 +209,17 @@ class CheckedNumbers:
             except (KeyError, ValueError):
                 self.report("I9", f"round {r.round} merges {v.subject}, which is not on UP")
                 return before
+            moved_F = np.zeros(size)
             if v.base < r.version - 1:
-                delta_F = delta_F + self._moved(r, v.base)
-            deltas.append(delta_F)
+                moved_F = moved_F + self._moved(r, v.base)
+            moved.append(moved_F)
+            deltas.append(delta_F + moved_F)
             weights.append(weight)
         state, algorithm = list(before), self.spec.algorithm
         master_F, trace_F = state[r.fragment]
         begin, rate = algorithm.outer_settle_from, algorithm.outer_rate
         left = 1.0 if r.outer_fraction <= begin else (1 - r.outer_fraction) / (1 - begin)
-        merged_F = self._merged(r.fragment, deltas, weights, 1 - left)
+        merged_F = self._merged(r.fragment, deltas, moved, weights, 1 - left)
         if merged_F is None:
             state[r.fragment] = (np.full_like(master_F, np.nan), trace_F)
         else:
@@ -229,12 +240,20 @@ class CheckedNumbers:
         return next((anchor_F for anchor_F in known if anchor_F is not None), None)
 
     def _merged(
-        self, p: int, deltas: list[Doubles], weights: list[float], settled: float
+        self,
+        p: int,
+        deltas: list[Doubles],
+        moved: list[Doubles],
+        weights: list[float],
+        settled: float,
     ) -> Doubles | None:
+        """None where it is a matter of rounding. `moved`: what deltas were moved by."""
         parts = []
         for piece in self.pieces[p]:
             cut = slice(piece.offset, piece.offset + piece.size)
             mine = [delta_F[cut] for delta_F in deltas]
+            if any(vanishes(d, by_F[cut]) for d, by_F in zip(mine, moved, strict=True)):
+                return None
             part = ruled(self.spec.algorithm.merge, piece.embedding, mine, weights, settled)
             if part is None:
                 return None
