@@ -89,8 +89,15 @@ def _message(path: Path, kind: str, message: str) -> str:
     if kind == "extra_forbidden":
         section = _model_at(path[:-1])
         near = did_you_mean(path[-1], () if section is None else section.model_fields)
-        return f"is no setting{near}"
+        return f"is no setting{near or _elsewhere(path)}"
     return message.removeprefix("Value error, ")
+
+
+def _elsewhere(path: Path) -> str:
+    """`here; there is a.x`, where other sections have a setting of this name."""
+    sections = (name for name in RunSpec.model_fields if name != path[0])
+    found = [f"{s}.{path[-1]}" for s in sections if _has(RunSpec, [s, path[-1]])]
+    return f" here; there is {' and '.join(found)}" if found else ""
 
 
 def _where(location: Path, message: str) -> tuple[Path, set[Path]]:

@@ -125,6 +125,10 @@ def test_a_program_gets_all_of_it_as_json(diloco: Diloco, tmp_path: Path) -> Non
     ("run", "says"),
     [
         (RUN.format(model='preset = "nano"\nheads = 3'), "model.heads: is no setting"),
+        (
+            RUN.replace("[", 'preset = "nano"\n[', 1).format(model=""),
+            "preset: is no setting here; there is algorithm.preset and model.preset",
+        ),
         (RUN.format(model='preset = "nan"'), "has 1 fault\n  model.preset: "),
         (RUN.format(model="overrides = {heads = 3}"), "has 1 fault\n  model.overrides."),
         (RUN.replace("fragments = 3", "fragments = 0").format(model=""), "algorithm.fragments"),

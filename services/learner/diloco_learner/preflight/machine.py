@@ -70,7 +70,7 @@ def free_on(folder: Path) -> int | None:
 def room(where: str, need: Need, free: int) -> tuple[str, dict[str, float]]:
     """That there is enough, in words and figures. Raises Wrong where there is not."""
     if need.bytes <= free:
-        text = f"{shown(need.bytes)} of {shown(free)} that are free"
+        text = f"{shown(need.bytes)} of {where}; {shown(free)} are free"
         return text, {"needed_bytes": need.bytes, "free_bytes": free}
     largest = max(need.terms, key=lambda term: term.bytes)
     raise Wrong(
