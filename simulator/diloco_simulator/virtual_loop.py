@@ -31,7 +31,7 @@ from diloco_shared import ambient
 T = TypeVar("T")
 
 # Wall time at virtual time 0, in seconds since 1970; and where the monotonic clock begins.
-WALL, ORIGIN = 1_700_000_000.0, 1000.0
+WALL, ORIGIN = 1_800_000_000.0, 1000.0
 # What is done in a thread takes up to this long, in virtual seconds.
 THREAD_S = 0.05
 # How often those that are left at the end of a world are told so.

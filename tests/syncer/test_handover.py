@@ -244,3 +244,26 @@ async def test_what_does_not_come_is_given_up(
     async with two.sending():
         with pytest.raises(NoSnapshot, match="nothing of it came within"):
             await two.fetch()
+
+
+async def test_an_answer_may_take_as_long_as_a_slow_link_lets_it(tmp_path: Path) -> None:
+    """Whoever is asked has to ask the hub as well: about STATE, once for a snapshot."""
+    two = Two(tmp_path)
+    two.theirs.save(5, {"n": 5}, arrays(1))
+    request, info, patience, looks = two.control.request, two.data.stream_info, [], []
+
+    async def patient(subject: str, payload: bytes, *, timeout_s: float = 2.0) -> bytes:
+        patience.append(timeout_s)
+        return await request(subject, payload, timeout_s=timeout_s)
+
+    async def look(stream: str) -> Any:
+        looks.append(stream)
+        return await info(stream)
+
+    two.control.request = patient  # type: ignore[method-assign]
+    async with two.sending():
+        two.data.stream_info = look  # type: ignore[method-assign]
+        assert await two.fetch() == 5
+    assert len(patience) == 4 and min(patience) >= 10.0
+    # The test's own sender looks once whenever it is asked.
+    assert len(looks) == len(two.asked) + 1

@@ -96,6 +96,26 @@ async def test_a_leader_whose_server_answers_late_finds_that_it_was_put_back() -
             await Leader._watch_tape(leader)
 
 
+async def test_a_slow_answer_is_no_reason_to_excuse_silent_learners() -> None:
+    """It takes two heartbeats, and half a lease is longer: else the dead would never be missed."""
+    put = list[object]()
+
+    async def late(bucket: str, key: str) -> None:
+        await asyncio.sleep(0.1)
+
+    membership = SimpleNamespace(heartbeat_s=0.05, lease_s=2.0)
+    leader: Any = SimpleNamespace(
+        spec=SimpleNamespace(membership=membership),
+        control=SimpleNamespace(kv_get=late),
+        lease=SimpleNamespace(key="r.0"),
+        _put=put.append,
+    )
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await Leader._watch_bus(leader)
+    assert put == []
+
+
 async def test_what_was_executed_of_a_tape_that_was_put_back_is_not_gone_on_with() -> None:
     """Nor where it is longer by now: what follows would be executed on another state."""
     bus = MemoryBus(MemoryBroker(), "a")

@@ -11,15 +11,16 @@ that is under way to somebody.
 
 After a restore everybody has seen more than the tape says. So every tape gets a record that begins
 a new epoch, far above any that can have been seen, and so do its terms: learners discard what they
-hold of the old ones, and a syncer lets go of what it has of records that the tape does not.
+hold of the old ones, and a syncer lets go of what it has of records that the tape does not. The
+same backup may be put back twice, and an older one after a newer: so the clock counts in them too.
 """
 
 import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -37,21 +38,37 @@ from diloco_shared.bus.stored_records import readable, records_in
 from diloco_shared.durable import replace
 from diloco_shared.process.nats_server import NatsServer, free_port
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Count, Message, Seconds, TapeEnd, TapeEpoch, TapeRecord
+from diloco_shared.protocol.messages import (
+    Count,
+    Message,
+    Seconds,
+    TapeEnd,
+    TapeEpoch,
+    TapeInit,
+    TapeRecord,
+)
 from diloco_shared.protocol.records import Incarnation, RunRecord
 from diloco_shared.protocol.wire import WireError, decode_tape, encode
+from diloco_shared.spec.run import RunSpec, config_hash
 
 log = structlog.get_logger()
 
 MANIFEST, STREAMS = "backup.json", "streams"
 # The first kinds to be taken, in this order; all others come after them.
 _ORDER = ("DN", "TAPE", "UP", "EVENTS")
+# Kinds of which each run has one.
+_OF_RUNS = ("DN", "TAPE", "UP", "STATE")
 # Of the moment: only how they are set up is kept.
 _EMPTY = ("STATE", f"KV_{subjects.MEMBERS}", f"KV_{subjects.LEASES}")
 # More epochs, terms, and lives of one learner, than can have begun since the backup was taken.
 AHEAD = 1000
+# Unless another was put back meanwhile. So each is at least the number of seconds since 2026 began
+# (itself in seconds since 1970): none of them begins every second.
+CLOCK_FROM = 1_767_225_600
 # Rounds tell their epoch and term, and few records are anything else.
 TAIL_RECORDS = 512
+# Before a run begins, its tape has the terms of those who led before.
+FIRST_RECORDS = 64
 # Times that streams are looked for once more, because a run was submitted meanwhile.
 _LOOKS_MAX = 5
 # Nodes find each other and elect one within seconds; a copy is made as fast as a disk writes.
@@ -252,7 +269,14 @@ async def fill(
         put = partial(_put, streams, stream, config, folder / STREAMS / stream.name)
         await until_done(put, "nodes for a copy each", trouble=TooFewNodes, until=until)
     there = {stream.name for stream in backup.streams}
-    epochs = await _new_epochs(bus, there) if f"KV_{subjects.RUNS}" in there else []
+    epochs = list[str]()
+    if f"KV_{subjects.RUNS}" in there:
+        runs = await _runs(bus)
+        there -= (foreign := await _foreign(bus, runs, there))
+        for name in sorted(foreign):
+            await bus.delete_stream(name)
+            epochs.append(f"{name} is left out: it is of a run that was deleted meanwhile")
+        epochs += await _new_epochs(bus, runs, there)
     lives = await _new_lives(bus) if f"KV_{subjects.INCARNATIONS}" in there else []
     for name in sorted(there):
         await _copied(streams, name)
@@ -338,31 +362,64 @@ def _routes(count: int) -> list[Routes | None]:
     ]
 
 
-async def _new_epochs(bus: Bus, there: Collection[str]) -> list[str]:
-    """The record that every tape gets; which run goes on in which epoch."""
-    told = []
+async def _runs(bus: Bus) -> dict[str, RunRecord]:
     try:
-        runs = await records_in(bus, subjects.RUNS, RunRecord, strict=True)
+        found = await records_in(bus, subjects.RUNS, RunRecord, strict=True)
     except WireError as error:
         raise BackupError(f"the record of a run cannot be read: {error}") from None
-    for run, found in runs.items():
+    return {run: entry.record for run, entry in found.items()}
+
+
+async def _foreign(bus: Bus, runs: Mapping[str, RunRecord], there: Collection[str]) -> set[str]:
+    """Streams whose run has no record, or that of a later run of its name.
+
+    A run may be deleted, and submitted again, while the backup is taken: its tape comes early, its
+    record late. Whoever began with that tape could not go on, or would with another's.
+    """
+    known = {name for run in runs for name in subjects.run_streams(run)}
+    found = {name for name in there if name.partition("-")[0] in _OF_RUNS} - known
+    for run, record in runs.items():
+        streams = set(subjects.run_streams(run)) & set(there)
+        if subjects.tape_stream(run) in streams and await _of_another(bus, record):
+            found |= streams
+    return found
+
+
+async def _of_another(bus: Bus, record: RunRecord) -> bool:
+    """Whether the tape of this name tells of a beginning that is not this run's."""
+    stream = subjects.tape_stream(record.name)
+    for stored in await bus.fetch(
+        stream, f"tape.{record.name}.>", start_seq=1, limit=FIRST_RECORDS
+    ):
+        with suppress(WireError, ValidationError):
+            first = decode_tape(stored.payload)
+            if isinstance(first, TapeInit):
+                return first.config_hash != config_hash(RunSpec.model_validate(record.spec))
+    return False
+
+
+async def _new_epochs(bus: Bus, runs: Mapping[str, RunRecord], there: Collection[str]) -> list[str]:
+    """The record that every tape gets; which run goes on in which epoch."""
+    told = []
+    for run, record in runs.items():
         if subjects.tape_stream(run) not in there:
             continue
-        shards = found.record.spec.get("algorithm", {}).get("shards", 1)
+        shards = record.spec.get("algorithm", {}).get("shards", 1)
         tails = [await _tail(bus, run, shard) for shard in range(shards)]
         # Shards follow each other into the newest epoch: all begin in the same one.
-        epoch = max((getattr(r, "epoch", 0) for tail in tails for r in tail), default=0) + AHEAD
+        epoch = max((getattr(r, "epoch", 0) for tail in tails for r in tail), default=0)
+        epoch = _beyond(epoch)
         for shard, tail in enumerate(tails):
             # One without records, too: learners may have seen what it had after the backup.
             if tail and isinstance(tail[-1], TapeEnd):
                 continue
-            record = TapeEpoch(
+            begins = TapeEpoch(
                 epoch=epoch,
-                term=max((getattr(r, "term", 0) for r in tail), default=0) + AHEAD,
+                term=_beyond(max((getattr(r, "term", 0) for r in tail), default=0)),
                 reason="the hub was restored from a backup",
                 at=ambient.wall(),
             )
-            seq = await bus.append(subjects.tape(run, shard), encode(record))
+            seq = await bus.append(subjects.tape(run, shard), encode(begins))
             told.append(f"run {run}, shard {shard}: record {seq} begins epoch {epoch}")
     return told
 
@@ -387,13 +444,18 @@ async def _new_lives(bus: Bus) -> list[str]:
     for key, entry in entries.items():
         record = readable(entry.value, Incarnation)
         if record is not None:
-            raised = record.model_copy(update={"incarnation": record.incarnation + AHEAD})
+            raised = record.model_copy(update={"incarnation": _beyond(record.incarnation)})
             await bus.kv_update(subjects.INCARNATIONS, key, encode(raised), entry.revision)
     if subjects.FIRST_LIFE not in entries:
-        first = Incarnation(learner="first", incarnation=AHEAD, boot="", at=ambient.wall())
+        first = Incarnation(learner="first", incarnation=_beyond(0), boot="", at=ambient.wall())
         await bus.kv_put(subjects.INCARNATIONS, subjects.FIRST_LIFE, encode(first))
     learners = len(entries.keys() - {subjects.FIRST_LIFE})
-    return [f"{learners} learners: their next lives are {AHEAD} later"] if learners else []
+    return [f"{learners} learners: none gets a life again that it has had"] if learners else []
+
+
+def _beyond(newest: int) -> int:
+    """A number that comes after all that anybody may have seen since `newest` was."""
+    return max(newest + AHEAD, int(ambient.wall()) - CLOCK_FROM)
 
 
 def report(backup: Backup) -> dict[str, Any]:

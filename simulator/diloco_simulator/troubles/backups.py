@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 SAVED_S, LOST_S = (0.0, 1.5), (0.0, 25.0)
 # Until there is another disk; and what it takes to put a stream back, in virtual seconds.
 DISK_S, LOADED_S = (1.0, 20.0), (0.0, 0.5)
+# One hub in three is lost again, so long after it came back, in virtual seconds. Syncers may have
+# snapshots of what followed by then, and the newest backup is the same.
+TWICE, LOST_AGAIN_S = 1 / 3, (20.0, 120.0)
 # Within this time the coordinator has read anew what it shows, in virtual seconds.
 SHOWN_S = 10.0
 # A backup that could not be taken is taken again so much later, in virtual seconds.
@@ -103,6 +106,11 @@ class Backups:
         folder = await self._take()
         await asyncio.sleep(self.rng.uniform(*LOST_S))
         await self._restore(folder)
+        if self.rng.random() < TWICE:
+            await asyncio.sleep(self.rng.uniform(*LOST_AGAIN_S))
+            if self.world.scene.faulty:
+                await self._restore(folder)
+                self.counts["hubs restored twice"] += 1
 
     async def _take(self) -> Path:
         streams = MemoryStreams(self.world.broker, self.rng)

@@ -1,21 +1,26 @@
 """Taking a backup of a hub, as far as no server is needed."""
 
 import hashlib
+import itertools
 import threading
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.process import hub_backup
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeRecord, TapeTerm
-from diloco_shared.protocol.records import RunRecord
-from diloco_shared.protocol.wire import decode_tape, encode
+from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeInit, TapeRecord, TapeTerm
+from diloco_shared.protocol.records import Incarnation, RunRecord
+from diloco_shared.protocol.wire import decode, decode_tape, encode
+from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
+from diloco_simulator.troubles import backups
 
 CONTENT = b"what the server sent"
 
@@ -68,6 +73,13 @@ async def newest(bus: MemoryBus, run: str, shard: int = 0) -> TapeRecord:
     return decode_tape(last.payload)
 
 
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that stands before the day from which it counts."""
+    monkeypatch.setattr(ambient, "wall", lambda: 1.0)
+
+
+@pytest.mark.usefixtures("early")
 async def test_every_tape_that_has_not_ended_begins_an_epoch_that_nobody_had() -> None:
     bus: Any = await hub_with("a", "b", "empty", "gone")
     for number in range(1, 5):
@@ -76,7 +88,7 @@ async def test_every_tape_that_has_not_ended_begins_an_epoch_that_nobody_had() -
     end = TapeEnd(term=9, versions=(1,), outcome="finished", reason="spent", at=2.0)
     await bus.append(subjects.tape("b", 0), encode(end))
     there = [subjects.tape_stream(run) for run in ("a", "b", "empty")]
-    told, of_empty = await hub_backup._new_epochs(bus, there)
+    told, of_empty = await hub_backup._new_epochs(bus, await hub_backup._runs(bus), there)
     begun = await newest(bus, "a")
     assert isinstance(begun, TapeEpoch)
     assert (begun.epoch, begun.term) == (3 + hub_backup.AHEAD, 4 + hub_backup.AHEAD)
@@ -85,11 +97,12 @@ async def test_every_tape_that_has_not_ended_begins_an_epoch_that_nobody_had() -
     assert of_empty == f"run empty, shard 0: record 1 begins epoch {hub_backup.AHEAD}"
 
 
+@pytest.mark.usefixtures("early")
 async def test_shards_of_a_run_begin_the_same_epoch() -> None:
     bus: Any = await hub_with("a", shards=2)
     await bus.append(subjects.tape("a", 0), term(1, 2))
     await bus.append(subjects.tape("a", 1), term(4, 5))
-    await hub_backup._new_epochs(bus, [subjects.tape_stream("a")])
+    await hub_backup._new_epochs(bus, await hub_backup._runs(bus), [subjects.tape_stream("a")])
     first, second = [await newest(bus, "a", shard) for shard in (0, 1)]
     assert isinstance(first, TapeEpoch) and isinstance(second, TapeEpoch)
     assert first.epoch == second.epoch == 4 + hub_backup.AHEAD
@@ -100,4 +113,82 @@ async def test_a_tape_that_nobody_can_read_is_named() -> None:
     bus: Any = await hub_with("a")
     await bus.append(subjects.tape("a", 0), b"rubbish")
     with pytest.raises(hub_backup.BackupError, match="the tape of run a: "):
-        await hub_backup._new_epochs(bus, [subjects.tape_stream("a")])
+        await hub_backup._new_epochs(bus, await hub_backup._runs(bus), [subjects.tape_stream("a")])
+
+
+async def test_a_backup_that_is_put_back_twice_leads_to_other_epochs_terms_and_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And an older one, that is put back after a newer, to later ones still."""
+    begun = list[tuple[int, int, int]]()
+    for hours, epoch in ((0, 3), (1, 3), (2, 1)):
+        now = hub_backup.CLOCK_FROM + 300 * 86_400 + 3600 * hours
+        monkeypatch.setattr(ambient, "wall", lambda now=now: float(now))
+        bus: Any = await hub_with("a")
+        await bus.append(subjects.tape("a", 0), term(epoch, epoch))
+        life = Incarnation(learner="l", incarnation=epoch, boot="", at=1.0)
+        await bus.kv_put(subjects.INCARNATIONS, "a.l", encode(life))
+        await hub_backup._new_epochs(bus, await hub_backup._runs(bus), [subjects.tape_stream("a")])
+        await hub_backup._new_lives(bus)
+        record: Any = await newest(bus, "a")
+        entry = await bus.kv_get(subjects.INCARNATIONS, "a.l")
+        begun.append((record.epoch, record.term, decode(entry.value, Incarnation).incarnation))
+        await bus.close()
+    for earlier, later in itertools.pairwise(begun):
+        # None of them begins every second, and this is an hour.
+        assert all(b - a == 3600 for a, b in zip(earlier, later, strict=True))
+
+
+async def test_streams_of_a_run_that_was_deleted_meanwhile_are_left_out() -> None:
+    """Deleted, or submitted again under its name with another configuration."""
+    bus: Any = await hub_with("same", "again")
+    for name in ("same", "again"):
+        spec = RunSpec.model_validate({"name": name, "budget": {"steps": 5}})
+        record = RunRecord.model_validate(
+            {
+                "name": name,
+                "spec": spec.model_dump(),
+                "desired": "running",
+                "quorum": 1,
+                "created_at": 1.0,
+            }
+        )
+        await bus.kv_put(subjects.RUNS, name, encode(record))
+        before = spec if name == "same" else spec.model_copy(update={"seed": 7})
+        init = TapeInit(
+            run=name,
+            config_hash=config_hash(before),
+            layout=(),
+            anchor_digests=(),
+            subjects=(),
+            learner="l",
+            incarnation=0,
+            at=1.0,
+        )
+        await bus.append(subjects.tape(name, 0), term(0, 1))
+        await bus.append(subjects.tape(name, 0), encode(init))
+    there = {subjects.tape_stream(name) for name in ("same", "again", "deleted")} | {
+        subjects.up_stream("again"),
+        subjects.dn_stream("deleted"),
+        "EVENTS",
+        "KV_runs",
+    }
+    foreign = await hub_backup._foreign(bus, await hub_backup._runs(bus), there)
+    assert foreign == {"TAPE-again", "UP-again", "TAPE-deleted", "DN-deleted"}
+
+
+async def test_what_is_put_back_has_no_streams_of_a_deleted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backups, "SAVED_S", (0.0, 0.0))
+    monkeypatch.setattr(backups, "LOADED_S", (0.0, 0.0))
+    bus = await hub_with("a", "deleted")
+    for run in ("a", "deleted"):
+        await bus.append(subjects.tape(run, 0), term(0, 1))
+    await bus.kv_delete(subjects.RUNS, "deleted")
+    backup = await hub_backup.take(backups.MemoryStreams(bus.broker, Random(0)), tmp_path / "b")
+    broker = MemoryBroker()
+    empty, streams = MemoryBus(broker, "restore"), backups.MemoryStreams(broker, Random(0))
+    told = await hub_backup.fill(empty, streams, backup, tmp_path / "b", nodes=1)
+    assert told[0] == "TAPE-deleted is left out: it is of a run that was deleted meanwhile"
+    assert broker.exists("TAPE-a") and not broker.exists("TAPE-deleted")

@@ -50,7 +50,7 @@ def test_everybody_goes_on_to_the_end_of_the_run(shards: int) -> None:
 def test_what_the_tape_has_not_is_no_state_to_go_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tape that was put back has as many records as a syncer has executed."""
     assert kept("tape-put-back-as-long-as-before").violations == []
-    monkeypatch.setattr(Follower, "_look_back", nothing)
+    monkeypatch.setattr(Follower, "look_back", nothing)
     monkeypatch.setattr(Tape, "look_back", nothing)
     assert any(
         "of epoch 0 is committed in 1000" in v

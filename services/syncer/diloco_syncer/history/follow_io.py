@@ -180,7 +180,7 @@ class Follower:
                 f"the tape ends at record {end}, our snapshot is of record {self.history.seq}: the "
                 f"message server has lost its state (snapshots: {self.snapshots.folder})"
             )
-        await self._look_back()
+        await self.look_back()
         if end == self.history.seq:
             self.tape.end, self.tape.tail, self.complete = end, self.history.tail, True
             return True
@@ -205,7 +205,7 @@ class Follower:
         await self._cover()
         return False
 
-    async def _look_back(self) -> None:
+    async def look_back(self) -> None:
         """Once the server has begun a new life: it may have other records than before."""
         if (life := self.tape.bus.life) != self.tape.life:
             await self._still_there()

@@ -12,6 +12,7 @@ import structlog
 
 from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Unavailable
+from diloco_shared.bus.repeating import left_undone
 from diloco_shared.bus.stored_records import readable_at
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
@@ -91,6 +92,8 @@ class StateSearch:
         seq = follower.history.seq
         while True:
             store = ambient.monotonic() >= self.checkpoints_at  # its turn to be asked
+            with left_undone("look back at the tape"):
+                await follower.look_back()  # what is waited for may be of before a hub was put back
             found = await self._newer(seq)
             if found is not None:
                 return found

@@ -295,16 +295,17 @@ class Leader:
     async def _watch_bus(self) -> None:
         """While the bus is away, or stands still on open connections, silence is nobody's fault.
 
-        Three quarters of a lease at most go by before that is noticed (heartbeat_s: half of it).
+        Three quarters of a lease at most go by before that is noticed. A slow answer is one: if it
+        counted as none, a learner that is dead would never be silent for long enough.
         """
-        heartbeat_s = self.spec.membership.heartbeat_s
+        membership = self.spec.membership
         while True:
             try:
-                async with asyncio.timeout(heartbeat_s):
+                async with asyncio.timeout(membership.lease_s / 2):
                     await self.control.kv_get(subjects.LEASES, self.lease.key)
             except (BusError, TimeoutError):
                 self._put(BusBack())
-            await asyncio.sleep(heartbeat_s / 2)
+            await asyncio.sleep(membership.heartbeat_s / 2)
 
     async def _watch_tape(self) -> None:
         """Raises Deposed where a server that began anew has another tape.

@@ -9,9 +9,10 @@ and once for each that another syncer shard begins. Pure.
 
 from dataclasses import dataclass, field
 
-# Epochs that a learner may be ahead of the tape: more than any hub loses or any backup is old by.
+# Epochs that a learner may be ahead of the tape: more than any hub loses or any backup is old by. A
+# hub that is put back goes on in an epoch whose number counts seconds, from 2026 on.
 # From there to the largest number that a message holds is more than anybody's word leads.
-EPOCHS_AHEAD_MAX = 1 << 20
+EPOCHS_AHEAD_MAX = 1 << 32
 # Epochs that one learner's word begins at once, and the seconds after which it may begin another.
 AT_ONCE, AGAIN_S = 4, 60.0
 

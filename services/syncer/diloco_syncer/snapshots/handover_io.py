@@ -33,6 +33,8 @@ log = structlog.get_logger()
 # A standby that asks for nothing for so long, in seconds, has gone: another may be served, and the
 # snapshot kept for it be removed. It asks for the next file as soon as it has one.
 IDLE_S = 60.0
+# For an answer: who is asked looks at its disk, and asks the hub one thing.
+ANSWER_S = 10.0
 
 
 class NoSnapshot(Exception):
@@ -69,7 +71,8 @@ class SnapshotSender:
             # Before anything is awaited: another standby may ask meanwhile.
             was, until = (self.busy_with, self.busy_until), ambient.monotonic() + IDLE_S
             self.busy_with, self.busy_until = wish.standby, until
-            why_not = await asyncio.to_thread(self._why_not, wish, await self._bytes_max())
+            bytes_max = 0 if wish.digest else await self._bytes_max()
+            why_not = await asyncio.to_thread(self._why_not, wish, bytes_max)
             if why_not and self.busy_until == until:
                 self.busy_with, self.busy_until = was
         if not why_not:
@@ -253,7 +256,8 @@ class _Fetch:
         wish = SnapshotWish(
             standby=self.standby, nonce=nonce, after=self.after, covers=covers, digest=digest
         )
-        reply = decode(await self.control.request(self.where, encode(wish)), SnapshotReply)
+        answer = await self.control.request(self.where, encode(wish), timeout_s=ANSWER_S)
+        reply = decode(answer, SnapshotReply)
         if not reply.accepted:
             raise NoSnapshot(reply.reason)
         where = f"state.{self.run}.*.{self.standby}.{nonce}.m"
