@@ -7,6 +7,7 @@ from syncer.contexts import context
 
 from diloco_shared.bus.port import StreamFull, StreamSpec
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.protocol.records import MemberRecord, StreamUse
 from diloco_shared.protocol.wire import encode
 from diloco_shared.spec.run import RunSpec
@@ -48,11 +49,18 @@ def test_initial_parameters_are_no_flood_until_a_snapshot_covers_them() -> None:
     held = {first: 40_000, up("a"): 20_000}
     assert greedy(held, LIMIT, LIVE, excused=40_000) == {}
     assert greedy(held, LIMIT, LIVE) == {"a": 60_000}
-    history = History(run_spec())
-    history.sizes_P = [1000]
-    assert first_set_bytes(history) == 8000
-    history.snapshot_covers = 3
-    assert first_set_bytes(history) == 0
+
+
+def test_those_of_other_shards_may_be_needed_though_our_own_are_covered() -> None:
+    """UP is all shards'; the first one looks after it, and knows of its own snapshots alone."""
+    for shards in (1, 2):
+        history = History(run_spec(shards))
+        assert first_set_bytes(history) == 0
+        history.layout = (TensorSpec(name="w", shape=(1000,), embedding=False),)
+        two_sets = first_set_bytes(history)
+        assert two_sets > 2 * 4 * 1000, "and what describes them"
+        history.snapshot_covers = 3
+        assert first_set_bytes(history) == (0 if shards == 1 else two_sets)
 
 
 def test_of_states_there_is_what_was_asked_for() -> None:
@@ -88,8 +96,10 @@ class NamedBus(MemoryBus):
         return True
 
 
-def run_spec() -> RunSpec:
-    return RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
+def run_spec(shards: int = 1) -> RunSpec:
+    return RunSpec.model_validate(
+        {"name": "r", "budget": {"steps": 1}, "algorithm": {"shards": shards}}
+    )
 
 
 class Showing:

@@ -20,7 +20,9 @@ from collections.abc import Collection, Iterator, Mapping
 import structlog
 
 from diloco_shared import ambient
+from diloco_shared.budget.overhead import initial, layout_bytes
 from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_syncer.context import RunContext
@@ -45,8 +47,12 @@ REMOVED_MAX = 100
 
 def first_set_bytes(history: History) -> int:
     """Of the initial parameters on UP, which one learner sends and another may send again; 0 once
-    a snapshot covers them."""
-    return 0 if history.snapshot_covers else 2 * 4 * sum(history.sizes_P)
+    a snapshot covers them. Of several shards each covers its own, and knows of no other."""
+    alone = history.spec.algorithm.shards == 1
+    if not history.layout or (alone and history.snapshot_covers):
+        return 0
+    sizes, layout = Layout.build(history.layout, history.fragments).sizes, history.layout
+    return 2 * sum(initial(size, layout_bytes(layout)) for size in sizes)  # as budgeted
 
 
 def greedy(
