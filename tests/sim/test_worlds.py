@@ -16,7 +16,7 @@ from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.world import World, WorldResult, one, played, uncollected
 
 # Of the first dozen those that are played quickest, and that meet every trouble together.
-SEEDS = (21, 22, 24, 25, 26, 27, 28, 30, 31)
+SEEDS = (21, 22, 25, 26, 27, 28, 29, 30, 31)
 TROUBLES = (
     "lost",
     "duplicated",

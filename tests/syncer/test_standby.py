@@ -41,9 +41,6 @@ from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.app import Settings, Syncer
 from diloco_syncer.history.follow_io import Purged, Replaced
 from diloco_syncer.history.state_search_io import StateSearch
-from diloco_syncer.history.tape_io import Deposed
-from diloco_syncer.leadership import candidate_io
-from diloco_syncer.leadership.candidate_io import Candidate
 
 pytestmark = pytest.mark.virtual
 
@@ -328,45 +325,3 @@ async def test_who_is_stuck_looks_whether_the_hub_was_put_back() -> None:
     search: Any = SimpleNamespace(checkpoints_at=math.inf)
     with pytest.raises(Replaced):
         await StateSearch._way_on(search, follower, Purged("record 701 is gone"))
-
-
-async def test_who_is_told_to_end_while_it_is_deposed_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python 3.11 forgets the cancellation of a group that ends for a fault of one task."""
-    winding_up = asyncio.Event()
-
-    class Deposes:
-        numbers = SimpleNamespace(store=None)
-
-        def __init__(self, *_: object) -> None:
-            pass
-
-        async def run(self) -> str:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.slow())
-                await asyncio.sleep(0)
-                raise Deposed("another leads")
-            return ""
-
-        async def slow(self) -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                winding_up.set()
-                await asyncio.sleep(0.05)
-
-    async def tell(kind: str, text: str) -> None:
-        pass
-
-    monkeypatch.setattr(candidate_io, "Leader", Deposes)
-    keeper = SimpleNamespace(fit=lambda why: None)
-    candidate: Any = SimpleNamespace(
-        show=lambda *_: None, context=None, keeper=keeper, me="s1", tell=tell
-    )
-    place: Any = (None, SimpleNamespace(history=SimpleNamespace(seq=1)))
-    leading = asyncio.create_task(Candidate._lead(candidate, place))
-    await winding_up.wait()
-    leading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leading

@@ -91,26 +91,3 @@ def _say(doing: str, error: Exception, said: set[type[Exception]]) -> None:
     if type(error) not in said:
         said.add(type(error))
         log.warning("tried again later", doing=doing, error=str(error))
-
-
-def cancellations() -> int:
-    """How often the task that runs now was told to end, whether or not it heard of it."""
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
-
-
-@contextmanager
-def no_cancellation_lost() -> Iterator[None]:
-    """Raises a cancellation again that came in the meantime and was swallowed.
-
-    nats-py swallows one while it flushes. Of Python 3.11, `asyncio.wait_for` swallows one that
-    comes at the moment in which what it waits for ends, and `TaskGroup` one that comes while the
-    others end for a fault of one of them. One that came before is none: whoever clears up after a
-    cancellation asks, too.
-    """
-    before = cancellations()
-    try:
-        yield
-    finally:
-        if cancellations() > before:
-            raise asyncio.CancelledError

@@ -17,7 +17,6 @@ from typing import Protocol
 import structlog
 
 from diloco_coordinator.exports.exports import ExportRecord
-from diloco_shared.bus.repeating import no_cancellation_lost
 from diloco_shared.process.settings import ProcessSettings
 from diloco_shared.process.stopping import how_ended
 from diloco_shared.protocol.exports import (
@@ -92,17 +91,16 @@ class ChildExporter:
         """See `Exporter`."""
         process = await self._started(record, to)
         heard, hangs = _Heard(record, moved), False
-        with no_cancellation_lost():
-            try:
-                async with asyncio.TaskGroup() as readers:
-                    readers.create_task(self._hear(process, heard))
-                    readers.create_task(heard.log(process))
-                async with asyncio.timeout(ENDING_S):
-                    await process.wait()
-            except* TimeoutError:
-                hangs = True
-            finally:
-                await killed(process)
+        try:
+            async with asyncio.TaskGroup() as readers:
+                readers.create_task(self._hear(process, heard))
+                readers.create_task(heard.log(process))
+            async with asyncio.timeout(ENDING_S):
+                await process.wait()
+        except* TimeoutError:
+            hangs = True
+        finally:
+            await killed(process)
         if hangs:
             text = f"the process that made it said nothing for {self.silence_s:.0f} s: try again"
             raise ExportFault(text)

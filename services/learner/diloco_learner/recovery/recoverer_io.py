@@ -30,7 +30,7 @@ from diloco_learner.training.trainer import Trainer
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.port import TransferProgress as Stored
-from diloco_shared.bus.repeating import left_undone, no_cancellation_lost
+from diloco_shared.bus.repeating import left_undone
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Grant, Join, Restored
 from diloco_shared.protocol.wire import encode
@@ -155,18 +155,17 @@ class Recoverer:
         fragments = range(len(self.trainer.program.layout.fragments))
         self.init_stored = [Stored() for _ in fragments]
         ahead = asyncio.Semaphore(INIT_AHEAD)
-        with no_cancellation_lost():
-            try:
-                async with asyncio.TaskGroup() as sending:
-                    for p in fragments:
-                        await ahead.acquire()
-                        payload = await asyncio.to_thread(self.trainer.initial_fragment, p)
-                        sending.create_task(self._send_fragment(p, payload, ahead))
-            except* BusError as errors:
-                error = str(errors.exceptions[0])
-                log.warning("initial parameters not sent, they are asked for again", error=error)
-            finally:
-                watching.cancel()
+        try:
+            async with asyncio.TaskGroup() as sending:
+                for p in fragments:
+                    await ahead.acquire()
+                    payload = await asyncio.to_thread(self.trainer.initial_fragment, p)
+                    sending.create_task(self._send_fragment(p, payload, ahead))
+        except* BusError as errors:
+            error = str(errors.exceptions[0])
+            log.warning("initial parameters not sent, they are asked for again", error=error)
+        finally:
+            watching.cancel()
 
     async def _send_fragment(self, p: int, payload: Any, ahead: asyncio.Semaphore) -> None:
         tensors = self.trainer.program.layout.tensors

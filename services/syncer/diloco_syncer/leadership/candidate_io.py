@@ -8,7 +8,7 @@ import structlog
 
 from diloco_shared.budget import assumed, limits
 from diloco_shared.bus.port import BusError
-from diloco_shared.bus.repeating import no_cancellation_lost, until_done
+from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.bus.stored_records import event_now, tell
 from diloco_shared.checkpoints.tape_archive_io import archives_of
@@ -97,15 +97,14 @@ class Candidate:
             self.context, tape, self.keeper, recovered, lambda seq: self.show("", "", seq)
         )
         deposed: BaseException | None = None
-        with no_cancellation_lost():
-            try:
-                return await self.leader.run()
-            except* Deposed as group:
-                deposed = leaves(group)[0]
-            finally:
-                # What ended it keeps its frames for a while; a standby loads a store of its own.
-                self.leader.numbers.store = None
-                self.leader = None
+        try:
+            return await self.leader.run()
+        except* Deposed as group:
+            deposed = leaves(group)[0]
+        finally:
+            # What ended it keeps its frames for a while; a standby loads a store of its own next.
+            self.leader.numbers.store = None
+            self.leader = None
         # Nothing of this term is kept: the next life begins at the snapshot and the tape.
         self.keeper.fit("deposed, reads the tape again")
         await self.tell("deposed", f"{self.me} stops leading and stands by: {deposed}")

@@ -8,8 +8,8 @@ cancellation is lost.
 import asyncio
 import json
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import nats.errors
@@ -19,7 +19,28 @@ from nats.aio.msg import Msg
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.port import Traffic
-from diloco_shared.bus.repeating import cancellations, no_cancellation_lost
+
+
+def cancellations() -> int:
+    """How often the task that runs now was told to end, whether or not it heard of it."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+@contextmanager
+def no_cancellation_lost() -> Iterator[None]:
+    """Raises a cancellation again that came in the meantime and was swallowed.
+
+    nats-py swallows one while it flushes, and `asyncio.wait_for` of Python 3.11 one that comes at
+    the moment in which what it waits for ends. One that came before is none: whoever clears up
+    after a cancellation asks, too.
+    """
+    before = cancellations()
+    try:
+        yield
+    finally:
+        if cancellations() > before:
+            raise asyncio.CancelledError
 
 
 class _Counted:
