@@ -133,3 +133,11 @@ def test_the_stream_bounds_each_writer_where_it_knows_who_writes(named: bool) ->
     assert bounds == ((BY_ONE_MAX, EVENT_BYTES_MAX) if named else (0, 0))
     if named:
         assert spec.bytes_max >= 16 * BY_ONE_MAX * EVENT_BYTES_MAX
+
+
+def test_a_time_that_no_clock_shows_is_not_kept() -> None:
+    """Pages and terminals fall over it."""
+    told = Told()
+    late = event("oslo").model_copy(update={"at": 1e13})
+    assert not told.tell(subjects.event_by("oslo"), late)
+    assert told.tell(subjects.event_by("oslo"), event("oslo"))

@@ -215,3 +215,9 @@ def test_a_run_that_nobody_leads_does_not_say_that_it_runs(status: Callable[...,
     assert shown(*both, state="finished", wordless_s=99.0)[0] == "finished"
     unassigned = f"no syncer is assigned to it: {nothing} until you start one"
     assert shown(wordless_s=99.0) == ("leaderless", unassigned)
+
+
+def test_what_a_learner_makes_up_about_its_return_is_passed_over() -> None:
+    for data in ({"contributed_at": 1}, {"contributed_at": "x", "learner": [], "incarnation": 1}):
+        made_up = Event(run="r", kind="returned", source="l", text="", data=data, at=20.0)
+        assert recovery_views([(1, made_up)], None) == []

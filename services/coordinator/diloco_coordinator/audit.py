@@ -46,6 +46,11 @@ class AuditRow(BaseModel):
         return self.model_dump_json(exclude_defaults=True).encode() + b"\n"
 
 
+def _readable(value: str) -> str:
+    """Its beginning; half a character of JSON, which UTF-8 cannot say, as its number."""
+    return value[:VALUE_MAX].encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass(slots=True)
 class Trail:
     """The newest rows, and the number of the next."""
@@ -85,7 +90,7 @@ class Trail:
             address=asking.address[:VALUE_MAX],
             method=method,
             route=route,
-            target={name: value[:VALUE_MAX] for name, value in asking.target.items()},
+            target={name: _readable(value) for name, value in asking.target.items()},
             status=status,
             outcome="refused" if refused else "done" if status < 400 else "failed",
             why=asking.problem,

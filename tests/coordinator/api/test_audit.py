@@ -220,3 +220,9 @@ async def test_what_is_refused_before_its_route_looks_at_the_token_is_a_row_with
         assert len((await desk.get("/v1/audit"))["rows"]) == 1 + len(rows), (
             "nothing asks for tokens"
         )
+
+
+def test_half_a_character_hides_no_row() -> None:
+    """JSON can say one and UTF-8 cannot: its row would take those beside it along."""
+    row = Trail().add(asking(run="a\ud800"), "POST", "/v1/runs", 403, at=1.0, now=1.0)
+    assert row is not None and json.loads(row.line)["target"] == {"run": "a\\ud800"}

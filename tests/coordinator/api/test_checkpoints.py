@@ -1,11 +1,13 @@
 """Run-wide checkpoints over REST: asked for, listed, restored, with errors that say what to do."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import until
 
+from diloco_coordinator.api import checkpoints_io
 from diloco_shared.bus.port import Conflict
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Incarnation, RunRecord
@@ -102,6 +104,46 @@ async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(
         await until(lambda: desk.registry.over("demo"))
         over = await desk.ask("POST", f"{path}/3/restore", {})
         assert (over.status_code, over.json()["title"]) == (409, "The run is over")
+
+
+async def test_of_two_wishes_to_go_back_at_once_each_has_a_number(
+    world: Any, kept: Any, status: Any
+) -> None:
+    """A syncer that had begun with the first would take the second for the same one."""
+    async with world.coordinator() as desk:
+        spec = await submitted(desk)
+        refs = {number: kept(spec, number) for number in (3, 5)}
+        await world.says(status())
+        await until(lambda: desk.registry.statuses)
+        path = "/v1/runs/demo/checkpoints/{}/restore"
+        wishes = await asyncio.gather(*(desk.ask("POST", path.format(n), {}) for n in refs))
+        serials = {answer.json()["serial"]: answer.json()["number"] for answer in wishes}
+        record = await record_of(world, "demo")
+        assert sorted(serials) == [1, 2] and record.restore is not None
+        assert (record.restore.serial, record.restore.source) == (2, refs[serials[2]])
+
+
+async def test_a_wish_to_go_back_is_not_for_a_later_run_of_the_name(
+    world: Any, kept: Any, status: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.coordinator() as desk:
+        kept(await submitted(desk), 3)
+        await world.says(status())
+        await until(lambda: desk.registry.statuses)
+        look = checkpoints_io.CheckpointRoutes._manifest
+
+        async def slow(self: Any, there: Any, ref: str) -> Any:
+            known = desk.registry.runs["demo"]
+            other = known.model_copy(update={"spec": {**known.spec, "id": "submitted-anew"}})
+            desk.registry.runs["demo"] = other
+            return await look(self, there, ref)
+
+        monkeypatch.setattr(checkpoints_io.CheckpointRoutes, "_manifest", slow)
+        answer = await desk.ask("POST", "/v1/runs/demo/checkpoints/3/restore", {})
+        assert (answer.status_code, answer.json()["title"]) == (
+            409,
+            "The run is another one by now",
+        )
 
 
 async def test_a_run_of_which_a_part_is_over_is_not_sent_back(

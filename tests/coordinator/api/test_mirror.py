@@ -261,3 +261,15 @@ async def test_the_ends_of_the_newest_tokens_are_remembered(
             await mirror._take(registry.TOKENS, KeyEntry(name, None, revision))
         kept = {name: at for (b, name), at in mirror.revisions.items() if b == registry.TOKENS}
         assert kept == {"a": 1002, "c": 1003}
+
+
+async def test_a_run_that_another_release_wrote_anew_is_not_changed_by_what_was_known(
+    world: Any,
+) -> None:
+    async with world.coordinator() as desk:
+        assert (await desk.ask("POST", "/v1/runs", SPEC)).status_code == 201
+        await desk.registry.bus.kv_put(subjects.RUNS, "demo", b"of a later release")
+        await until(lambda: "demo" not in desk.registry.runs)
+        assert (await desk.ask("POST", "/v1/runs/demo/stop")).status_code == 404
+        entry = await desk.registry.bus.kv_get(subjects.RUNS, "demo")
+        assert entry.value == b"of a later release"

@@ -16,6 +16,7 @@ from diloco_coordinator.api.problems_io import Problem, invalid, readable, spec_
 from diloco_coordinator.api.runs_io import ATTEMPTS_MAX, Runs
 from diloco_coordinator.api.views import jsonable
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
 from diloco_shared.bus.stored_records import readable as record_in
@@ -135,18 +136,27 @@ class CheckpointRoutes:
 
     async def make(self, run: str) -> dict[str, Any]:
         """Begin a checkpoint of a live run; the run's status tells what becomes of it."""
-        record, status = self.runs.record(run), self.registry.statuses.get(run)
+        record, numbers = self.runs.record(run), list[int]()
+
+        def begun(record: RunRecord) -> dict[str, Any]:
+            numbers.append(self._next(record))
+            return {"checkpoint": numbers[-1]}
+
+        folder = spec_of(record).folder
+        await self.runs.update(run, "", begun, run_id_of(record))
+        return {"run": run, "number": numbers[-1], "ref": reference(folder, numbers[-1])}
+
+    def _next(self, record: RunRecord) -> int:
+        """The number of a checkpoint that can begin now; 409 where none can."""
+        run, status = record.name, self.registry.statuses.get(record.name)
         if status is None or min(status.versions, default=-1) < 0:
             text = f"{run!r} has no parameters yet: try again once it trains"
             raise Problem(409, "Nothing to keep yet", text)
+        newest = max(record.checkpoint, status.checkpoint)
         if status.checkpoint_state == "making" or record.checkpoint > status.checkpoint:
-            number = max(record.checkpoint, status.checkpoint)
-            text = f"checkpoint {number} of {run!r} is being made: wait for it"
+            text = f"checkpoint {newest} of {run!r} is being made: wait for it"
             raise Problem(409, "One is being made", text)
-        number = max(record.checkpoint, status.checkpoint) + 1
-        spec = spec_of(record)
-        await self.runs.update(run, "", checkpoint=number)
-        return {"run": run, "number": number, "ref": reference(spec.folder, number)}
+        return newest + 1
 
     async def remove(self, run: str, number: int) -> None:
         """Remove one checkpoint for good."""
@@ -171,16 +181,23 @@ class CheckpointRoutes:
         self, run: str, number: int, request: RestoreRequest, response: Response
     ) -> dict[str, Any]:
         """Go back to a checkpoint: this run itself, or a new one that begins with it."""
+        run_id = run_id_of(self.runs.record(run)) if request.as_run is None else ""
         there, folder = await self._of(run)
         ref = reference(folder, number)
         manifest = await self._manifest(there, ref)
         if request.as_run is None:
-            record, status = self.runs.record(run), self.registry.statuses.get(run)
-            self._may_go_back(run)
-            before = record.restore.serial if record.restore else 0
-            serial = max(before, status.restores if status else 0) + 1
-            await self.runs.update(run, "", restore=Restore(serial=serial, source=ref))
-            return {"run": run, "number": number, "serial": serial}
+            serials = list[int]()
+
+            def back(record: RunRecord) -> dict[str, Any]:
+                # Of two wishes at once the second one has a number of its own.
+                self._may_go_back(run)
+                before, status = record.restore, self.registry.statuses.get(run)
+                known = (before.serial if before else 0, status.restores if status else 0)
+                serials.append(max(known) + 1)
+                return {"restore": Restore(serial=serials[-1], source=ref)}
+
+            await self.runs.update(run, "", back, run_id)
+            return {"run": run, "number": number, "serial": serials[-1]}
         body = {**manifest.spec, "name": request.as_run}
         await self._begin(body, there, ref, manifest)
         response.headers["Location"] = f"/v1/runs/{request.as_run}"

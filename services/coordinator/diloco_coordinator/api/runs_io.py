@@ -91,6 +91,13 @@ def _taken(name: str) -> Problem:
     return Problem(409, "The name is taken", text)
 
 
+def _same(record: RunRecord, run_id: str) -> None:
+    """409 where another run has the name by now."""
+    if run_id_of(record) != run_id:
+        text = f"{record.name!r} was submitted anew meanwhile: look at it and decide again"
+        raise Problem(409, "The run is another one by now", text)
+
+
 def _keeps_changing(run: str) -> Problem:
     text = f"{ATTEMPTS_MAX} attempts lost: others write {run!r} too"
     return Problem(409, "The run keeps changing", text)
@@ -396,10 +403,25 @@ class Runs:
         act.__doc__ = f"The run shall be {desired}."
         return act
 
-    async def update(self, run: str, if_match: str, **changes: Any) -> dict[str, Any]:
-        """Compare-and-set changes into the record, and try again if it changed meanwhile."""
+    async def update(
+        self,
+        run: str,
+        if_match: str,
+        changing: Callable[[RunRecord], dict[str, Any]] | None = None,
+        run_id: str = "",
+        **changes: Any,
+    ) -> dict[str, Any]:
+        """Compare-and-set changes into the record, and try again if it changed meanwhile.
+
+        `changing` tells them of a record where they depend on it; `run_id`: of the run that the
+        caller has looked at, and not of a later one of its name.
+        """
         for _ in range(ATTEMPTS_MAX):
             record = self.record(run)
+            run_id = run_id or run_id_of(record)
+            _same(record, run_id)
+            if changing is not None:
+                changes = changing(record)
             if if_match not in ("", "*", self.etag(run)):
                 raise Problem(
                     412,
@@ -454,10 +476,11 @@ class Runs:
         if not cannot_go_on(view["syncers"]):
             text = f"a syncer leads {run!r}, or is about to, or none has looked for its state yet"
             raise Problem(409, "The run need not begin again", text)
+        run_id = run_id_of(self.record(run))
         info = await self.registry.bus.stream_info(subjects.tape_stream(run))
         if not info.last_seq:  # which would be no wish
             raise Problem(409, "The run need not begin again", f"the tape of {run!r} is empty")
-        view = await self.update(run, "", begin_again=info.last_seq)
+        view = await self.update(run, "", run_id=run_id, begin_again=info.last_seq)
         text = f"{run} shall begin a new epoch from its published parameters"
         await self.registry.tell(run, "begin-again", text, {})
         return view
@@ -471,9 +494,7 @@ class Runs:
         async with self.changing:
             for _ in range(ATTEMPTS_MAX):
                 if now := self.registry.runs.get(run):
-                    if run_id_of(now) != run_id:  # "deleted" would seem to speak of this one
-                        text = f"{run!r} was submitted anew meanwhile: look at it and decide again"
-                        raise Problem(409, "The run is another one by now", text)
+                    _same(now, run_id)  # "deleted" would seem to speak of this one
                     self._may_delete(now)  # its submission may have ended meanwhile
                 with contextlib.suppress(Conflict):  # its record changed, and is known anew
                     return await self.registry.delete_run(run, run_id)

@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
+
+from pydantic import ValidationError
 
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.statuses import leaderless
@@ -12,6 +15,7 @@ from diloco_shared.protocol.records import (
     Event,
     LearnerSpeed,
     MemberRecord,
+    RecoveryRecord,
     RunPhase,
     RunRecord,
     RunStatus,
@@ -233,7 +237,12 @@ def recovery_views(
     events: Iterable[tuple[int, Event]], status: RunStatus | None
 ) -> list[dict[str, Any]]:
     """Every recovery that events tell of, then those under way; times of each phase."""
-    told = [e.data for _, e in events if e.kind == "returned" and "contributed_at" in e.data]
+    told = list[dict[str, Any]]()
+    for _, e in events:
+        # A learner may tell what it likes in its own name.
+        with suppress(ValidationError):
+            if e.kind == "returned" and "contributed_at" in e.data:
+                told.append(RecoveryRecord.model_validate(e.data, extra="ignore").model_dump())
     known = {(d["learner"], d["incarnation"]) for d in told}
     under_way = [
         record.model_dump()

@@ -28,6 +28,8 @@ BY_ONE_PER_S = 2.0
 # An event is a line or two and a few figures. Sixteen learners find room in the stream with all
 # that they may say, at its largest, and most say far less.
 EVENT_BYTES_MAX = 16 << 10
+# Seconds since 1970, in the year 5138: pages and terminals show dates up to there.
+AT_MAX = 1e11
 NAMED_BYTES_MAX = 16 * BY_ONE_MAX * EVENT_BYTES_MAX
 
 
@@ -138,6 +140,8 @@ def _read(subject: str, payload: bytes, teller: str) -> Event:
     where = subjects.event_by(event.source) if teller else subjects.event(event.run, event.kind)
     if subject != where:
         raise WireError(f"of {where}, but it stands at {subject}")
+    if event.at > AT_MAX:
+        raise WireError(f"told at {event.at:.3g} s, a time that no clock shows")
     if teller and "actor" in event.data:  # whose request it was: nobody's of a learner's
         data = {key: value for key, value in event.data.items() if key != "actor"}
         event = event.model_copy(update={"data": data})

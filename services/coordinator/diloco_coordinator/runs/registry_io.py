@@ -140,8 +140,7 @@ class Registry:
         living = {subjects.member_of(key) for key in await self._all_of(subjects.MEMBERS)}
         for note in self.roll.absent(living, ambient.wall()):
             await _done(lambda n=note: self._note(n))  # type: ignore[misc]
-        last = (await _done(lambda: bus.stream_info(stream))).last_seq
-        first = max(1, last - EVENTS_MAX + 1)
+        first = max(1, (await _done(lambda: bus.stream_info(stream))).last_seq - EVENTS_MAX + 1)
         for message in await _done(lambda: bus.fetch(stream, every, start_seq=first)):
             self._event(message)
         self.ready = True
@@ -249,8 +248,7 @@ class Registry:
 
     async def _take(self, bucket: str, entry: KeyEntry) -> None:
         """What a key says now, unless newer is known."""
-        key, value = entry.key, entry.value
-        place = (bucket, key)
+        key, value, place = entry.key, entry.value, (bucket, entry.key)
         if entry.anew:
             self.revisions.pop(place, None)
         if entry.anew and bucket == TOKENS:
@@ -267,6 +265,8 @@ class Registry:
         try:
             await self._set(bucket, key, value)
         except WireError as error:
+            if bucket == subjects.RUNS:
+                self._gone(key)  # nobody may write over it by what was known before
             log.error("unreadable record", bucket=bucket, key=key, error=str(error))
         except ValidationError as error:
             # Without what was found there: a log shows no token, and no digest of one.
