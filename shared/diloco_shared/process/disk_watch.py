@@ -96,9 +96,12 @@ async def remove_deleted(bus: Bus, folder: Path) -> None:
 
 def remove(folder: Path, run_id: str) -> None:
     """The folders of one run; what cannot be removed is left and logged."""
-    for path in folder.glob(f"*.{run_id}"):
-        shutil.rmtree(path, onerror=_left)
-        log.info("files of a deleted run removed", folder=str(path))
+    try:
+        for path in folder.glob(f"*.{run_id}"):
+            shutil.rmtree(path, onerror=_left)
+            log.info("files of a deleted run removed", folder=str(path))
+    except OSError as error:  # of the folder itself: training needs nothing of what lies there
+        _left(None, str(folder), error)
 
 
 def _left(_: object, path: str, error: object) -> None:

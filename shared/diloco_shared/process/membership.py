@@ -6,6 +6,7 @@ lock, which proves that the old one is dead.
 """
 
 import asyncio
+import errno
 import fcntl
 import os
 import socket
@@ -52,9 +53,16 @@ class DataFolder:
         self._file = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             holder = os.read(self._file, 32).decode(errors="replace").strip()
             os.close(self._file)
+            if error.errno not in (errno.EAGAIN, errno.EACCES):  # nobody has it
+                text = (
+                    f"{self.path / LOCK} cannot be locked ({os.strerror(error.errno or 0)}): the "
+                    "data folder must lie on a file system with flock (Lustre has it with the "
+                    "mount option flock)"
+                )
+                raise OSError(error.errno, text) from None
             raise FolderTaken(
                 f"{self.path} is in use by process {holder or 'unknown'}: stop it, or give this "
                 "one another id or data folder"

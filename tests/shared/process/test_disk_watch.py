@@ -1,10 +1,12 @@
 """A member's record says that its disk is full for as long as it is, and an event twice."""
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from diloco_shared.process import disk_watch
 from diloco_shared.process.disk_room import DiskRoom
@@ -83,3 +85,17 @@ def test_without_inodes_nothing_is_free_and_what_is_not_said_is_not_known(
         setattr(said, name, value)
     monkeypatch.setattr(os, "statvfs", lambda _: said)
     assert disk_watch.free_bytes(tmp_path) == free
+
+
+def test_a_folder_that_cannot_be_listed_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mark of a deleted run comes in the middle of training, and again at every start."""
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "glob", broken)
+    with capture_logs() as said:
+        disk_watch.remove(tmp_path, "ab12")
+    assert [line["event"] for line in said] == ["not removed"]

@@ -1,6 +1,8 @@
 """A process's place in the cluster: one living process per id (I10)."""
 
 import asyncio
+import errno
+import fcntl
 import os
 import re
 import tomllib
@@ -216,6 +218,19 @@ def test_a_data_folder_has_one_owner(tmp_path: Path) -> None:
     assert again.lock == lock
     again.release()
     other.release()
+
+
+@pytest.mark.parametrize("given", ["a", ""])
+def test_a_file_system_without_locks_is_named_and_filled_with_no_folders(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with pytest.raises(OSError, match=r"lock cannot be locked \(Function not implemented\)"):
+        DataFolder.claim(tmp_path, "learner", given)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 async def test_an_id_whose_refresh_is_on_its_way_is_nobody_elses(
