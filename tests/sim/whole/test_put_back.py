@@ -3,6 +3,7 @@
 Each rule by which they do is taken away once, and a world sees what follows.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ async def nothing(self: object) -> None: ...
 def test_everybody_goes_on_to_the_end_of_the_run(shards: int) -> None:
     found = put_back(3, shards=shards)
     assert found.violations == []
-    assert found.counts["backups of the hub"] == found.counts["hubs restored"] == 1
+    assert found.counts["backups of the hub"] == 1
+    assert found.counts["hubs restored"] == 1 + found.counts["hubs restored twice"]
     assert found.counts["told: end"] or found.counts["beats: finished"]
 
 
@@ -53,7 +55,7 @@ def test_what_the_tape_has_not_is_no_state_to_go_on_from(monkeypatch: pytest.Mon
     monkeypatch.setattr(Follower, "look_back", nothing)
     monkeypatch.setattr(Tape, "look_back", nothing)
     assert any(
-        "of epoch 0 is committed in 1000" in v
+        re.search(r"of epoch 0 is committed in [1-9]", v)
         for v in kept("tape-put-back-as-long-as-before").violations
     )
 
