@@ -85,6 +85,7 @@ def test_terms_go_on_above_those_that_were_seen(monkeypatch: pytest.MonkeyPatch)
     assert any("no end of sim" in v for v in kept("terms-of-two-epochs").violations)
 
 
+@pytest.mark.long  # a world that never ends is given up late
 def test_an_empty_tape_begins_an_epoch_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its other shard does, and learners wait for both to be in one."""
     tail = hub_backup._tail
