@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from learner.desk import SPEC, Desk, anchor, beat, donate, last_progress, only, pull, stamp
 
 from diloco_learner.events import (
@@ -154,6 +155,19 @@ def test_the_first_step_compiles_and_does_not_count_for_the_average() -> None:
     p = last_progress(effects)
     assert (p.step_s, p.wait_s, p.loss, p.tokens) == (1.0, 0.25, 2.0, 192)
     assert p == Progress.model_validate(p.model_dump())
+
+
+def test_a_step_in_which_the_process_stood_still_is_not_how_long_steps_take() -> None:
+    """By that average it would wait for hours for rounds that merge what it has done."""
+    desk = Desk()
+    for seconds in (30.0, 1.0, 3600.0):
+        desk.now += seconds
+        effects = desk.tell(Stepped(64, 2.0, seconds, 0.25, None))
+    assert last_progress(effects).step_s == pytest.approx(1.9)
+    for _ in range(40):
+        desk.now += 50.0
+        effects = desk.tell(Stepped(64, 2.0, 50.0, 0.25, None))
+    assert last_progress(effects).step_s > 45, "a step that takes as long each time does count"
 
 
 # --- epochs, the end -----------------------------------------------------------------------------

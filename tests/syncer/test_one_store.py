@@ -154,6 +154,43 @@ async def test_a_leader_that_is_deposed_keeps_no_store(
     assert len(ended) == 1 and gone() is None
 
 
+async def test_a_leader_that_is_told_to_end_while_it_is_deposed_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of tasks that ends for a fault hides a cancellation that comes meanwhile."""
+    bus, told = MemoryBus(MemoryBroker(), "s"), list[str]()
+    keeper: Any = SimpleNamespace(lease=SimpleNamespace(me="s1"), fit=told.append)
+    ends, may_end = asyncio.Event(), asyncio.Event()
+
+    async def last_words() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.set()
+            await may_end.wait()
+
+    async def run(self: Leader) -> str:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(last_words())
+            await asyncio.sleep(0)
+            raise Deposed("another leads")
+
+    monkeypatch.setattr(Leader, "run", run)
+    standby = Candidate(
+        context(SPEC, bus, "s1", folder=tmp_path, checkpoint_root=str(tmp_path)),
+        keeper,
+        lambda *_: None,
+    )
+    place = Tape(bus, "r"), Recovered(history(), store(), (0, 0), [])
+    leading = asyncio.create_task(standby._lead(place))
+    await ends.wait()
+    leading.cancel()
+    asyncio.get_running_loop().call_later(0.05, may_end.set)
+    with pytest.raises(asyncio.CancelledError):
+        await leading
+    assert told == [], "it does not stand by"
+
+
 async def test_what_was_loaded_in_vain_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from diloco_shared.bus.port import BusError
 from diloco_shared.gpus import VISIBLE, gpus_here, shared_out
 from diloco_shared.process import crash_points
 from diloco_shared.process.chaos import Abilities, FaultAgent
+from diloco_shared.process.faults import in_a_task
 from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.logs import configure
 from diloco_shared.process.membership import Membership
@@ -245,9 +246,7 @@ class Stack:
             membership = Membership(bus, "supervisor", "supervisor", self.folder.lock)
             faults = FaultAgent(bus, "nats", enabled=self.chaos, abilities=self._abilities())
             try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(_registered(membership))
-                    tasks.create_task(faults.serve())
+                await in_a_task(_serving(membership, faults))
             except* BusError as errors:
                 self.told(f"the supervisor lost its place: {errors.exceptions[0]}")
             finally:
@@ -333,6 +332,12 @@ def free_port(port: int) -> int:
             ) from None
         chosen: int = probe.getsockname()[1]
         return chosen
+
+
+async def _serving(membership: Membership, faults: FaultAgent) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_registered(membership))
+        tasks.create_task(faults.serve())
 
 
 async def _registered(membership: Membership) -> None:

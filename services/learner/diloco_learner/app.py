@@ -20,6 +20,7 @@ from diloco_learner.training.computing_io import Computing, OnThisMachine
 from diloco_learner.work_io import CHECKPOINTS, WITHDRAW_S, Unfit, Work
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.run_streams import exists
 from diloco_shared.bus.status_key import shown
 from diloco_shared.bus.stored_records import event_now, tell
 from diloco_shared.process import serving
@@ -158,24 +159,32 @@ class Learner(Worker[Settings]):
         work = self.work
         if work is None:
             return
-        over = await self._is_over(work.spec)
+        ended = await self._ended(work.spec)
         if self.work is not work:
             return  # left meanwhile, or begun again
-        if over:
-            # Its leader died before it could tell, or before it had published all.
-            work.withdraw("the run is over")
+        if ended:
+            work.withdraw(ended)
         elif not work.run_ends:
             work.drain(why)
 
-    async def _is_over(self, spec: RunSpec) -> bool:
-        """Whether every shard is shown as over; unknown is no."""
+    async def _ended(self, spec: RunSpec) -> str:
+        """Why nobody merges anything of this run any more; "": somebody may, or it is unknown."""
         try:
-            found = [
-                await shown(self.control, spec.name, spec.id, shard)
-                for shard in range(spec.algorithm.shards)
-            ]
+            if await self._is_over(spec):
+                # Its leader died before it could tell, or before it had published all.
+                return "the run is over"
+            # Nothing is shown of it then, and no round will come, however long one waits.
+            there = await exists(self.control, spec.name, spec.id)
         except BusError:
-            return False
+            return ""
+        return "" if there else "the run is deleted"
+
+    async def _is_over(self, spec: RunSpec) -> bool:
+        """Whether every shard is shown as over. Raises BusError."""
+        found = [
+            await shown(self.control, spec.name, spec.id, shard)
+            for shard in range(spec.algorithm.shards)
+        ]
         return all(status is not None and over(status) for status in found)
 
     async def _leaves_by_itself(self, working: asyncio.Task[None]) -> bool:
@@ -254,7 +263,7 @@ class Learner(Worker[Settings]):
         work.fit = lambda: self.membership.update(state="working", reason="")
         leave = await work.run()
         # Whoever refused it may let it in later: another configuration, or a free place.
-        if leave.outcome == "refused" and not await self._is_over(spec):
+        if leave.outcome == "refused" and not await self._ended(spec):
             raise Unfit(leave.reason)
         return leave
 

@@ -106,6 +106,12 @@ class Work:
             self.train_loop.draining = reason
 
     @property
+    def leaves(self) -> bool:
+        """Whether it was told to leave, now or once its work is merged."""
+        loop = self.train_loop
+        return bool(self.stopping or (loop is not None and (loop.stopping or loop.draining)))
+
+    @property
     def run_ends(self) -> bool:
         """Whether the run itself ends this work, within a limit of its own."""
         return self.beat is not None and self.beat.state in OVER
@@ -261,6 +267,7 @@ class Work:
             self.batches,
             lambda: self.beat.live if self.beat else (),
             lambda kind, text, data: self.up.tell(kind, text, data),
+            lambda: self.leaves,
         )
         self.up = Uplink(context, sizes_P, self.checkpoints, self.leases, self._put)
         self.evaluations = Evaluations(self.computing, self.up.tell, self._put)

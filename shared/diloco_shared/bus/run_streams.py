@@ -8,7 +8,7 @@ import structlog
 
 from diloco_shared.bus.port import Bus, NoStream, StreamInfo, StreamSpec, TooFewNodes
 from diloco_shared.bus.repeating import PROMPT, until_done
-from diloco_shared.bus.stored_records import record_at
+from diloco_shared.bus.stored_records import readable_at, record_at
 from diloco_shared.bus.stream_kv import bucket_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
@@ -79,6 +79,17 @@ async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec | None:
     found = await record_at(bus, subjects.RUNS, run, RunRecord)
     spec = RunSpec.model_validate(found.record.spec) if found else None
     return spec if spec is not None and spec.id == run_id else None
+
+
+async def exists(bus: Bus, run: str, run_id: str) -> bool:
+    """Whether there is such a run that is not being deleted: another one may have its name.
+
+    Raises BusError.
+    """
+    record = await readable_at(bus, subjects.RUNS, run, RunRecord)
+    if record is None or record.phase == "deleting":
+        return False
+    return bool(record.spec.get("id", "") == run_id)
 
 
 async def _there(bus: Bus, name: str) -> StreamInfo | None:

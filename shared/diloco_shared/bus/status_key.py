@@ -7,9 +7,10 @@ import structlog
 
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
+from diloco_shared.bus.run_streams import exists
 from diloco_shared.bus.stored_records import readable, readable_at, write_if
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import RunRecord, RunStatus
+from diloco_shared.protocol.records import RunStatus
 from diloco_shared.protocol.run_states import keeps, over
 from diloco_shared.protocol.wire import encode
 
@@ -75,7 +76,8 @@ class Standing:
 
     async def _why_not(self, status: RunStatus) -> str:
         # Where nothing is shown, the run may have been deleted under us.
-        if (self.there is None or self.foreign) and not await self._exists():
+        nothing = self.there is None or self.foreign
+        if nothing and not await exists(self.control, self.run, self.run_id):
             return "the run is deleted, or another one has its name"
         if self.there is None:
             return ""
@@ -86,12 +88,6 @@ class Standing:
             log.warning("status of a lost term replaced", key=self.key, term=self.there.term)
             return ""
         return why
-
-    async def _exists(self) -> bool:
-        record = await readable_at(self.control, subjects.RUNS, self.run, RunRecord)
-        if record is None or record.phase == "deleting":
-            return False
-        return bool(record.spec.get("id", "") == self.run_id)
 
     async def _set(self, status: RunStatus) -> None:
         value, revision = encode(status), self.revision

@@ -17,6 +17,7 @@ from typing import Protocol
 import structlog
 
 from diloco_coordinator.exports.exports import ExportRecord
+from diloco_shared.process.faults import in_a_task
 from diloco_shared.process.settings import ProcessSettings
 from diloco_shared.process.stopping import how_ended
 from diloco_shared.protocol.exports import (
@@ -92,9 +93,7 @@ class ChildExporter:
         process = await self._started(record, to)
         heard, hangs = _Heard(record, moved), False
         try:
-            async with asyncio.TaskGroup() as readers:
-                readers.create_task(self._hear(process, heard))
-                readers.create_task(heard.log(process))
+            await in_a_task(self._read(process, heard))
             async with asyncio.timeout(ENDING_S):
                 await process.wait()
         except* TimeoutError:
@@ -105,6 +104,12 @@ class ChildExporter:
             text = f"the process that made it said nothing for {self.silence_s:.0f} s: try again"
             raise ExportFault(text)
         heard.judge(process.returncode)
+
+    async def _read(self, process: Process, heard: "_Heard") -> None:
+        """All that it says, until it says no more."""
+        async with asyncio.TaskGroup() as readers:
+            readers.create_task(self._hear(process, heard))
+            readers.create_task(heard.log(process))
 
     async def _started(self, record: ExportRecord, to: Path) -> Process:
         asked = record.asked

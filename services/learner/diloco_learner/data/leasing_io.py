@@ -50,12 +50,15 @@ class Leases:
         batches: Batches,
         live: Callable[[], Collection[str]],
         tell: Tell,
+        leaves: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`live`: the learners of the run; `leaves`: whether this one reads no more than it has."""
         spec, self.bus = context.spec, context.control
         self.run = spec.name
         self.learner, self.incarnation = context.me, context.incarnation
         self.batches = batches
         self.live = live
+        self.leaves = leaves
         self.tell = tell
         self.wanted = order(spec.data.virtual_shards, self.learner, spec.seed)
         self.supplied = asyncio.Event()
@@ -102,7 +105,7 @@ class Leases:
         if self.held and now - self.verified_at >= VERIFY_S:
             await self._verify()
             self.verified_at = now
-        if self.batches.wants and self.learner in self.live():
+        if self.batches.wants and self.learner in self.live() and not self.leaves():
             await self._acquire()
 
     async def first(self) -> None:

@@ -47,6 +47,9 @@ PROGRESS_S_MIN = 0.02
 FINISH_S_MAX = 120.0
 # Weight of the newest step in the moving average of step seconds: about ten steps.
 STEP_S_SHARE = 0.1
+# One step counts for at most so many times the average: a process that stood still for an hour
+# does not take an hour for every step from then on.
+STEP_TIMES_MAX = 10.0
 
 
 class Exchange:
@@ -168,9 +171,11 @@ class Exchange:
         self.counters.stepped(e.tokens)
         self.counters.skipped += e.skipped
         # The first step compiles: its time says nothing about the next ones.
-        first = self.counters.step <= 2
-        share = 1.0 if first else STEP_S_SHARE
-        self.step_s += share * (e.step_s - self.step_s)
+        if self.counters.step <= 2:
+            self.step_s = e.step_s
+        else:
+            step_s = min(e.step_s, STEP_TIMES_MAX * self.step_s)
+            self.step_s += STEP_S_SHARE * (step_s - self.step_s)
         self.loss, self.wait_s, self.cursor = e.loss, e.wait_s, e.cursor
         self.unreported = True
 

@@ -13,7 +13,7 @@ from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.bus.stored_records import event_now, tell
 from diloco_shared.checkpoints.tape_archive_io import archives_of
 from diloco_shared.process.crash_points import passing
-from diloco_shared.process.faults import leaves
+from diloco_shared.process.faults import in_a_task, leaves
 from diloco_shared.protocol import subjects
 from diloco_syncer.context import RunContext
 from diloco_syncer.history.follow_io import Follower, Purged, Recovered, Replaced
@@ -98,7 +98,7 @@ class Candidate:
         )
         deposed: BaseException | None = None
         try:
-            return await self.leader.run()
+            return await in_a_task(self.leader.run())
         except* Deposed as group:
             deposed = leaves(group)[0]
         finally:
