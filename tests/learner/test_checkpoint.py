@@ -1,5 +1,7 @@
 """LocalCheckpoints of inner moments: the newest sound one, and why the others were passed over."""
 
+import errno
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from diloco_learner.recovery import checkpoint_io
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.moments import Buffer, State, check, pack, pieces, views
 
@@ -135,3 +138,42 @@ def test_what_was_passed_over_is_told_when_an_older_one_is_restored(tmp_path: Pa
     np.testing.assert_array_equal(views(state)["mu/w"], MOMENTS["mu/w"] + 1)
     nothing = LocalCheckpoints(tmp_path / "empty", 2)
     assert nothing.restore(trainer) == [] and len(loaded) == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_told_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 1)
+
+    def bad(self: Path) -> Iterator[Path]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "iterdir", bad)
+    checkpoints = LocalCheckpoints(tmp_path, 2)
+    assert checkpoints.newest is None and "cannot be listed" in checkpoints.fault
+    trainer = SimpleNamespace(check_inner_state=accept)
+    (fault,) = checkpoints.restore(trainer)
+    assert "cannot be listed" in fault
+
+
+def test_a_disk_that_does_not_answer_is_waited_for_within_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it says later changes nothing: the trainer is at work by then."""
+    saved(tmp_path, 1)
+    checkpoints, answers = LocalCheckpoints(tmp_path, 2), threading.Event()
+    monkeypatch.setattr(checkpoint_io, "STORED_S_MIN", 0.01)
+
+    def slow(data: State) -> None:
+        answers.wait()
+
+    loaded: list[State] = []
+    trainer = SimpleNamespace(check_inner_state=slow, load_inner_state=loaded.append)
+    try:
+        (fault,) = checkpoints.restore(trainer)
+        assert "did not answer within" in fault
+    finally:
+        answers.set()
+    assert checkpoints.asking.left is not None
+    checkpoints.asking.left.join()
+    assert not loaded

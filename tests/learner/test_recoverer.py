@@ -1,6 +1,7 @@
 """What a recovery carries out: initial parameters, several fragments under way at a time."""
 
 import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from diloco_learner.data.leasing_io import Leases
 from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import InitMoved, Leave, LoadState, SendInit, SendJoin, TimePassed
 from diloco_learner.exchange.uplink_io import Uplink
-from diloco_learner.recovery import recoverer_io
+from diloco_learner.recovery import checkpoint_io, recoverer_io
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.recoverer_io import Recoverer
 from diloco_shared.protocol import subjects
@@ -139,6 +140,7 @@ class OwnCheckpoints:
 
     def __init__(self, epoch: int | None) -> None:
         self.newest = None if epoch is None else epoch * 10**15 + 7
+        self.room = SimpleNamespace(needed=8)
 
     def restore(self, trainer: Any) -> list[str]:
         if self.newest is not None:
@@ -183,3 +185,27 @@ async def test_moments_are_those_of_the_restored_checkpoint_unless_its_own_are_n
     assert (skipped in told) is (loaded != ["kept"])
     looked = restored is not None and own_epoch != restored
     assert ("another one's part is damaged" in told) is looked
+
+
+async def test_a_checkpoint_of_the_run_that_nobody_can_read_in_time_is_passed_over(
+    up: Uplink, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vault that hangs says nothing: the learner goes on with what it has itself."""
+    found: list[str] = []
+    told: list[str] = []
+    answers = threading.Event()
+    monkeypatch.setattr(checkpoint_io, "STORED_S_MIN", 0.01)
+    monkeypatch.setattr(recoverer_io, "read_part", lambda *_: answers.wait())
+    monkeypatch.setattr(up, "tell_soon", lambda kind, text, data: told.append(text))
+    trainer: Any = SimpleNamespace(load_inner_state=found.append, check_inner_state=None)
+    asked: Any = Asked(spec)
+    asked.learner = "a"
+    own: Any = OwnCheckpoints(1)
+    bringing = Recoverer(asked, trainer, own, up.control, up, SimpleNamespace(), asyncio.Queue())  # type: ignore[arg-type]
+    source = Restored(epoch=2, serial=1, source="r.1/000001")
+    try:
+        await bringing._load_state(LoadState("checkpoint", "", "", source))
+    finally:
+        answers.set()
+    assert found == ["its own"]
+    assert told[0].startswith("r.1/000001 is passed over: the place did not answer within")

@@ -34,7 +34,7 @@ async def test_a_place_that_hangs_is_given_up_until_it_answers(
         raise OSError("nobody asks any more")
 
     try:
-        for why in ("not stored within", "still hangs", "still hangs"):
+        for why in ("not answer within", "still hangs", "still hangs"):
             with pytest.raises(OSError, match=why):
                 await store(8, hangs)
         assert len(tries) == 1, "no thread more"

@@ -212,7 +212,7 @@ class Leading:
 
     def work(self) -> OfWork:
         """As of `leading_io.Hosts`."""
-        return OfWork(self, self.whole.work)
+        return OfWork(self, self.whole.begins_work())
 
     def end_work(self) -> None:
         """As of `leading_io.Hosts`."""

@@ -110,8 +110,8 @@ def test_a_place_that_does_not_answer_is_named_and_holds_one_thread() -> None:
             shards.within(0.01, hangs)
     assert len(tries) == 1, "no thread more, however often it is tried"
     stands.set()
-    assert shards.left is not None
-    shards.left.join()
+    assert shards.asking.left is not None
+    shards.asking.left.join()
     assert shards.within(5.0, lambda: np.int32(3)) == 3
 
 

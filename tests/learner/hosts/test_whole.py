@@ -83,11 +83,11 @@ class Link:
 def test_orders_of_work_that_is_over_reach_nobody() -> None:
     """Its thread may still build the model, or wait for an answer."""
     link = Link()
-    first = OfWork(link, link.whole.work)
+    first = OfWork(link, link.whole.begins_work())
     prepare = plan.Prepare("{}", "data=2", -1)
     assert first.tell(prepare) == 1 and first.chunk == 7
     assert link.whole.leaves(), "the others have prepared"
-    second = OfWork(link, link.whole.work)
+    second = OfWork(link, link.whole.begins_work())
     assert second.tell(prepare) == 2
     for act in (lambda: first.tell(plan.Begin()), lambda: first.tell(prepare), first.check):
         with pytest.raises(Over, match="the work for this run is over"):
@@ -96,6 +96,21 @@ def test_orders_of_work_that_is_over_reach_nobody() -> None:
     assert second.tell(plan.Begin()) == 3, "no number is left out"
     assert link.told == [prepare, prepare, plan.Begin()]
     assert link.whole.leaves() and not link.whole.leaves(), "told once"
+
+
+def test_what_is_left_of_the_life_before_a_restore_tells_nobody_anything() -> None:
+    """An evaluation may still compute: the others hold nothing of it once they are prepared."""
+    link = Link()
+    before = OfWork(link, link.whole.begins_work())
+    prepare = plan.Prepare("{}", "data=2", -1)
+    before.tell(prepare)
+    after = OfWork(link, link.whole.begins_work())
+    after.tell(prepare)
+    with pytest.raises(Over):
+        before.tell(plan.LetGo())
+    after.tell(plan.Begin())
+    assert link.told == [prepare, prepare, plan.Begin()]
+    assert link.whole.leaves(), "the others know of one run"
 
 
 def test_one_that_ends_in_order_has_lost_nobody() -> None:

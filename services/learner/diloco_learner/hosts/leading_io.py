@@ -218,8 +218,9 @@ class Hosts:
     # --- orders --------------------------------------------------------------------------------
 
     def work(self) -> OfWork:
-        """The same for the work that begins now."""
-        return OfWork(self, self.whole.work)
+        """The same for the work that begins now; what is left of the one before is over."""
+        with self.changed:
+            return OfWork(self, self.whole.begins_work())
 
     def end_work(self) -> None:
         """The work for a run is over, however it went. Raises HostLost."""

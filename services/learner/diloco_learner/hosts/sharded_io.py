@@ -40,7 +40,7 @@ from diloco_learner.hosts.sharded import (
 )
 from diloco_learner.hosts.whole import ORDER_S_MAX
 from diloco_learner.recovery import moments
-from diloco_learner.recovery.checkpoint_io import STORED_BYTES_PER_S, STORED_S_MIN
+from diloco_learner.recovery.checkpoint_io import STORED_BYTES_PER_S, STORED_S_MIN, Asking
 from diloco_shared import ambient
 from diloco_shared.durable import replace, settle
 
@@ -107,7 +107,7 @@ class Shards:
         self.place, self.index, self.hosts = place, index, hosts
         self.folder: Any = None  # an epath.Path, once it was looked at
         self.writing: Writing | None = None  # the newest one
-        self.left: threading.Thread | None = None  # waits for a place that does not answer
+        self.asking = Asking("the place of checkpoints")
 
     # --- the beginning -------------------------------------------------------------------------
 
@@ -264,31 +264,8 @@ class Shards:
     # --- waits that end ------------------------------------------------------------------------
 
     def within(self, seconds: float, work: Callable[[], T]) -> T:
-        """What it returns or raises; OSError once it has taken longer.
-
-        Its thread is left behind then. Until that has ended nothing else is asked of the place: so
-        there is one of those, however often it is tried.
-        """
-        if self.left is not None and self.left.is_alive():
-            raise OSError("the place of checkpoints has not answered what it was asked before")
-        found: list[T] = []
-        failed: list[BaseException] = []
-
-        def body() -> None:
-            try:
-                found.append(work())
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=body, name="store", daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if failed:
-            raise failed[0]
-        if not found:
-            self.left = thread
-            raise OSError(f"the place of checkpoints did not answer within {seconds:.0f} s")
-        return found[0]
+        """What it returns or raises; OSError once it has taken longer, see `Asking`."""
+        return self.asking.within(seconds, work)
 
     def _of(self, sequence: int) -> Any:
         if self.folder is None:

@@ -34,10 +34,10 @@ class Over(HostLost):
 
 
 class OfWork:
-    """The connections to the others, as the work for one run has them.
+    """The connections to the others, as one life for one run has them.
 
     Whoever still builds or computes for it when it is over, in a thread that nobody can end, must
-    not tell the others what they are not prepared for, nor come between the orders of another run.
+    not tell the others what they are not prepared for, nor come between the orders of the next life.
     """
 
     def __init__(self, link: Any, work: int) -> None:
@@ -100,7 +100,7 @@ class Whole:
     def __init__(self) -> None:
         self.others: dict[int, Other] = {}
         self.told = 0  # orders
-        self.work = 0  # how many runs this island has ceased to work for
+        self.work = 0  # lives for runs that this island has begun or left
         self.prepared = False  # for the run that it works for now
         self.came: dict[tuple[int, int], Buffer] = {}  # answers by (order, host)
         self.lost = ""  # why the island ends
@@ -132,6 +132,12 @@ class Whole:
         """Raises Over unless that is the work of now."""
         if number != self.work:
             raise Over("the work for this run is over")
+
+    def begins_work(self) -> int:
+        """A life for a run begins, perhaps after another one for the same run: its number. What
+        still computes for the one before tells nobody anything from now on."""
+        self.work += 1
+        return self.work
 
     def leaves(self) -> bool:
         """The work for a run is over. Whether the others have to be told."""

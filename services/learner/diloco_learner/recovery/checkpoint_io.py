@@ -3,10 +3,12 @@
 import asyncio
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import xxhash
 
@@ -21,6 +23,8 @@ from diloco_shared.process.crash_points import passing
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.protocol.checkpoints import LearnerPart, reference
 from diloco_shared.spec.run import RunSpec
+
+T = TypeVar("T")
 
 # A checkpoint's file: its sequence, and the digest of what is in it.
 _NAME = re.compile(r"(\d{1,32})\.([0-9a-f]{32})\.safetensors")
@@ -44,9 +48,7 @@ class OwnCheckpoints(Protocol):
     fault: str  # why none can be kept, as known at the beginning, or ""
     beside_s: float  # seconds that `save` may wait beside what its bytes take
 
-    @property
-    def newest(self) -> int | None:
-        """Sequence of the newest complete one, if there is any."""
+    newest: int | None  # sequence of the newest complete one, if there is any
 
     def save(self, sequence: int, pieces: Any) -> None:
         """Durably, under an ever-growing `sequence`. OSError where that cannot be."""
@@ -64,15 +66,22 @@ class LocalCheckpoints:
     Not for an event loop: every method may touch the disk.
     """
 
-    fault = ""
     beside_s = 0.0
 
     def __init__(self, folder: Path, keep: int) -> None:
+        """Looks what is there. OSError where the folder cannot be made."""
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keep = keep
         without = "training goes on, and a restart begins with moments of before"
         self.room = DiskRoom(self.folder, "a checkpoint", without)
+        self.asking = Asking(f"the disk of {self.folder}")
+        self.newest: int | None = None
+        self.fault = ""
+        try:
+            self.newest = max(self._complete(), default=None)
+        except OSError as error:  # a bad disk: what is there may as well be nothing
+            self.fault = f"what is in {self.folder} cannot be listed: {error}"[:500]
 
     def save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
         """Write the bytes of an inner state under an ever-growing `sequence`, durably.
@@ -98,15 +107,11 @@ class LocalCheckpoints:
             unfinished.unlink(missing_ok=True)
             raise
         settle(self.folder)
+        self.newest = sequence
         self._prune()
 
     def let_go(self, kept: Any) -> None:
         """See `OwnCheckpoints`: the state is whoever's who handed it out."""
-
-    @property
-    def newest(self) -> int | None:
-        """Sequence of the newest complete one, if there is any."""
-        return max(self._complete(), default=None)
 
     def load(self, check: Check) -> tuple[Buffer | None, list[str]]:
         """The newest sound inner state, and why newer ones were passed over.
@@ -114,7 +119,11 @@ class LocalCheckpoints:
         `check` raises ValueError for one that cannot be used.
         """
         faults: list[str] = []
-        for sequence, path in sorted(self._complete().items(), reverse=True):
+        try:
+            there = self._complete()
+        except OSError as error:
+            return None, [f"what is in {self.folder} cannot be listed: {error}"[:300]]
+        for sequence, path in sorted(there.items(), reverse=True):
             try:
                 data = _read(path)
                 check(data)
@@ -125,8 +134,13 @@ class LocalCheckpoints:
         return None, faults
 
     def restore(self, trainer: Any) -> list[str]:
-        """See `OwnCheckpoints`."""
-        data, faults = self.load(trainer.check_inner_state)
+        """See `OwnCheckpoints`. What is not read within a limit is passed over as well."""
+        limit_s = stored_within_s(self.keep * self.room.needed)
+        try:
+            load = partial(self.load, trainer.check_inner_state)
+            data, faults = self.asking.within(limit_s, load)
+        except OSError as error:
+            return [f"its own checkpoints are passed over: {error}"[:300]]
         if data is not None:
             trainer.load_inner_state(data)
         return faults
@@ -216,7 +230,7 @@ def read_part(
 
 
 # --------------------------------------------------------------------------------------------------
-# Writes that nobody may wait for without end: a vault or a disk that hangs says nothing at all.
+# Waits that end: a vault or a disk that hangs says nothing at all.
 
 # What has not ended by then hangs: the slowest place worth keeping a state in takes so many bytes a
 # second (a disk of this century takes ten times as many), and a bucket may be away for a minute.
@@ -224,37 +238,75 @@ STORED_BYTES_PER_S = 10_000_000
 STORED_S_MIN = 60.0
 
 
+def stored_within_s(size: int) -> float:
+    """Seconds in which so many bytes are written, or read, unless the place hangs."""
+    return STORED_S_MIN + size / STORED_BYTES_PER_S
+
+
 class Storing:
-    """One place. A write that hangs keeps its thread, so there is at most one of those."""
+    """One place, for an event loop. What hangs keeps its thread: there is at most one of those."""
 
     def __init__(self) -> None:
         self._hanging: asyncio.Task[Any] | None = None
 
     async def __call__(
-        self, size: int, write: Callable[..., Any], *args: Any, beside_s: float = 0.0
-    ) -> None:
-        """`write` so many bytes, in a thread; OSError also once it has taken too long.
+        self, size: int, work: Callable[..., T], *args: Any, beside_s: float = 0.0
+    ) -> T:
+        """Let `work` write or read so many bytes, in a thread; OSError also after too long.
 
         `beside_s`: seconds that it may wait for something else.
         """
         if self._hanging is not None and not self._hanging.done():
             raise OSError("an earlier one still hangs there")
-        limit_s = STORED_S_MIN + size / STORED_BYTES_PER_S + beside_s
-        task = asyncio.create_task(asyncio.to_thread(write, *args))
+        limit_s = stored_within_s(size) + beside_s
+        task = asyncio.create_task(asyncio.to_thread(work, *args))
         try:
             done, _ = await asyncio.wait({task}, timeout=limit_s)
         except asyncio.CancelledError:
             task.cancel()
             raise
         if done:
-            task.result()
-            return
+            return task.result()
         self._hanging = task
         task.add_done_callback(_looked_at)
-        raise OSError(f"it was not stored within {limit_s:.0f} s")
+        raise OSError(f"the place did not answer within {limit_s:.0f} s")
 
 
 def _looked_at(task: "asyncio.Task[Any]") -> None:
     """What became of it nobody asks any more."""
     if not task.cancelled():
         task.exception()
+
+
+class Asking:
+    """One place, for a thread. What hangs keeps a thread: there is at most one of those."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.left: threading.Thread | None = None  # waits for what does not answer
+
+    def within(self, seconds: float, work: Callable[[], T]) -> T:
+        """What it returns or raises; OSError once it has taken longer.
+
+        Its thread is left behind then. Until that has ended nothing else is asked of the place.
+        """
+        if self.left is not None and self.left.is_alive():
+            raise OSError(f"{self.place} has not answered what it was asked before")
+        found: list[T] = []
+        failed: list[BaseException] = []
+
+        def body() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=body, name="store", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if failed:
+            raise failed[0]
+        if not found:
+            self.left = thread
+            raise OSError(f"{self.place} did not answer within {seconds:.0f} s")
+        return found[0]

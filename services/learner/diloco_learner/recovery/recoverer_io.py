@@ -213,14 +213,18 @@ class Recoverer:
         newest = self.checkpoints.newest
         if restored is None or (newest is not None and epoch_of(newest) >= restored.epoch):
             return False
-        saved, faults = await asyncio.to_thread(
-            read_part,
-            self.up.checkpoint_root,
-            restored.source,
-            self.recovery.learner,
-            self.trainer.check_inner_state,
-            self.up.checkpoint_places,
-        )
+        try:
+            saved, faults = await self.up.vault(
+                self.checkpoints.room.needed,
+                read_part,
+                self.up.checkpoint_root,
+                restored.source,
+                self.recovery.learner,
+                self.trainer.check_inner_state,
+                self.up.checkpoint_places,
+            )
+        except OSError as error:
+            saved, faults = None, [f"{restored.source} is passed over: {error}"[:300]]
         for fault in faults:
             self.up.tell_soon("checkpoint-skipped", fault, {})
         if saved is not None:
