@@ -7,7 +7,7 @@ is wrong is set aside and the rest is looked at again, until nothing new is foun
 import copy
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -20,6 +20,9 @@ from diloco_shared.spec.run import RunSpec
 PASSES_MAX = 100
 # A specification of nothing but faults is a wrong file: the first of them say so.
 FAULTS_MAX = 100
+# Sections within sections, as deep as a document may have them.
+DEPTH_MAX = 16
+HALF = "holds half a character (a surrogate alone), which no file can hold: leave it out"
 # What a required value is replaced with while the rest is checked.
 _STAND_INS: dict[tuple[str, ...], Any] = {("name",): "unnamed", ("budget",): {"steps": 1}}
 
@@ -36,6 +39,8 @@ class Invalid(ValueError):
 
 def check(body: dict[str, Any]) -> RunSpec:
     """The specification that `body` describes; raises Invalid with every fault."""
+    if unwritable := list(_unwritable(body, ())):
+        raise Invalid(unwritable[:FAULTS_MAX])
     found: dict[tuple[str, str], SpecFault] = {}
     aside: set[Path] = set()
     rest = copy.deepcopy(body)
@@ -64,6 +69,26 @@ def check(body: dict[str, Any]) -> RunSpec:
             return spec
         break
     raise Invalid(list(found.values())[:FAULTS_MAX])
+
+
+def _unwritable(value: Any, path: Path) -> Iterator[SpecFault]:
+    """What could be validated and not be kept: of JSON alone, since TOML knows no such thing."""
+    where = ".".join(path) or "(whole)"
+    if len(path) > DEPTH_MAX:
+        yield SpecFault(where, f"lies {DEPTH_MAX} levels deep: no setting does")
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            shown = str(name).encode("utf-8", "backslashreplace").decode()
+            if shown != str(name):
+                yield SpecFault(".".join((*path, shown)), HALF)
+            yield from _unwritable(each, (*path, shown))
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _unwritable(each, (*path, str(index)))
+    elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        yield SpecFault(where, HALF)
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        yield SpecFault(where, "is a whole number of more than 64 bits")
 
 
 def load(text: str) -> RunSpec:

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from diloco_coordinator.access import (
+    EARLIER_MAX,
     SCOPES,
     Door,
     Keyring,
@@ -145,6 +146,15 @@ def test_a_rotated_token_is_good_in_both_forms_for_the_overlap_and_as_long_again
     assert keyring.find(digest("t2"), (), now=960.0) == new
     assert old.rotated(digest("t2"), now=990.0, overlap_s=60.0).previous_until == 1000.0
     assert new.rotated(digest("t3"), now=1000.0, overlap_s=0.0).previous_digest == ""
+    again = new.rotated(digest("t3"), now=920.0, overlap_s=60.0)
+    assert again.replaced(950.0) == ((digest("t2"), 980.0), (digest("t1"), 960.0))
+    assert again.replaced(970.0) == ((digest("t2"), 980.0),)
+    assert again.rotated(digest("t4"), now=930.0, overlap_s=0.0).replaced(930.0) == ()
+    for n in range(9):
+        again = again.rotated(digest(f"u{n}"), now=930.0, overlap_s=60.0)
+        assert TokenRecord.model_validate_json(again.model_dump_json()) == again
+    assert len(again.earlier) == EARLIER_MAX
+    assert "earlier" not in new.model_dump_json(), "as releases before can read it"
     lasting = token().rotated(digest("t2"), now=1.0, overlap_s=60.0)
     assert (lasting.expires_at, lasting.previous_until) == (None, 61.0)
 

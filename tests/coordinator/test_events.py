@@ -141,3 +141,19 @@ def test_a_time_that_no_clock_shows_is_not_kept() -> None:
     late = event("oslo").model_copy(update={"at": 1e13})
     assert not told.tell(subjects.event_by("oslo"), late)
     assert told.tell(subjects.event_by("oslo"), event("oslo"))
+
+
+def test_what_learners_told_of_a_deleted_run_of_that_name_is_not_the_next_ones() -> None:
+    """The stream keeps it until they say more, and a coordinator that is started anew reads it."""
+    told = Told()
+    told.by("oslo", text="of the deleted run")
+    told.tell(subjects.event("cluster", "note"), event("s", run="cluster"))
+    told.tell(subjects.event("r", "run-created"), event("coordinator", "run-created"))
+    told.by("oslo", text="of this one")
+    assert [(e.source, e.text) for _, e in told.events.kept] == [
+        ("s", "t"),
+        ("coordinator", "t"),
+        ("oslo", "of this one"),
+    ]
+    told.by("oslo", kind="run-created")
+    assert len(told.events.kept) == 4, "a learner begins no run"

@@ -27,6 +27,13 @@ def test_samples_keep_their_distance(status: Callable[..., Any]) -> None:
     assert [s["at"] for s in histories.of("demo")] == [0.0, 1.0, 2.0]
 
 
+def test_a_leader_whose_clock_is_behind_does_not_end_the_curve(status: Callable[..., Any]) -> None:
+    histories = Histories()
+    for at in (100.0, 101.0, 40.0, 40.5, 41.0, 42.0):
+        histories.add(status(at=at))
+    assert [s["at"] for s in histories.of("demo")] == [100.0, 101.0, 40.0, 41.0, 42.0]
+
+
 def test_runs_are_bounded_and_the_idlest_goes_first(status: Callable[..., Any]) -> None:
     """I12."""
     histories = Histories()

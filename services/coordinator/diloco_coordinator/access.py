@@ -15,8 +15,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     StringConstraints,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -49,6 +51,9 @@ DAY_S = 86_400.0
 # How long a token's old secret stays good beside the new one, so that its users can be changed over
 # one by one; and at most: a secret that is replaced since it leaked must end some day.
 OVERLAP_S, OVERLAP_S_MAX = 600.0, 7 * DAY_S
+# Secrets that one token may be replacing at a time, beside the newest of them: whoever rotates it
+# for want of an answer does so a few times.
+EARLIER_MAX = 4
 
 
 class TokenRecord(BaseModel):
@@ -67,6 +72,17 @@ class TokenRecord(BaseModel):
     rotated_at: float | None = None
     previous_digest: Digest = ""  # what is being replaced, good until `previous_until`
     previous_until: float = 0.0
+    # Digests that were being replaced when the token was rotated once more, and their ends: the
+    # answer to the first time may have been lost, and nobody has the secret that it made.
+    earlier: tuple[tuple[Digest, float], ...] = Field((), max_length=EARLIER_MAX)
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_rare(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As an older release can read it, but for tokens that have earlier secrets."""
+        found: dict[str, Any] = handler(self)
+        if not self.earlier:
+            found.pop("earlier", None)
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -103,6 +119,7 @@ class TokenRecord(BaseModel):
         until = (
             now + overlap_s if self.expires_at is None else min(now + overlap_s, self.expires_at)
         )
+        before = self.replaced(now) if overlap_s else ()
         return self.model_copy(
             update={
                 "digest": new_digest,
@@ -110,8 +127,14 @@ class TokenRecord(BaseModel):
                 "expires_at": None if life_s is None else now + life_s,
                 "previous_digest": self.digest if overlap_s else "",
                 "previous_until": until if overlap_s else 0.0,
+                "earlier": before[:EARLIER_MAX],
             }
         )
+
+    def replaced(self, now: float) -> tuple[tuple[str, float], ...]:
+        """(digest, end) of secrets that are being replaced and are still good, newest first."""
+        all_of_them = (self.previous_digest, self.previous_until), *self.earlier
+        return tuple((digest, until) for digest, until in all_of_them if now < until)
 
 
 ADMINISTRATOR = TokenRecord(name=ADMIN, scopes=SCOPES, digest="", created_at=0.0)
@@ -193,9 +216,9 @@ class Keyring:
         """
         found: TokenRecord | None = None
         for record in self.tokens.values():
-            old = hmac.compare_digest(given, record.previous_digest) and now < record.previous_until
-            if hmac.compare_digest(given, record.digest) or old:
-                found = record
+            for good in (record.digest, *(old for old, _ in record.replaced(now))):
+                if hmac.compare_digest(given, good):
+                    found = record
         for admin in admins:
             if hmac.compare_digest(given, admin):
                 found = ADMINISTRATOR

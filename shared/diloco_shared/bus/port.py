@@ -351,8 +351,11 @@ class Bus(Protocol):
         Unavailable, too, while an earlier write of the key waits for nodes of the hub.
         """
 
-    async def kv_delete(self, bucket: str, key: str) -> int:
-        """Mark its end; the revision of that. No error if there is no such key."""
+    async def kv_delete(self, bucket: str, key: str, *, revision: int | None = None) -> int:
+        """Mark its end; the revision of that. No error if there is no such key.
+
+        `revision`: Conflict unless it is still the key's.
+        """
         ...
 
     async def kv_all(self, bucket: str) -> dict[str, KeyEntry]:

@@ -133,9 +133,9 @@ class StreamKv(RawStreams):
     ) -> int:
         return await self._kv_write(bucket, key, value, ttl_s, revision)
 
-    async def kv_delete(self, bucket: str, key: str) -> int:
-        headers = {"KV-Operation": "DEL", **ttl_header(MARKER_S)}
-        return await self.append(self._written(bucket, key), b"", headers=headers)
+    async def kv_delete(self, bucket: str, key: str, *, revision: int | None = None) -> int:
+        headers, place = {"KV-Operation": "DEL", **ttl_header(MARKER_S)}, self._written(bucket, key)
+        return await self.append(place, b"", headers=headers, expect_last=revision)
 
     async def kv_all(self, bucket: str, key: str = ">") -> dict[str, KeyEntry]:
         found = await self.fetch_raw(bucket_stream(bucket), _subject(bucket, key))

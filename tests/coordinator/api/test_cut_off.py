@@ -10,14 +10,14 @@ from waiting import until
 
 from diloco_coordinator.runs import statuses as standings
 from diloco_coordinator.runs.assigning_io import assign
-from diloco_coordinator.runs.ending_io import end_overdue
+from diloco_coordinator.runs.ending_io import delete_run, end_overdue
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_shared.bus.port import Conflict, Refused, Unavailable
 from diloco_shared.bus.status_key import Standing
 from diloco_shared.bus.stream_kv import POLL_S, bucket_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
-from diloco_shared.protocol.wire import decode
+from diloco_shared.protocol.wire import decode, encode
 
 pytestmark = pytest.mark.virtual
 
@@ -123,6 +123,49 @@ async def test_two_who_delete_one_run_at_once(world: Any, status: Callable[..., 
         assert not desk.registry.runs
 
 
+async def test_the_last_step_of_a_deletion_leaves_the_next_run_of_that_name(
+    world: Any, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two coordinators delete it, and it is submitted anew in between."""
+    async with world.coordinator() as desk, world.coordinator() as other:
+        old = await finished(desk, world, status)
+        await until(lambda: other.registry.there("demo"))
+        remove = desk.registry.bus.kv_delete
+
+        async def meanwhile(bucket: str, key: str, **given: Any) -> int:
+            if (bucket, key) == (subjects.RUNS, "demo"):
+                await delete_run(other.registry, "demo", old)
+                assert (await other.ask("POST", "/v1/runs", SPEC)).status_code == 201
+            return int(await remove(bucket, key, **given))
+
+        monkeypatch.setattr(desk.registry.bus, "kv_delete", meanwhile)
+        await delete_run(desk.registry, "demo", old)
+        for each in (desk, other):
+            await until(lambda of=each: of.registry.there("demo"))  # type: ignore[misc]
+            assert each.registry.runs["demo"].spec["id"] != old
+
+
+async def test_what_is_written_here_does_not_hide_what_others_wrote_after_it(world: Any) -> None:
+    """The answer to a write may come after the word of a later one."""
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        registry, bus = desk.registry, desk.registry.bus
+        write = bus.kv_update
+
+        async def slow(bucket: str, key: str, value: bytes, revision: int, **given: Any) -> int:
+            mine = await write(bucket, key, value, revision, **given)
+            there = decode(value, RunRecord)
+            later = await world.bus.kv_put(
+                bucket, key, encode(there.model_copy(update={"quorum": 5}))
+            )
+            await until(lambda: registry.revisions[bucket, key] == later)
+            return mine
+
+        bus.kv_update = slow
+        await registry.update_run(registry.runs["demo"].model_copy(update={"quorum": 2}))
+        assert registry.runs["demo"].quorum == 5
+
+
 async def test_a_deletion_touches_nothing_of_the_next_run_of_that_name(
     world: Any, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,12 +177,12 @@ async def test_a_deletion_touches_nothing_of_the_next_run_of_that_name(
         async def meanwhile(*place: str) -> None:
             await remove(*place)
             if others and others.pop():
-                await desk.registry.delete_run("demo", old)
+                await delete_run(desk.registry, "demo", old)
                 assert (await desk.ask("POST", "/v1/runs", SPEC)).status_code == 201
 
         monkeypatch.setattr(desk.registry.bus, "purge", meanwhile)
-        await desk.registry.delete_run("demo", old)
-        await desk.registry.delete_run("demo", old)
+        await delete_run(desk.registry, "demo", old)
+        await delete_run(desk.registry, "demo", old)
         assert desk.registry.there("demo") and len(await streams(desk)) == 4
 
 
@@ -285,7 +328,7 @@ async def test_a_run_that_goes_while_another_is_ended(
 
         async def meanwhile(*place: str) -> Any:
             if "b" in registry.runs:
-                await registry.delete_run("b", run_id)
+                await delete_run(registry, "b", run_id)
             return await read(*place)
 
         monkeypatch.setattr(registry.bus, "kv_get", meanwhile)
@@ -297,7 +340,7 @@ async def test_a_run_that_goes_while_another_is_ended(
 async def test_nobody_is_assigned_to_a_run_that_went_meanwhile(world: Any) -> None:
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", SPEC)
-        await desk.registry.delete_run("demo", desk.registry.runs["demo"].spec["id"])
+        await delete_run(desk.registry, "demo", desk.registry.runs["demo"].spec["id"])
         with pytest.raises(Conflict):
             await desk.registry.assign("learner-1", "demo")
 

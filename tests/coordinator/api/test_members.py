@@ -282,3 +282,13 @@ async def test_streams_are_bounded(world: Any) -> None:
         answer = await desk.ask("GET", "/v1/runs/demo/stream")
         assert answer.status_code == 503
         assert "Retry-After" in answer.headers
+
+
+async def test_a_reader_with_an_impossible_cursor_is_answered(world: Any) -> None:
+    """Python reads no number of thousands of digits."""
+    async with world.coordinator() as desk:
+        sent = {"Authorization": f"Bearer {desk.token}", "Last-Event-ID": "9" * 5000}
+        asked = asyncio.create_task(desk.http.get("/v1/events/stream", headers=sent))
+        await until(lambda: desk.streams.open or asked.done())
+        assert not asked.done(), asked.result().text
+        asked.cancel()

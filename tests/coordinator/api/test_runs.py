@@ -86,6 +86,21 @@ async def test_a_repeated_request_creates_once(world: Any) -> None:
         assert [r["name"] for r in (await desk.get("/v1/runs"))["runs"]] == ["demo"]
 
 
+@pytest.mark.parametrize("coordinators", [1, 2])
+async def test_a_request_that_comes_twice_at_once_is_answered_twice_with_one_run(
+    world: Any, coordinators: int
+) -> None:
+    """A client that gave up waiting sends it again while the first one is still at work."""
+    async with world.coordinator() as one, world.coordinator() as two:
+        desks = [one, two if coordinators == 2 else one]
+        asked = [d.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k") for d in desks]
+        answers = await asyncio.gather(*asked)
+        assert [a.status_code for a in answers] == [201, 201], [a.text for a in answers]
+        assert len({a.json()["spec"]["id"] for a in answers}) == 1
+        replayed = [a.headers.get("Idempotency-Replayed") for a in answers]
+        assert sorted(replayed, key=str) == [None, "true"]
+
+
 async def test_a_repeated_request_is_not_answered_with_somebody_elses_run(world: Any) -> None:
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", SPEC)

@@ -73,6 +73,33 @@ async def test_what_cannot_work_is_refused(
         assert not desk.registry.runs
 
 
+@pytest.mark.parametrize(
+    ("section", "path", "says"),
+    [
+        ('"model": {"overrides": {"a": "\\ud800"}}', "model.overrides.a", "half a character"),
+        ('"data": {"source": "\\ud800"}', "data.source", "half a character"),
+        ('"\\ud800": 1', r"\ud800", "half a character"),
+        (
+            '"model": {"factory": "a:b", "overrides": {"a": 9e0, "b": 18446744073709551616}}',
+            "model.overrides.b",
+            "64 bits",
+        ),
+        ('"model": ' + "[" * 900 + "]" * 900, "model" + ".0" * 16, "16 levels deep"),
+    ],
+)
+async def test_what_could_be_read_and_not_be_kept_is_named(
+    world: Any, section: str, path: str, says: str
+) -> None:
+    body = '{"name": "demo", "budget": {"steps": 96}, ' + section + "}"
+    async with world.coordinator() as desk:
+        sent = {"Authorization": f"Bearer {desk.token}", "Content-Type": "application/json"}
+        answer = await desk.http.post("/v1/runs", content=body, headers=sent)
+        assert answer.status_code == 422, answer.text
+        (fault,) = answer.json()["errors"]
+        assert fault["path"] == path and says in fault["message"]
+        assert not desk.registry.runs
+
+
 @pytest.mark.parametrize("number", [float("inf"), float("nan"), -float("inf")])
 def test_no_number_that_is_none(number: float) -> None:
     with pytest.raises(ValueError, match=r"inner\.learning_rate: .*finite"):

@@ -12,7 +12,7 @@ from waiting import until
 
 from diloco_coordinator.access import DAY_S, digest
 from diloco_coordinator.api import admin_token_io, auth_io
-from diloco_coordinator.api.admin_token_io import AdminToken, NoToken, admin_token
+from diloco_coordinator.api.admin_token_io import FILE, AdminToken, NoToken, admin_token
 from diloco_shared import ambient
 from diloco_shared.ambient import System
 
@@ -118,6 +118,36 @@ async def test_a_token_is_changed_over_without_a_gap(world: Any) -> None:
             newest = at_once.json()["token"]
             assert (await desk.asks_as(newest, "GET", "/v1/runs")).status_code == 200
             assert (await desk.ask("POST", "/v1/tokens/bob/rotate")).status_code == 404
+
+
+@pytest.mark.parametrize("admin", [False, True])
+async def test_a_token_that_is_rotated_again_for_want_of_an_answer_cuts_off_nobody(
+    world: Any, admin: bool, tmp_path: Path
+) -> None:
+    with clock() as later:
+        if admin:
+            world.admin = AdminToken.at(tmp_path, None)
+        async with world.coordinator() as desk:
+            if admin:
+                name = "admin"
+                held = desk.token = (tmp_path / FILE).read_text("ascii").strip()
+            else:
+                name, held = "eve", await desk.makes("eve", "read", never=True)
+            for _ in range(3):  # the answers to the first two never came
+                answer = await desk.ask("POST", f"/v1/tokens/{name}/rotate", {"overlap_s": 50})
+                newest = answer.json()["token"]
+                later.by_s += 10.0
+            for token in (held, newest):
+                assert (await desk.asks_as(token, "GET", "/v1/runs")).status_code == 200
+            if not admin:
+                assert "earlier" not in answer.json()
+            later.by_s = 51.0
+            assert (await desk.asks_as(held, "GET", "/v1/runs")).status_code == 401
+            desk.token = newest if admin else desk.token
+            answer = await desk.ask("POST", f"/v1/tokens/{name}/rotate", {"overlap_s": 0})
+            assert (await desk.asks_as(newest, "GET", "/v1/runs")).status_code == 401
+            if not admin:
+                assert desk.registry.tokens["eve"].earlier == ()
 
 
 async def test_last_use_is_known_to_some_minutes_and_costs_one_write(world: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from diloco_coordinator.access import digest
+from diloco_coordinator.access import EARLIER_MAX, digest
 from diloco_shared import ambient
 from diloco_shared.durable import replace_for_owner
 
@@ -102,7 +102,7 @@ class AdminToken:
         if self.path is not None and ambient.monotonic() >= self._look_at:
             self._look_at = ambient.monotonic() + LOOK_S
             self._read()
-        return (*self._tokens, *self._before())
+        return (*self._tokens, *(old for old, _ in self._before()))
 
     def _read(self) -> None:
         """A file that cannot be read, or is empty, changes nothing: somebody is writing it."""
@@ -124,16 +124,19 @@ class AdminToken:
                 log.info("the administrator's token was replaced")
             self._tokens, self._seen, self._complained = [digest(t) for t in tokens], seen, ""
 
-    def _before(self) -> tuple[str, ...]:
+    def _before(self) -> list[tuple[str, float]]:
+        """(digest, end) of those that are being replaced, newest first."""
         if self.path is None:
-            return ()
-        place = self.path.with_name(self.path.name + BEFORE)
+            return []
+        place, now = self.path.with_name(self.path.name + BEFORE), ambient.wall()
         with suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(place.read_text("ascii"))
-            if ambient.wall() < float(kept["until"]):
-                return (str(kept["digest"]),)
-            place.unlink()
-        return ()
+            found = [(kept["digest"], kept["until"]), *kept.get("earlier", ())]
+            good = [(str(old), float(until)) for old, until in found if now < float(until)]
+            if not good:
+                place.unlink()
+            return good
+        return []
 
     def rotate(self, overlap_s: float) -> str:
         """Put a new token into the file; the old one stays good for `overlap_s`. Raises OSError."""
@@ -141,7 +144,9 @@ class AdminToken:
         self._read()  # somebody may have replaced it a moment ago
         present, token = self._tokens[0], new_token()
         before = self.path.with_name(self.path.name + BEFORE)
-        kept = {"digest": present, "until": ambient.wall() + overlap_s}
+        # Whoever rotates it once more may have had no answer the first time.
+        earlier = self._before()[:EARLIER_MAX] if overlap_s else []
+        kept = {"digest": present, "until": ambient.wall() + overlap_s, "earlier": earlier}
         # In this order: whatever is cut off, one of the two is good.
         replace_for_owner(before, json.dumps(kept) + "\n")
         replace_for_owner(self.path, token + "\n")

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from diloco_coordinator.access import asker, sees
 from diloco_coordinator.api.auth_io import Guard, must, must_see, run_of_folder
 from diloco_coordinator.api.problems_io import Problem, invalid, readable, spec_of
-from diloco_coordinator.api.runs_io import ATTEMPTS_MAX, Runs
+from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX
+from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.views import jsonable
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import run_id_of

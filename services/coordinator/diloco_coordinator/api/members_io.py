@@ -15,6 +15,8 @@ from diloco_coordinator.runs.registry_io import Registry
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[int, Query(ge=0)]
+# Of a sequence: 64 bits. Python reads no number of thousands of digits.
+DIGITS_MAX = 20
 
 
 class Members:
@@ -116,5 +118,5 @@ class Members:
     ) -> StreamingResponse:
         """Events as they happen (server-sent events), after `after` or the Last-Event-ID."""
         if last_event_id.isascii() and last_event_id.isdigit():
-            after = max(after, int(last_event_id))
+            after = max(after, int(last_event_id[:DIGITS_MAX]))
         return self.streams.events(after, run)

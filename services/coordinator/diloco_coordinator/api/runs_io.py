@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Annotated, Any, Literal
 
@@ -10,9 +9,10 @@ from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from diloco_coordinator.access import asker, digest, sees
+from diloco_coordinator.access import asker, sees
 from diloco_coordinator.api.auth_io import Guard, must, must_see
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
+from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX, Repeatable
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.api.views import (
     PHASES,
@@ -28,7 +28,8 @@ from diloco_coordinator.api.views import (
     unfit,
 )
 from diloco_coordinator.runs.budgets import used
-from diloco_coordinator.runs.registry_io import REPEATS, Registry
+from diloco_coordinator.runs.ending_io import delete_run
+from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import cannot_go_on, run_id_of
 from diloco_shared import ambient
 from diloco_shared.budget import Need, assumed, limits, streams
@@ -45,7 +46,6 @@ from diloco_shared.bus.port import (
     Unavailable,
 )
 from diloco_shared.bus.run_streams import ensure_run_streams
-from diloco_shared.bus.stored_records import write_if
 from diloco_shared.checking import Invalid, check
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, begun_from
 from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
@@ -63,12 +63,6 @@ After = Annotated[int, Query(ge=0)]
 Desired = Literal["running", "paused", "stopped"]
 IfMatch = Annotated[str, Header(max_length=100)]
 Key = Annotated[str, Header(max_length=200)]
-# How long a repeat of a request with the same Idempotency-Key is known as one.
-REPEAT_S = 86_400.0
-# Ids that one such request may have given to its run: a client repeats it a few times.
-IDS_MAX = 8
-# Losing a compare-and-set that often means that somebody writes without end.
-ATTEMPTS_MAX = 5
 # Looks at whether everybody has left a run that is to be deleted: it takes a second or two.
 LEAVE_LOOKS, LEAVE_LOOK_S = 50, 0.1
 # Whoever has not left a run by so many seconds after its deletion was first asked for hangs.
@@ -212,14 +206,26 @@ class Runs:
         must("operate", str(body.get("name") or "")[:63])
         spec = await self.checked(body)
         run_id = ambient.token(6)
-        if idempotency_key and await self._repeated(idempotency_key, body, spec.name, run_id):
-            response.headers["Idempotency-Replayed"] = "true"
-            record = self.record(spec.name)
+        asked = (
+            Repeatable(self.registry, idempotency_key, body, spec.name) if idempotency_key else None
+        )
+        if asked is not None and await asked.came_before(run_id):
+            record = self._replayed(response, spec.name)
         else:
-            record = await self.begin(spec, run_id=run_id)
+            try:
+                record = await self.begin(spec, run_id=run_id)
+            except Problem:
+                # The same request may have come twice at once, and the other one was faster.
+                if asked is None or not await asked.was_made():
+                    raise
+                record = self._replayed(response, spec.name)
         response.headers["Location"] = f"/v1/runs/{spec.name}"
         response.headers["ETag"] = self.etag(spec.name)
         return self.view(record)
+
+    def _replayed(self, response: Response, run: str) -> RunRecord:
+        response.headers["Idempotency-Replayed"] = "true"
+        return self.record(run)
 
     async def checked(self, body: dict[str, Any]) -> RunSpec:
         """A specification; 422 names the path of every fault. Large ones take a while to count.
@@ -295,7 +301,7 @@ class Runs:
                 Refused,
             ) as error:  # without an answer it may be repeated as it is
                 with contextlib.suppress(BusError):
-                    await self.registry.delete_run(spec.name, spec.id)
+                    await delete_run(self.registry, spec.name, spec.id)
                 if isinstance(error, StreamFull):
                     storage = await self.registry.bus.storage()
                     raise invalid("run", [_no_room(streams(assumed(spec)), storage)]) from None
@@ -335,39 +341,6 @@ class Runs:
         record = record.model_copy(update={"phase": "there"})
         await self.registry.update_run(record)
         return record
-
-    async def _repeated(self, key: str, body: dict[str, Any], run: str, run_id: str) -> bool:
-        """Whether this very request created its run already; 422 if it was another one.
-
-        If not, it may now, as `run_id`: that is noted before, since an answer may be lost at any
-        moment. A run of this name that has none of its ids is somebody else's.
-        """
-        bus, place = self.registry.bus, (REPEATS, digest(key)[:32])
-        asked = digest(json.dumps(body, sort_keys=True))
-        for _ in range(ATTEMPTS_MAX):
-            entry = await bus.kv_get(*place)
-            there = entry.value.decode() if entry is not None and entry.value else ""
-            before, *ids = there.split() or [asked]
-            if before != asked:
-                raise Problem(
-                    422,
-                    "Another request used this Idempotency-Key",
-                    "a key stands for one request: make a new one for a new request",
-                )
-            # Else known, but without a run: the first attempt died half way, or it is deleted.
-            if ids and await self._is_one_of(run, ids):
-                return True
-            note = " ".join([asked, *ids[1 - IDS_MAX :], run_id]).encode()
-            revision = entry.revision if entry is not None and there else 0
-            with contextlib.suppress(Conflict):  # the same request came twice at once
-                await write_if(bus, *place, note, revision, ttl_s=REPEAT_S)
-                return False
-        raise _keeps_changing(run)
-
-    async def _is_one_of(self, run: str, ids: list[str]) -> bool:
-        """Whether a run is there that has one of these ids, perhaps by another coordinator."""
-        there = await self.registry.look_for_run(run) and self.registry.there(run)
-        return there and run_id_of(self.registry.runs[run]) in ids
 
     async def index(
         self, limit: Limit = 100, after: str = "", brief: bool = False
@@ -497,7 +470,7 @@ class Runs:
                     _same(now, run_id)  # "deleted" would seem to speak of this one
                     self._may_delete(now)  # its submission may have ended meanwhile
                 with contextlib.suppress(Conflict):  # its record changed, and is known anew
-                    return await self.registry.delete_run(run, run_id)
+                    return await delete_run(self.registry, run, run_id)
         raise _keeps_changing(run)
 
     def _may_delete(self, record: RunRecord) -> None:

@@ -37,7 +37,7 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 # Losing a compare-and-set that often means that somebody writes without end.
 ATTEMPTS_MAX = 5
 # Never shown.
-_HIDDEN = {"digest", "previous_digest"}
+_HIDDEN = {"digest", "previous_digest", "earlier"}
 
 
 class TokenRequest(BaseModel):

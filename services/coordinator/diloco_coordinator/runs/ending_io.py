@@ -1,14 +1,23 @@
-"""Ends the runs that nobody else can end: stopped ones without a leader, ended ones unsettled."""
+"""Ends the runs that nobody else can end: stopped ones without a leader, ended ones unsettled.
+
+And removes those that are deleted, with all that is kept of them.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import structlog
 
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import forced, run_id_of, shards_of
 from diloco_shared import ambient
+from diloco_shared.bus.port import Conflict
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.bus.status_key import Standing
+from diloco_shared.process.disk_watch import MARK_S
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.records import Deleted, RunRecord
+from diloco_shared.protocol.wire import encode
 
 log = structlog.get_logger()
 
@@ -51,3 +60,52 @@ async def _end(registry: Registry, record: RunRecord, shard: int, why: str) -> N
         return
     if end.forced:
         await registry.tell(record.name, "end-forced", f"run {record.name} {end.reason}", {})
+
+
+# --- deletion -----------------------------------------------------------------------------------
+
+
+async def delete_run(registry: Registry, run: str, run_id: str) -> None:
+    """Remove a run and everything that is kept of it; may be repeated, wherever it ended.
+
+    On the bus at once; on the disks of those that worked for it, when they see the mark.
+    """
+    if not registry.is_run(run, run_id):
+        return
+    record = registry.runs[run]
+    if record.phase != "deleting":
+        # Before anything is gone: without its status it would look like one to begin with.
+        await registry.update_run(record.model_copy(update={"phase": "deleting"}))
+    async for _ in _deletion(registry, record):
+        if not registry.is_run(run, run_id):
+            return  # another coordinator was faster, and the name may be another run's by now
+    await registry.remove_run(run)
+
+
+async def _deletion(registry: Registry, record: RunRecord) -> AsyncIterator[None]:
+    """Step by step, but for the record, which is the last to go."""
+    run, bus = record.name, registry.bus
+    if run_id := run_id_of(record):
+        mark = encode(Deleted(run=run, at=ambient.wall()))
+        # The last writer may win: whoever writes it says the same, and nobody takes it back.
+        await bus.kv_put(subjects.DELETED, run_id, mark, ttl_s=MARK_S)
+        yield
+    for member, assignment in list(registry.assignments.items()):
+        if assignment.run == run:
+            with suppress(Conflict):
+                await registry.assign(member, "")
+            yield
+    for bucket in (subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES):
+        for key in await bus.kv_all(bucket):
+            if key.startswith(f"{run}."):
+                await bus.kv_delete(bucket, key)
+        yield
+    await bus.purge(subjects.EVENTS_STREAM, f"ev.{run}.>")
+    yield
+    for shard in range(shards_of(record)):
+        await bus.kv_delete(subjects.STATUS, subjects.status_key(run, shard))
+        yield
+    # Late: a syncer that has not heard yet that it is to leave makes those that are missing.
+    for stream in subjects.run_streams(run):
+        await bus.delete_stream(stream)
+        yield

@@ -91,12 +91,20 @@ class Events:
             return (
                 False  # of a run that is deleted: the stream keeps it until the learner says more
             )
+        if event.kind == "run-created" and not teller:
+            self._begins(event.run)
         self.kept.append((seq, event))
         if share is not None:
             share.kept += 1
             if share.kept > BY_ONE_MAX:
                 self._let_go(teller)
         return True
+
+    def _begins(self, run: str) -> None:
+        """What learners told of such a run before is of a deleted one of its name: the stream keeps
+        it until they say more. All else of that run went with it."""
+        learners = self._shares.keys()
+        self._keep(i for i in self.kept if i[1].run != run or i[1].source not in learners)
 
     def _let_go(self, teller: str) -> None:
         """The oldest that a learner told."""

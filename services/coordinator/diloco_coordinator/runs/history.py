@@ -16,14 +16,17 @@ RUNS_MAX = 200
 
 @dataclass(slots=True)
 class Curve:
-    """Samples of one run in order of time, `spacing_s` apart."""
+    """Samples of one run in the order in which they were told, `spacing_s` apart.
+
+    Times are the leaders': they go back where a leader's clock is behind that of the one before.
+    """
 
     spacing_s: float = SPACING_S
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, status: RunStatus) -> bool:
         """Take a sample unless the last one is too recent; whether it was taken."""
-        if self.samples and status.at < self.samples[-1]["at"] + self.spacing_s:
+        if self.samples and abs(status.at - self.samples[-1]["at"]) < self.spacing_s:
             return False
         self.samples.append(sample(status))
         if len(self.samples) > 2 * SAMPLES_MAX:

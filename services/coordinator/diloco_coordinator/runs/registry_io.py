@@ -5,7 +5,7 @@ Nothing lives here alone: a coordinator that dies, or a second one, loses nothin
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -24,19 +24,17 @@ from diloco_coordinator.runs.events import (
 )
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Roll, Speeds
-from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
+from diloco_coordinator.runs.statuses import Standings, run_id_of
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec, TooFewNodes
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stored_records import event_now, stands_at, tell, write_if
 from diloco_shared.process.crash_points import passing
-from diloco_shared.process.disk_watch import MARK_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat
 from diloco_shared.protocol.records import (
     Assignment,
-    Deleted,
     Event,
     LearnerSpeed,
     MemberRecord,
@@ -382,13 +380,13 @@ class Registry:
                 raise
             revision = await self.bus.kv_update(*place, encode(record), there.revision)
         passing("run-record")
-        self.runs[record.name] = record
-        self.revisions[place] = revision
+        if self._newest(place, revision):
+            self.runs[record.name] = record
 
     async def update_run(self, record: RunRecord) -> None:
         """Replace the record that is mirrored here; Conflict, and a fresh mirror, if it changed."""
         place = (subjects.RUNS, record.name)
-        if not self._is(record.name, run_id_of(record)):
+        if not self.is_run(record.name, run_id_of(record)):
             raise Conflict(f"{record.name} is another run by now")
         try:
             revision = await self.bus.kv_update(*place, encode(record), self.revisions[place])
@@ -396,8 +394,15 @@ class Registry:
             if not await self._look_again(*place):
                 self._gone(record.name)
             raise
-        self.runs[record.name] = record
+        if record.name in self.runs and self._newest(place, revision):
+            self.runs[record.name] = record
+
+    def _newest(self, place: tuple[str, str], revision: int) -> bool:
+        """Note what was written here, unless somebody else's newer word came first."""
+        if revision < self.revisions.get(place, 0):
+            return False
         self.revisions[place] = revision
+        return True
 
     async def _look_again(self, bucket: str, key: str) -> bool:
         """Mirror a key that somebody else wrote; whether there is one."""
@@ -412,53 +417,18 @@ class Registry:
         """Whether there is a run of this name on the bus, perhaps not mirrored until now."""
         return await self._look_again(subjects.RUNS, name)
 
-    def _is(self, run: str, run_id: str) -> bool:
+    def is_run(self, run: str, run_id: str) -> bool:
+        """Whether that run is there, and is not a later one of its name."""
         return run in self.runs and run_id_of(self.runs[run]) == run_id
 
-    async def delete_run(self, run: str, run_id: str) -> None:
-        """Remove a run and everything that is kept of it; may be repeated, wherever it ended.
-
-        On the bus at once; on the disks of those that worked for it, when they see the mark.
-        """
-        if not self._is(run, run_id):
-            return
-        record = self.runs[run]
-        if record.phase != "deleting":
-            # Before anything is gone: without its status it would look like one to begin with.
-            await self.update_run(record.model_copy(update={"phase": "deleting"}))
-        async for _ in self._deletion(record):
-            if not self._is(run, run_id):
-                return  # another coordinator was faster, and the name may be another run's by now
-
-    async def _deletion(self, record: RunRecord) -> AsyncIterator[None]:
-        """Step by step; the record is the last to go."""
-        run = record.name
-        if run_id := run_id_of(record):
-            mark = encode(Deleted(run=run, at=ambient.wall()))
-            # The last writer may win: whoever writes it says the same, and nobody takes it back.
-            await self.bus.kv_put(subjects.DELETED, run_id, mark, ttl_s=MARK_S)
-            yield
-        for member, assignment in list(self.assignments.items()):
-            if assignment.run == run:
-                with suppress(Conflict):
-                    await self.assign(member, "")
-                yield
-        for bucket in (subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES):
-            for key in await self.bus.kv_all(bucket):
-                if key.startswith(f"{run}."):
-                    await self.bus.kv_delete(bucket, key)
-            yield
-        await self.bus.purge(subjects.EVENTS_STREAM, f"ev.{run}.>")
-        yield
-        for shard in range(shards_of(record)):
-            await self.bus.kv_delete(subjects.STATUS, subjects.status_key(run, shard))
-            yield
-        # Late: a syncer that has not heard yet that it is to leave makes those that are missing.
-        for stream in subjects.run_streams(run):
-            await self.bus.delete_stream(stream)
-            yield
-        await self.bus.kv_delete(subjects.RUNS, run)
-        self._gone(run)
+    async def remove_run(self, run: str) -> None:
+        """Its record, the last of it, unless it is another one than was mirrored here."""
+        place = (subjects.RUNS, run)
+        with suppress(Conflict):
+            await self.bus.kv_delete(*place, revision=self.revisions.get(place, 0))
+            return self._gone(run)
+        if not await self._look_again(*place):
+            self._gone(run)
 
     def _gone(self, run: str) -> None:
         """A run's record is not there any more."""
@@ -485,8 +455,8 @@ class Registry:
             if not await self._look_again(*place):
                 self.revisions.pop(place, None)
             raise
-        self.assignments[member] = assignment
-        self.revisions[place] = revision
+        if self._newest(place, revision):
+            self.assignments[member] = assignment
 
     async def _note(self, note: MemberNote, *, wish: bool = False) -> None:
         """Write a note; unless it is a `wish` of a user, that of another coordinator's stays."""
@@ -539,8 +509,8 @@ class Registry:
         place = (TOKENS, record.name)
         async with self._changing_tokens:
             revision = await self.bus.kv_create(*place, record.model_dump_json().encode())
-            if revision >= self.revisions.get(place, 0):
-                self.tokens[record.name], self.revisions[place] = record, revision
+            if self._newest(place, revision):
+                self.tokens[record.name] = record
 
     async def update_token(self, known: TokenRecord, changed: TokenRecord) -> None:
         """Replace what is mirrored here; Conflict, and a fresh mirror, if it is another by now."""
@@ -554,8 +524,8 @@ class Registry:
             except Conflict:
                 await self._look_again(*place)
                 raise
-            if revision >= self.revisions.get(place, 0):
-                self.tokens[known.name], self.revisions[place] = changed, revision
+            if self._newest(place, revision):
+                self.tokens[known.name] = changed
 
     async def delete_token(self, name: str) -> None:
         """At once: echoes of its making and of uses, answered or not, may still be on their way."""

@@ -37,7 +37,7 @@ class OfWork:
     """The connections to the others, as one life for one run has them.
 
     Whoever still builds or computes for it when it is over, in a thread that nobody can end, must
-    not tell the others what they are not prepared for, nor come between the orders of the next life.
+    not tell the others what they are not prepared for, nor come between orders of the next life.
     """
 
     def __init__(self, link: Any, work: int) -> None:

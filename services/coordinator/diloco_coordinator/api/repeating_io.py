@@ -1,0 +1,86 @@
+"""What an Idempotency-Key stands for: a request that may come again makes its run once.
+
+Which ids such a request has given to its run is noted before any run is made: an answer may be
+lost at any moment, and the same request may come twice at once, by two coordinators.
+"""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+from diloco_coordinator.access import digest
+from diloco_coordinator.api.problems_io import Problem
+from diloco_coordinator.runs.registry_io import REPEATS, Registry
+from diloco_coordinator.runs.statuses import run_id_of
+from diloco_shared.bus.port import Conflict
+from diloco_shared.bus.stored_records import write_if
+
+# How long a repeat of a request is known as one.
+REPEAT_S = 86_400.0
+# Ids that one request may have given to its run: a client repeats it a few times.
+IDS_MAX = 8
+# Losing a compare-and-set that often means that somebody writes without end.
+ATTEMPTS_MAX = 5
+# Looks at whether the other one of two requests has made the run, and seconds between them: its
+# streams are made meanwhile, each within a second or two.
+MADE_LOOKS, MADE_LOOK_S = 60, 0.25
+
+
+class Repeatable:
+    """One request, of one key."""
+
+    def __init__(self, registry: Registry, key: str, body: dict[str, Any], run: str) -> None:
+        self.registry, self.run = registry, run
+        self.place = (REPEATS, digest(key)[:32])
+        self.asked = digest(json.dumps(body, sort_keys=True))
+
+    async def came_before(self, run_id: str) -> bool:
+        """Whether this very request made its run already; 422 if it was another one.
+
+        If not, it may now, as `run_id`. A run of this name that has none of its ids is somebody
+        else's.
+        """
+        bus = self.registry.bus
+        for _ in range(ATTEMPTS_MAX):
+            revision, ids = await self._noted()
+            # Else known, but without a run: the first attempt died half way, or it is deleted.
+            if ids and await self._is_one_of(ids):
+                return True
+            note = " ".join([self.asked, *ids[1 - IDS_MAX :], run_id]).encode()
+            with contextlib.suppress(Conflict):  # the same request came twice at once
+                await write_if(bus, *self.place, note, revision, ttl_s=REPEAT_S)
+                return False
+        text = f"{ATTEMPTS_MAX} attempts lost: others write {self.run!r} too"
+        raise Problem(409, "The run keeps changing", text)
+
+    async def was_made(self) -> bool:
+        """Whether the same request, come at the same time, made the run; waits while it does."""
+        for _ in range(MADE_LOOKS):
+            _, ids = await self._noted()
+            if await self._is_one_of(ids):
+                return True
+            known = self.registry.runs.get(self.run)
+            if known is None or known.phase != "submitting" or run_id_of(known) not in ids:
+                return False
+            await asyncio.sleep(MADE_LOOK_S)
+        return False
+
+    async def _noted(self) -> tuple[int, list[str]]:
+        """Revision of the note, 0 for none, and the ids in it."""
+        entry = await self.registry.bus.kv_get(*self.place)
+        if entry is None or not entry.value:
+            return 0, []
+        before, *ids = entry.value.decode().split()
+        if before != self.asked:
+            raise Problem(
+                422,
+                "Another request used this Idempotency-Key",
+                "a key stands for one request: make a new one for a new request",
+            )
+        return entry.revision, ids
+
+    async def _is_one_of(self, ids: list[str]) -> bool:
+        """Whether a run is there that has one of these ids, perhaps by another coordinator."""
+        r, run = self.registry, self.run
+        return await r.look_for_run(run) and r.there(run) and run_id_of(r.runs[run]) in ids
