@@ -26,7 +26,6 @@ from diloco_shared.protocol.records import (
     Incarnation,
     LearnerSpeed,
     MemberRecord,
-    RunRecord,
     RunStatus,
     ShardLease,
     TokenCounts,
@@ -220,54 +219,6 @@ async def test_a_learner_that_nobody_told_of_the_end_leaves_with_its_assignment(
         await until(lambda: app.membership.record.state == "idle")
         leave = (await syncer.events("leave"))[-1]
         assert leave.text == "withdrawn: the run is over"
-
-
-@pytest.mark.parametrize("there", ["nothing", "its deletion", "another run"])
-async def test_a_learner_whose_run_was_deleted_waits_for_no_round(
-    broker: MemoryBroker, syncer: Any, tmp_path: Path, there: str
-) -> None:
-    """It stood still meanwhile: nobody is left who would merge what it has done."""
-    await syncer.prepare()
-    await syncer.assign("a", "r")
-    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
-        await syncer.bootstrap("a")
-        await syncer.reported("a", stepping)
-        entry = await syncer.bus.kv_get(subjects.RUNS, "r")
-        record = decode(entry.value, RunRecord)
-        if there == "nothing":
-            await syncer.bus.kv_delete(subjects.RUNS, "r")
-        elif there == "its deletion":
-            record = record.model_copy(update={"phase": "deleting"})
-            await syncer.bus.kv_put(subjects.RUNS, "r", encode(record))
-        else:
-            record.spec["id"] = "another"
-            await syncer.bus.kv_put(subjects.RUNS, "r", encode(record))
-        await syncer.assign("a", "")
-        await until(lambda: app.membership.record.state == "idle")
-        leave = (await syncer.events("leave"))[-1]
-        assert leave.text == "withdrawn: the run is deleted"
-
-
-async def test_a_learner_that_leaves_takes_no_more_data(
-    broker: MemoryBroker, syncer: Any, tmp_path: Path
-) -> None:
-    """Its run may be deleted, and what has its name be another one."""
-    await syncer.prepare()
-    await syncer.assign("a", "r")
-    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
-        await syncer.bootstrap("a")
-        await syncer.reported("a", stepping)
-        work = app.work
-        assert work is not None
-        await until(lambda: not work.batches.wants)
-        work.drain("assigned elsewhere")
-        await syncer.reported("a", lambda p: p.state == "draining")
-        before = dict(work.leases.held)
-        work.batches.granted.clear()
-        assert work.batches.wants
-        work.leases.verified_at = float("inf")
-        await work.leases.look(0.0)
-        assert work.leases.held == before
 
 
 async def test_a_learner_that_hears_no_more_of_a_run_that_finishes_leaves_with_its_assignment(

@@ -561,6 +561,16 @@ def test_what_is_over_goes_back_only_after_other_shards_have(
     assert restoring.due is due
 
 
+def test_another_wish_of_the_same_number_is_not_under_way(driver_of: Any) -> None:
+    """As after a hub was put back: the wish that is being loaded is of a record that is gone."""
+    restoring = Restoring(History(driver_of().spec))
+    restoring.wanted = WISH
+    assert restoring.advance(0.0) == [Load(WISH)]
+    assert restoring.advance(0.0) == []
+    restoring.wanted = other = WISH.model_copy(update={"source": "t/000002"})
+    assert restoring.advance(0.0) == [Load(other)]
+
+
 @pytest.mark.parametrize(("shards", "begins"), [(1, 6), (2, 5)])
 def test_a_restore_begins_an_epoch_that_no_learner_has_seen(
     driver_of: Any, shards: int, begins: int

@@ -10,6 +10,7 @@ from syncer.contexts import context
 from syncer.test_standby import SPEC
 from syncer.test_tape import stream, term
 
+from diloco_shared.bus.port import Unavailable
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_simulator.hub.bus import MemoryBroker, MemoryBus
@@ -161,3 +162,24 @@ async def test_a_snapshot_of_another_record_at_the_tapes_end_is_passed_over() ->
     follower = Follower(SPEC, bus, tape, finder)
     await follower.load()
     assert removed == [2] and follower.history.seq == 0 and not own
+
+
+async def test_time_without_the_bus_is_no_time_without_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those who come back with it may have the state, and need a moment to say so."""
+    together = Together("s1")
+    found = together.stuck("s1")
+
+    async def away(*_: object) -> list[Any]:
+        raise Unavailable("the bus is away")
+
+    async def nobody_asked(*_: object) -> None: ...
+
+    monkeypatch.setattr(stuck, "readable_at", nobody_asked)
+    monkeypatch.setattr(stuck, "other_syncers", together.others)
+    assert await found._why_not_begin_again(3) == ""
+    monkeypatch.setattr(stuck, "other_syncers", away)
+    assert "does not answer" in await found._why_not_begin_again(3)
+    monkeypatch.setattr(stuck, "other_syncers", together.others)
+    assert (await found._why_not_begin_again(3)).startswith("in 60 s it begins")

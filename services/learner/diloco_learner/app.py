@@ -198,7 +198,7 @@ class Learner(Worker[Settings]):
         spec = await self.spec_of(run)
         if spec is None:
             return
-        self.faults.run = run
+        self.faults.works_for(run)
         self.membership.update(run=run, state="working")
         await self.membership.refresh()
         leave: Leave | None = None
@@ -208,7 +208,7 @@ class Learner(Worker[Settings]):
         finally:
             self.work, self.unfit_for = None, ""
             self.computing.over()
-            self.faults.run = ""
+            self.faults.works_for("")
             self.membership.update(run="", state="idle", reason="")
         log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
         await self.membership.refresh()

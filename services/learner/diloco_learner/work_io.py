@@ -42,9 +42,9 @@ log = structlog.get_logger()
 HAND_S = 0.005
 # In a learner's data folder: one folder per run.
 CHECKPOINTS = "checkpoints"
-# A process that is told to stop gets this many seconds to reach a step boundary and to give
-# back its shards; supervisors kill after ten.
-WITHDRAW_S = 3.0
+# A process that is told to stop gets this many seconds to reach a step boundary and to leave its
+# last checkpoint, and then so many to give back its shards; supervisors kill after ten.
+WITHDRAW_S, RELEASE_S = 3.0, 1.5
 
 
 class Unfit(Exception):
@@ -173,9 +173,7 @@ class Work:
             async with asyncio.TaskGroup() as self.tasks:
                 leave = await self._recover_and_train()
         except asyncio.CancelledError:
-            with suppress(TimeoutError, BusError):
-                async with asyncio.timeout(WITHDRAW_S):
-                    await self._withdraw_now()
+            await self._withdraw_now()
             raise
         await self.leases.release()
         await self.evaluations.end()
@@ -379,10 +377,17 @@ class Work:
         await self.up.told()
 
     async def _withdraw_now(self) -> None:
-        """Cancelled: end the train thread, say good-bye, give the shards back."""
+        """Cancelled: end the train thread, say good-bye, give the shards back.
+
+        However long a step and the last checkpoint take, the shards are given back.
+        """
         self.withdraw("the process is told to stop")
-        if self.ended is not None:
-            await asyncio.wait({self.ended})
-        await self._clear_out()
-        await self.leases.release()
-        await self.evaluations.end()
+        with suppress(TimeoutError, BusError):
+            async with asyncio.timeout(WITHDRAW_S):
+                if self.ended is not None:
+                    await asyncio.wait({self.ended})
+                await self._clear_out()
+        with suppress(TimeoutError, BusError):
+            async with asyncio.timeout(RELEASE_S):
+                await self.leases.release()
+                await self.evaluations.end()

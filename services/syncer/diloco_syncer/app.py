@@ -100,7 +100,7 @@ class Syncer(Worker[Settings]):
                 if work is not None and not work.done():
                     work.cancel()
                     await asyncio.gather(work, return_exceptions=True)
-                self.faults.run = run
+                self.faults.works_for(run)
                 self.membership.update(
                     run=run, shard=self.membership.shard, state="idle", reason="", tape_seq=0
                 )

@@ -72,6 +72,14 @@ def ttl_header(ttl_s: float | None) -> dict[str, str]:
     return {} if ttl_s is None else {"Nats-TTL": f"{max(1, math.ceil(ttl_s))}s"}
 
 
+class _Another(Conflict):
+    """Of a key that says something else than was expected: what is `found` there."""
+
+    def __init__(self, text: str, found: Stored | None) -> None:
+        super().__init__(text)
+        self.found = found
+
+
 class StreamKv(RawStreams):
     """A client's bucket calls, on its own streams. See `bus.Bus` for what each promises."""
 
@@ -116,11 +124,10 @@ class StreamKv(RawStreams):
         for _ in range(_CREATE_TRIES):
             try:
                 return await self._kv_write(bucket, key, value, ttl_s, expected)
-            except Conflict:
-                found = await self.last_raw(bucket_stream(bucket), _subject(bucket, key))
-                if found is not None and not _is_marker(found):
+            except _Another as other:
+                if other.found is not None and not _is_marker(other.found):
                     raise
-                expected = 0 if found is None else found.seq
+                expected = 0 if other.found is None else other.found.seq
         raise Conflict(f"key {key} of bucket {bucket} is being created and deleted by others")
 
     async def kv_put(
@@ -149,10 +156,10 @@ class StreamKv(RawStreams):
             return await self.append(
                 self._written(bucket, key), value, headers=ttl_header(ttl_s), expect_last=expected
             )
-        except Conflict:
+        except Conflict as conflict:
             found = await self.last_raw(bucket_stream(bucket), _subject(bucket, key))
             if expected != (0 if found is None else found.seq):
-                raise
+                raise _Another(str(conflict), found) from None
             # A hub of several nodes takes one write of a key at a time. While most of its nodes are
             # away, the first one waits for them, perhaps this process's own: nobody else wrote.
             text = f"key {key} of bucket {bucket}: an earlier write of it is on its way"

@@ -83,6 +83,14 @@ class FaultAgent:
         async with self.bus.serve(subjects.chaos(self.target), self._answer):
             await asyncio.Event().wait()
 
+    def works_for(self, run: str) -> None:
+        """Another run begins, or none: its steps are counted anew, and what was to come at a step
+        of the one before never comes."""
+        dropped, self.armed = self.armed, []
+        for fault in dropped:
+            log.warning("fault dropped: its step was not reached", id=fault.id, step=fault.at_step)
+        self.run, self.step = run, -1
+
     async def _answer(self, delivery: Delivery) -> bytes:
         try:
             fault = decode(delivery.payload, Fault)

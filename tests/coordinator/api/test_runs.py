@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from waiting import until
 
+from diloco_coordinator.api import runs_io
 from diloco_coordinator.runs import statuses as standings
 from diloco_shared.bus.port import Unavailable
 from diloco_shared.protocol import subjects
@@ -88,9 +89,16 @@ async def test_a_repeated_request_creates_once(world: Any) -> None:
 
 @pytest.mark.parametrize("coordinators", [1, 2])
 async def test_a_request_that_comes_twice_at_once_is_answered_twice_with_one_run(
-    world: Any, coordinators: int
+    world: Any, coordinators: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that gave up waiting sends it again while the first one is still at work."""
+    made = runs_io.ensure_run_streams
+
+    async def slowly(*given: Any, **more: Any) -> None:
+        await asyncio.sleep(0.5)
+        await made(*given, **more)
+
+    monkeypatch.setattr(runs_io, "ensure_run_streams", slowly)
     async with world.coordinator() as one, world.coordinator() as two:
         desks = [one, two if coordinators == 2 else one]
         asked = [d.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k") for d in desks]

@@ -57,6 +57,20 @@ async def test_update_needs_the_newest_revision(open_buses: Open) -> None:
             await two.kv_update("b", "k", b"4", new)
 
 
+async def test_an_end_may_be_for_one_revision_alone(open_buses: Open) -> None:
+    async with open_buses() as (one, two):
+        await one.ensure_bucket("b")
+        old = await one.kv_create("b", "k", b"1")
+        new = await two.kv_put("b", "k", b"2")
+        with pytest.raises(Conflict):
+            await one.kv_delete("b", "k", revision=old)
+        assert await one.kv_get("b", "k") == KeyEntry("k", b"2", new)
+        await one.kv_delete("b", "k", revision=new)
+        assert await two.kv_get("b", "k") is None
+        with pytest.raises(Conflict):
+            await one.kv_delete("b", "k", revision=new)
+
+
 async def test_of_many_creators_one_wins(open_buses: Open) -> None:
     async with open_buses() as (one, two):
         await one.ensure_bucket("b")

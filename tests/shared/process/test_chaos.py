@@ -178,6 +178,22 @@ async def test_a_fault_for_a_step_waits_for_that_step_and_comes_once() -> None:
         assert not agent.armed
 
 
+async def test_a_fault_for_a_step_of_one_run_does_not_come_in_the_next() -> None:
+    victim = Victim()
+    agent = new_agent(victim)
+    agent.works_for("one")
+    agent.stepped(3)
+    async with serving(agent) as bus:
+        assert (await ask(bus, at_step=5)).accepted
+        agent.works_for("")
+        agent.works_for("two")
+        reply = await ask(bus, at_step=2)
+        assert not reply.accepted and "no inner steps" in reply.reason, "of this run, none yet"
+        agent.stepped(6)
+        await asyncio.sleep(0.01)
+        assert victim.done == [] and not agent.tasks
+
+
 async def test_a_step_already_taken_is_due_at_once() -> None:
     victim = Victim()
     agent = new_agent(victim)

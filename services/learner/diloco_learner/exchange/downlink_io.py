@@ -318,7 +318,9 @@ class Downlink:
                 if await self.data.last(stream, manifest_subject(blob.subject)) is None:
                     return None
         finally:
-            fetching.cancel()
+            if not fetching.done():  # it writes into `incoming`, which somebody else may fill next
+                fetching.cancel()
+                await asyncio.wait({fetching})
 
     def anchored(self, ready: AnchorReady) -> Anchored:
         return Anchored(ready, self.book.take(ready.epoch, ready.fragment, ready.version))

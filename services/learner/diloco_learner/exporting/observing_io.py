@@ -33,6 +33,8 @@ LOOK_S = 0.5
 # Without one more good chunk, or without an answer of the bus, for so long in seconds: given up.
 # A message server that is restarted, or a link that is down for a moment, takes less.
 STALL_S = 300.0
+# One attempt counts for at most so long: one that took longer was stopped meanwhile.
+ATTEMPT_S_MAX = 60.0
 # A fragment is taken anew so often because a keyframe had replaced what was being read, or because
 # it was damaged. Each time it is read from the newest keyframe on.
 ATTEMPTS_MAX = 8
@@ -154,14 +156,15 @@ class Published:
     async def _payload(self, blob: Blob, behind: int) -> memoryview:
         """The payload, however often the bus goes away meanwhile. Raises _Replaced."""
         incoming = receiving(self.bus, blob)
-        moved_at = ambient.monotonic()
+        stalled_s = 0.0
 
         def moved(chunks: int) -> None:
-            nonlocal moved_at
-            moved_at = ambient.monotonic()
+            nonlocal stalled_s
+            stalled_s = 0.0
             self.moved(behind + min(chunks * blob.chunk_bytes, blob.bytes), self._total)
 
         while True:
+            began = ambient.monotonic()
             fetching = asyncio.ensure_future(
                 get_blob(self.bus, self.stream, blob, into=incoming, moved=moved)
             )
@@ -172,7 +175,8 @@ class Published:
             except BlobIncomplete:
                 raise
             except BusError as error:
-                if ambient.monotonic() - moved_at > self.stall_s:
+                stalled_s += min(ambient.monotonic() - began, ATTEMPT_S_MAX) + LOOK_S
+                if stalled_s > self.stall_s:
                     text = f"nothing has arrived for {self.stall_s:.0f} s: {error}"
                     raise Unreadable(text) from None
             await asyncio.sleep(LOOK_S)

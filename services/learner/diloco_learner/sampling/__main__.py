@@ -46,7 +46,8 @@ def lines_of(folder: Path, asked: SampleAsked) -> Iterator[SampleLine]:
             number += 1
             yield SampleText(text=text)
         yield SampleDone(pieces=number)
-    except (ImportError, ValueError, OSError, MemoryError) as error:
+    # The last kind is jax's: its device has no memory left, for one.
+    except (ImportError, ValueError, OSError, MemoryError, RuntimeError) as error:
         yield SampleFailed(reason=(str(error) or type(error).__name__)[:500])
 
 

@@ -24,7 +24,7 @@ class Restoring:
     def __init__(self, history: History) -> None:
         self.history = history
         self.wanted: Restore | None = None
-        self.asked = 0  # serial of the wish that is being loaded, or on its way to the tape
+        self.asked: Restore | None = None  # what is being loaded, or is on its way to the tape
         self.recorded = 0  # serial of the newest wish whose record was handed out
         self.given_up = 0  # serial of a wish that cannot be fulfilled
         # Newest epoch of a learner, and serial of the newest restore that it knew of then.
@@ -53,7 +53,7 @@ class Restoring:
     def _under_way(self) -> bool:
         # A record on its way to the tape must find there what was loaded for it.
         recording = self.recorded > self.history.restores
-        return recording or (self.wanted is not None and self.asked == self.wanted.serial)
+        return recording or (self.wanted is not None and self.asked == self.wanted)
 
     @property
     def reason(self) -> str:
@@ -69,7 +69,7 @@ class Restoring:
         if not self.due or self._under_way or self.held or now < self.retry_at:
             return []
         assert self.wanted is not None
-        self.asked = self.wanted.serial
+        self.asked = self.wanted
         return [Load(self.wanted)]
 
     def loaded(self, event: Loaded, now: float, wall: float) -> TapeRestore | Tell | None:
@@ -95,7 +95,7 @@ class Restoring:
     def _fails(self, wish: Restore, fault: str, now: float) -> Tell | None:
         """Once for every wish, and again where the fault is another: its user waits to be told."""
         known, self.failed = self.failed, (wish.serial, fault)
-        self.asked, self.retry_at = 0, now + RETRY_S
+        self.asked, self.retry_at = None, now + RETRY_S
         if self.history.initialised:
             self.given_up = wish.serial
         if self.failed == known:

@@ -25,6 +25,7 @@ from diloco_syncer.leadership.lease import (
     Looked,
     Request,
     TimePassed,
+    Write,
     Written,
 )
 
@@ -96,11 +97,15 @@ class LeaseKeeper:
 
     async def give_back(self) -> None:
         """The process stops: whoever stands by need not wait. Call after `keep` has ended."""
-        self.lease.asked = None
+        lease = self.lease
+        # What was under way may have come through, or not: then one has to look what is there.
+        looks = 1 if lease.leading or isinstance(lease.asked, Write) else 0
+        lease.asked, lease.next_at = None, ambient.monotonic() if looks else lease.next_at
         request = self._handle(Fitness("stopping"))
         try:
             async with asyncio.timeout(GIVE_BACK_S):
-                while request is not None and not isinstance(request, Look):
+                while request is not None and (looks or not isinstance(request, Look)):
+                    looks -= isinstance(request, Look)
                     request = self._handle(await self._ask(request))
         except TimeoutError:
             log.info("lease not given back, it will run out")
@@ -124,9 +129,12 @@ class LeaseKeeper:
             return TimePassed()
 
     async def _ask(self, request: Request) -> Event:
+        lease_s = self.lease.lease_s
+        # To renew, an answer later than this is of no use for the present period. Where nobody has
+        # the lease there is none, and a key that was there before takes three requests.
+        taking = isinstance(request, Write) and not request.revision
         try:
-            # An answer later than this is of no use for the present period.
-            async with asyncio.timeout(self.lease.lease_s / 3):
+            async with asyncio.timeout(lease_s if taking else lease_s / 3):
                 return await self._answer(request)
         except (BusError, TimeoutError) as error:
             log.debug("lease: no answer", error=str(error))

@@ -48,6 +48,10 @@ class LastResort:
         self.after_s = max(spec.keeping.begin_again_after_s, self.least_s)
         self.since = math.inf  # nobody was seen that may have the state
 
+    def blind(self) -> None:
+        """Nobody can be seen: who comes back with the bus may have the state, and needs a while."""
+        self.since = math.inf
+
     def look(
         self, now: float, *, leader: str, fit: Collection[str], coming: Collection[str], asked: bool
     ) -> str:
