@@ -73,6 +73,25 @@ async def test_a_learner_that_leaves_takes_no_more_data(
         assert work.leases.held == before
 
 
+async def test_a_life_that_is_told_to_leave_before_it_trains_leaves(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    """It waits for a first shard, and nobody else would end it."""
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        await until(lambda: app.work is not None)
+        assert app.work is not None
+        app.work.drain("assigned elsewhere")
+        await syncer.bootstrap("a")
+
+        async def left() -> bool:
+            told = await syncer.events("leave")
+            return bool(told) and told[-1].text == "withdrawn: assigned elsewhere"
+
+        await until(left)
+
+
 async def test_a_learner_whose_last_checkpoint_takes_long_gives_its_shards_back(
     broker: MemoryBroker, syncer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

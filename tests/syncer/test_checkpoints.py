@@ -561,14 +561,22 @@ def test_what_is_over_goes_back_only_after_other_shards_have(
     assert restoring.due is due
 
 
-def test_another_wish_of_the_same_number_is_not_under_way(driver_of: Any) -> None:
-    """As after a hub was put back: the wish that is being loaded is of a record that is gone."""
+def test_a_wish_that_was_dropped_while_it_was_loaded_may_come_again(driver_of: Any) -> None:
+    """As after a hub was put back: the same wish, or another one, has the serial once more."""
     restoring = Restoring(History(driver_of().spec))
-    restoring.wanted = WISH
-    assert restoring.advance(0.0) == [Load(WISH)]
-    assert restoring.advance(0.0) == []
-    restoring.wanted = other = WISH.model_copy(update={"source": "t/000002"})
-    assert restoring.advance(0.0) == [Load(other)]
+    for again in (WISH, WISH.model_copy(update={"source": "t/000002"})):
+        restoring.wanted = WISH
+        assert restoring.advance(0.0) == [Load(WISH)]
+        assert restoring.advance(0.0) == []
+        restoring.wanted = None
+        if again != WISH:
+            restoring.wanted = again
+            assert restoring.advance(0.0) == [], "what is loaded is kept by its serial"
+        assert restoring.loaded(Loaded(WISH), 0.0, 1000.0) is None
+        restoring.wanted = again
+        assert restoring.deadline is not None
+        assert restoring.advance(0.0) == [Load(again)]
+        restoring.asked = None
 
 
 @pytest.mark.parametrize(("shards", "begins"), [(1, 6), (2, 5)])

@@ -190,6 +190,18 @@ def test_whoever_may_have_more_is_waited_for_and_time_begins_anew(seen: dict[str
     assert "in 30 s" in look(resort, 141.0)
 
 
+def test_time_in_which_nobody_can_be_seen_does_not_count() -> None:
+    """And who comes back with the bus has some leases' time to say so."""
+    resort = last_resort()
+    assert "in 30 s" in look(resort, 100.0)
+    resort.blind(110.0)
+    resort.blind(150.0)
+    assert "in 20 s" in look(resort, 160.0), "ten seconds of sight were before"
+    resort.blind(178.0)
+    assert "in 8 s" in look(resort, 179.0), "of the last ones none is left out"
+    assert look(resort, 187.0) == ""
+
+
 def test_asked_to_it_waits_for_some_leases_alone() -> None:
     resort = last_resort("ask")
     assert "diloco begin-again t" in look(resort, 100.0)

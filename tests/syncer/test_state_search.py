@@ -182,4 +182,4 @@ async def test_time_without_the_bus_is_no_time_without_others(
     monkeypatch.setattr(stuck, "other_syncers", away)
     assert "does not answer" in await found._why_not_begin_again(3)
     monkeypatch.setattr(stuck, "other_syncers", together.others)
-    assert (await found._why_not_begin_again(3)).startswith("in 60 s it begins")
+    assert (await found._why_not_begin_again(3)).startswith("in 3 s it begins")

@@ -265,7 +265,8 @@ class Work:
             self.batches,
             lambda: self.beat.live if self.beat else (),
             lambda kind, text, data: self.up.tell(kind, text, data),
-            lambda: self.leaves,
+            # The first shard comes whatever was said: nothing begins, and nothing ends, without it.
+            lambda: self.train_loop is not None and self.leaves,
         )
         self.up = Uplink(context, sizes_P, self.checkpoints, self.leases, self._put)
         self.evaluations = Evaluations(self.computing, self.up.tell, self._put)

@@ -145,6 +145,45 @@ async def test_the_last_step_of_a_deletion_leaves_the_next_run_of_that_name(
             assert each.registry.runs["demo"].spec["id"] != old
 
 
+async def test_a_deletion_whose_record_changed_is_not_told_as_done(
+    world: Any, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a hub that is put back meanwhile: the same run is there, as it was before."""
+    async with world.coordinator() as desk:
+        old, before = await finished(desk, world, status), desk.registry.runs["demo"]
+        remove, times = desk.registry.bus.kv_delete, list[int]()
+
+        async def meanwhile(bucket: str, key: str, **given: Any) -> int:
+            if (bucket, key) == (subjects.RUNS, "demo") and not times:
+                times.append(1)
+                await world.bus.kv_put(bucket, key, encode(before))
+            return int(await remove(bucket, key, **given))
+
+        monkeypatch.setattr(desk.registry.bus, "kv_delete", meanwhile)
+        with pytest.raises(Conflict):
+            await delete_run(desk.registry, "demo", old)
+        assert desk.registry.there("demo")
+        await delete_run(desk.registry, "demo", old)
+        assert not desk.registry.runs
+
+
+async def test_an_answer_tells_of_what_is_there_with_its_revision(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        registry, write = desk.registry, desk.registry.bus.kv_update
+
+        async def slow(bucket: str, key: str, value: bytes, revision: int, **given: Any) -> int:
+            mine = await write(bucket, key, value, revision, **given)
+            there = decode(value, RunRecord).model_copy(update={"quorum": 5})
+            later = await world.bus.kv_put(bucket, key, encode(there))
+            await until(lambda: registry.revisions[bucket, key] == later)
+            return mine
+
+        registry.bus.kv_update = slow
+        answer = (await desk.ask("PATCH", "/v1/runs/demo", {"quorum": 2})).json()
+        assert (answer["quorum"], answer["revision"]) == (5, registry.revisions["runs", "demo"])
+
+
 async def test_what_is_written_here_does_not_hide_what_others_wrote_after_it(world: Any) -> None:
     """The answer to a write may come after the word of a later one."""
     async with world.coordinator() as desk:

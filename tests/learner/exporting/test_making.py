@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -200,6 +201,31 @@ async def test_what_never_comes_is_given_up_with_its_reason(
         await make(source, Order(rig.to), Progress(rig.told.append))
     assert 60.0 <= ambient.monotonic() - began < 70.0
     assert rig.nothing_left()
+
+
+@pytest.mark.virtual
+@pytest.mark.timeout(600)
+async def test_what_stops_in_the_middle_is_given_up_but_not_for_a_machine_that_slept(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.syncer.prepare()
+    await rig.syncer.everything(1)
+    source = rig.source(Progress(rig.told.append))
+    source.stall_s = 60.0
+    sleeps = [100.0, 200.0]  # seconds that one attempt takes
+
+    async def fetching(*_: Any, into: Any, moved: Any) -> Any:
+        moved(1)  # what is there already is told by each attempt
+        await asyncio.sleep(sleeps.pop() if sleeps else 1.0)
+        raise observing_io.BusError("the server is away")
+
+    monkeypatch.setattr(observing_io, "get_blob", fetching)
+    monkeypatch.setattr(observing_io, "ATTEMPT_S_MAX", 10.0)
+    monkeypatch.setattr(source, "_there", AsyncMock(return_value=True))
+    began = ambient.monotonic()
+    with pytest.raises(Unreadable, match="nothing has arrived for 60 s: the server is away"):
+        await make(source, Order(rig.to), Progress(rig.told.append))
+    assert not sleeps and 300.0 + 25.0 < ambient.monotonic() - began < 300.0 + 60.0
 
 
 async def test_damage_is_named_and_leaves_nothing(

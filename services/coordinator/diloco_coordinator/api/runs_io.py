@@ -413,7 +413,7 @@ class Runs:
                 await self.registry.update_run(changed)
             except Conflict:
                 continue
-            return self.view(changed)
+            return self.view(self.record(run))  # somebody may have written after us
         raise _keeps_changing(run)
 
     def _may_change(self, record: RunRecord, changes: dict[str, Any]) -> None:

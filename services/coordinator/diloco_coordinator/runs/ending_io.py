@@ -66,7 +66,8 @@ async def _end(registry: Registry, record: RunRecord, shard: int, why: str) -> N
 
 
 async def delete_run(registry: Registry, run: str, run_id: str) -> None:
-    """Remove a run and everything that is kept of it; may be repeated, wherever it ended.
+    """Remove a run and everything that is kept of it; may be repeated, wherever it ended. Conflict
+    where its record changed meanwhile.
 
     On the bus at once; on the disks of those that worked for it, when they see the mark.
     """
@@ -79,7 +80,7 @@ async def delete_run(registry: Registry, run: str, run_id: str) -> None:
     async for _ in _deletion(registry, record):
         if not registry.is_run(run, run_id):
             return  # another coordinator was faster, and the name may be another run's by now
-    await registry.remove_run(run)
+    await registry.remove_run(run, run_id)
 
 
 async def _deletion(registry: Registry, record: RunRecord) -> AsyncIterator[None]:

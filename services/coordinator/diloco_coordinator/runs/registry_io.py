@@ -421,14 +421,18 @@ class Registry:
         """Whether that run is there, and is not a later one of its name."""
         return run in self.runs and run_id_of(self.runs[run]) == run_id
 
-    async def remove_run(self, run: str) -> None:
-        """Its record, the last of it, unless it is another one than was mirrored here."""
+    async def remove_run(self, run: str, run_id: str) -> None:
+        """Its record, the last of it; nothing where it is another run by now. Conflict where the
+        record is another one than was mirrored here: then all of it wants to be deleted again."""
         place = (subjects.RUNS, run)
-        with suppress(Conflict):
+        try:
             await self.bus.kv_delete(*place, revision=self.revisions.get(place, 0))
-            return self._gone(run)
-        if not await self._look_again(*place):
-            self._gone(run)
+        except Conflict:
+            if await self._look_again(*place):
+                if self.is_run(run, run_id):
+                    raise
+                return
+        self._gone(run)
 
     def _gone(self, run: str) -> None:
         """A run's record is not there any more."""

@@ -156,11 +156,12 @@ class Published:
     async def _payload(self, blob: Blob, behind: int) -> memoryview:
         """The payload, however often the bus goes away meanwhile. Raises _Replaced."""
         incoming = receiving(self.bus, blob)
-        stalled_s = 0.0
+        stalled_s, most = 0.0, 0
 
         def moved(chunks: int) -> None:
-            nonlocal stalled_s
-            stalled_s = 0.0
+            nonlocal stalled_s, most
+            if chunks > most:  # each attempt begins by telling what the ones before have got
+                stalled_s, most = 0.0, chunks
             self.moved(behind + min(chunks * blob.chunk_bytes, blob.bytes), self._total)
 
         while True:

@@ -53,7 +53,10 @@ class Restoring:
     def _under_way(self) -> bool:
         # A record on its way to the tape must find there what was loaded for it.
         recording = self.recorded > self.history.restores
-        return recording or (self.wanted is not None and self.asked == self.wanted)
+        wish, asked = self.wanted, self.asked
+        # What is loaded is kept by its serial: of two wishes with one, one at a time.
+        loading = wish is not None and asked is not None and asked.serial == wish.serial
+        return recording or loading
 
     @property
     def reason(self) -> str:
@@ -75,6 +78,8 @@ class Restoring:
     def loaded(self, event: Loaded, now: float, wall: float) -> TapeRestore | Tell | None:
         """The record that puts it in force, or why there will be none."""
         if not self.due or event.restore != self.wanted:
+            if event.restore == self.asked:
+                self.asked = None  # the same wish may become due again, or another of its serial
             return None  # the user has changed their mind
         fault = event.fault or unfit(self.history, event.history)
         if fault:

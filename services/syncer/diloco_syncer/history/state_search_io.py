@@ -187,7 +187,7 @@ class StateSearch:
         try:
             peers, asked = await self._peers(), await self._asked(seq)
         except BusError as error:
-            self.last_resort.blind()
+            self.last_resort.blind(ambient.monotonic())
             return f"the bus does not answer: {error}"
         return self.last_resort.look(
             ambient.monotonic(),

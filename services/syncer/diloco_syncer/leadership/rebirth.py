@@ -47,10 +47,12 @@ class LastResort:
         self.least_s = LEASES_LEAST * spec.membership.leader_lease_s
         self.after_s = max(spec.keeping.begin_again_after_s, self.least_s)
         self.since = math.inf  # nobody was seen that may have the state
+        self.blind_since = math.inf  # nobody could be seen
+        self.back_at = -math.inf  # the bus was there again
 
-    def blind(self) -> None:
-        """Nobody can be seen: who comes back with the bus may have the state, and needs a while."""
-        self.since = math.inf
+    def blind(self, now: float) -> None:
+        """Nobody can be seen: until the next look that is no time without others."""
+        self.blind_since = min(self.blind_since, now)
 
     def look(
         self, now: float, *, leader: str, fit: Collection[str], coming: Collection[str], asked: bool
@@ -60,6 +62,10 @@ class LastResort:
         `leader` holds the lease, `fit` syncers stand by, `coming` ones may be fit soon: any of them
         may have more than what is published. `asked`: the user does not wait for the last kind.
         """
+        if self.blind_since < math.inf:
+            # Who comes back with the bus may have the state, and needs a while to say so.
+            self.since += now - self.blind_since
+            self.blind_since, self.back_at = math.inf, now
         better = [leader] if leader else [*fit, *([] if asked else coming)]
         if better:
             self.since = math.inf
@@ -70,7 +76,8 @@ class LastResort:
                 f"'diloco begin-again {self.run}' begins a new epoch from the published "
                 "parameters: only outer momentum, and what was not yet published, is lost"
             )
-        left_s = self.since + (self.least_s if asked else self.after_s) - now
+        until = self.since + (self.least_s if asked else self.after_s)
+        left_s = max(until, self.back_at + self.least_s) - now
         if left_s > 0:
             return (
                 f"in {math.ceil(left_s)} s it begins a new epoch from the published parameters, "
