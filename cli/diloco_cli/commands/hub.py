@@ -190,7 +190,7 @@ def restore(
     stores, names = _stores(store, hub_folder_)
     of_hub = hub_folder_ is not None
     where = " and ".join(map(str, stores))
-    work = hub_backup.put_back(folder, *stores, of_hub=of_hub, names=names)
+    work = hub_backup.put_back(folder, *stores, of_hub=of_hub, names=names, owned=True)
     found, done = _backed(work, where)
     lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, are in {where}", *done]
     if len(stores) > 1:

@@ -378,9 +378,12 @@ class _Fetching:
         return received
 
     async def run(self) -> None:
-        tries = -1
+        tries, life = -1, self._bus.life
         while self._incoming.awaited:
             received = self._incoming.received
+            if life != self._bus.life:
+                # What a killed server lost, its sender puts again: perhaps below what was read.
+                life, self.progress.next_seq = self._bus.life, 1
             try:
                 lanes = self._bus.lanes
                 await one_pass(self._bus, lanes, self._stream, self._incoming, self.progress)

@@ -240,6 +240,11 @@ class Bus(Protocol):
         """Names the server's life, as of the newest connection: another one once it was started."""
 
     @property
+    def several_nodes(self) -> bool:
+        """Whether the server is one of a hub's nodes: then what it has acknowledged is not lost
+        with its life, and another life may be no more than another node."""
+
+    @property
     def ails(self) -> str:
         """Why the hub keeps nothing although we are connected to it; "" if it does."""
 

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -176,8 +176,7 @@ class StreamKv(RawStreams):
             yield watch
         finally:
             pump.cancel()
-            with suppress(asyncio.CancelledError):
-                await pump
+            await asyncio.wait({pump})  # which hides no cancellation of ours
 
 
 class Watch:
@@ -226,6 +225,7 @@ class Watch:
         A fault (not of the bus, which is survived) ends the iteration by being raised there.
         """
         poller = asyncio.create_task(self._poll_for_ever(), name=f"poll {self._bucket}")
+        poller.add_done_callback(self._failed)
         try:
             async with self._bus.read_raw(
                 bucket_stream(self._bucket), _subject(self._bucket, self._key), start_seq=1
@@ -239,8 +239,14 @@ class Watch:
             self._ended = True
             self._ready.set()
             poller.cancel()
-            with suppress(asyncio.CancelledError):
-                await poller
+            await asyncio.wait({poller})
+
+    def _failed(self, poller: "asyncio.Task[None]") -> None:
+        """Polling ends by a fault alone: without it, whoever falls silent is missed by nobody."""
+        fault = None if poller.cancelled() else poller.exception()
+        if isinstance(fault, Exception):
+            self._fault = self._fault or fault
+            self._ready.set()
 
     def _offer(self, entry: KeyEntry) -> None:
         last = self._seen.get(entry.key)

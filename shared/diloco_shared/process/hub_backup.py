@@ -65,6 +65,8 @@ AHEAD = 1000
 # Unless another was put back meanwhile. So each is at least the number of seconds since 2026 began
 # (itself in seconds since 1970): none of them begins every second.
 CLOCK_FROM = 1_767_225_600
+# Beyond what a tape was allowed to take: a record of some hundred bytes for each shard, 64 at most.
+TAPE_ROOM_BYTES = 64 << 10
 # Rounds tell their epoch and term, and few records are anything else.
 TAIL_RECORDS = 512
 # Before a run begins, its tape has the terms of those who led before.
@@ -235,12 +237,13 @@ def read(folder: Path) -> Backup:
 
 
 async def put_back(
-    folder: Path, *stores: Path, of_hub: bool, names: Sequence[str] = ()
+    folder: Path, *stores: Path, of_hub: bool, names: Sequence[str] = (), owned: bool = False
 ) -> tuple[Backup, list[str]]:
     """Make the store of a message server that does not run; what was read, and what was done.
 
     `of_hub`: of one that 'diloco hub init' has set up, whose streams are those of an account.
     Several stores are those of the nodes of one hub, whose servers are called `names`.
+    `owned`: for the main thread of a process of its own, with which the servers end.
     Nobody can reach the server that does it: whoever met a hub that is half there would take the
     rest for gone. Raises BackupError, ServerError, BusError or OSError: the store is empty then
     or to be emptied.
@@ -248,7 +251,7 @@ async def put_back(
     backup = read(folder)
     for store in stores:
         _check_empty(store)
-    async with _unreachable(stores, names, HUB if of_hub else "") as bus:
+    async with _unreachable(stores, names, HUB if of_hub else "", owned) as bus:
         streams = backups.Streams(bus)
         return backup, await fill(bus, streams, backup, folder, nodes=len(stores))
 
@@ -263,7 +266,7 @@ async def fill(
     for stream in backup.streams:
         # Where more nodes are than were, coordinator and syncers add their copies.
         copies = min(stream.config.get("num_replicas", 1), nodes)
-        config = stream.config | {"num_replicas": copies}
+        config = stream.config | {"num_replicas": copies} | _room(stream)
         # Nodes that have a leader need not all have met yet.
         until = ambient.monotonic() + LEADS_S
         put = partial(_put, streams, stream, config, folder / STREAMS / stream.name)
@@ -281,6 +284,13 @@ async def fill(
     for name in sorted(there):
         await _copied(streams, name)
     return [*epochs, *lives]
+
+
+def _room(stream: Stream) -> dict[str, Any]:
+    """A tape that is full takes the records that begin its run anew all the same."""
+    limit = stream.config.get("max_bytes", -1)
+    full = stream.name.startswith(f"{subjects.tape_stream('')}") and limit > 0
+    return {"max_bytes": limit + TAPE_ROOM_BYTES} if full else {}
 
 
 async def _put(streams: Streams, stream: Stream, config: dict[str, Any], file: Path) -> None:
@@ -321,12 +331,23 @@ def _files(store: Path) -> set[Path]:
 
 @asynccontextmanager
 async def _unreachable(
-    stores: Sequence[Path], names: Sequence[str], account: str
+    stores: Sequence[Path], names: Sequence[str], account: str, owned: bool
 ) -> AsyncIterator[NatsBus]:
-    """Servers on loopback, with a password that nobody else has; their own files go with them."""
+    """Servers on loopback, with a password that nobody else has; their own files go with them.
+
+    `owned`: they end with this process, however that ends.
+    """
     user, password = "restore", ambient.token(16)
     servers = [
-        NatsServer(store, name=name, user=user, password=password, account=account, routes=routes)
+        NatsServer(
+            store,
+            name=name,
+            user=user,
+            password=password,
+            account=account,
+            routes=routes,
+            dies_with_owner=owned,
+        )
         for store, name, routes in zip(
             stores, names or ("diloco",), _routes(len(stores)), strict=True
         )

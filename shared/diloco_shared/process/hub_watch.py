@@ -27,6 +27,9 @@ JSZ_BYTES_MAX = 16 << 20
 # Without any answer it is started anew after this many seconds: a saturated disk holds up answers
 # for 5 to 10 s. Sooner where it has said that a write failed: then the lock is what to expect.
 SILENT_S, SILENT_FULL_S = 60.0, 10.0
+# Before its first answer it may read what it keeps: minutes, where a power cut left much of it to
+# be read anew.
+UNANSWERED_S = 900.0
 
 
 class HubWatch:
@@ -35,6 +38,7 @@ class HubWatch:
     def __init__(self) -> None:
         self.no_space = False
         self.silent_since: float | None = None
+        self.answered = False
 
     def said(self, log: bytes) -> None:
         """What its log says; lines may come in any portions that do not cut them."""
@@ -45,12 +49,18 @@ class HubWatch:
         if self.no_space and free_bytes >= ROOM_BYTES:
             return "it ran out of disk, and there is room again"
         if answers:
-            self.silent_since = None
+            self.silent_since, self.answered = None, True
         elif self.silent_since is None:
             self.silent_since = now
-        elif now - self.silent_since >= (SILENT_FULL_S if self.no_space else SILENT_S):
+        elif now - self.silent_since >= self._silent_s:
             return f"it has answered nothing about its streams for {now - self.silent_since:.0f} s"
         return ""
+
+    @property
+    def _silent_s(self) -> float:
+        if self.no_space:
+            return SILENT_FULL_S
+        return SILENT_S if self.answered else UNANSWERED_S
 
 
 class Changes:

@@ -145,6 +145,7 @@ class Membership:
         self.changed = asyncio.Event()
         self.taken = asyncio.Event()  # the key, by this process
         self.writing = asyncio.Lock()
+        self.revision = 0  # of the key, as written last; 0: unknown
         self.run_id, self.shard = "", 0  # of the run that `assignments` told last
         self.record = MemberRecord.model_validate(
             {
@@ -185,13 +186,20 @@ class Membership:
         self.update(memory_bytes=anonymous_bytes())
         self.taken.clear()
         key, value = self.key, encode(self.record)
+        known, self.revision = self.revision, 0  # until it is known what became of it
+        if known and await self._wrote(key, value, known):
+            return True  # at once: over a slow link, to look first would take too long
         entry = await self.bus.kv_get(subjects.MEMBERS, key)
         there = entry if entry is not None and entry.value is not None else None
         if there is not None and not self._ours(there.value):
             return False
+        return await self._wrote(key, value, 0 if there is None else there.revision)
+
+    async def _wrote(self, key: str, value: bytes, known: int) -> bool:
         try:
-            known = 0 if there is None else there.revision
-            await write_if(self.bus, subjects.MEMBERS, key, value, known, ttl_s=TTL_S)
+            self.revision = await write_if(
+                self.bus, subjects.MEMBERS, key, value, known, ttl_s=TTL_S
+            )
         except Conflict:
             return False
         self.taken.set()
@@ -210,11 +218,14 @@ class Membership:
 
     async def keep(self) -> None:
         """Refresh for ever, at once when the state changes; a key that expired is taken again."""
+        began = ambient.monotonic()
         while True:
+            # Counted from the last one's beginning: on a slow link its answer takes a while.
             with suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_S):
+                async with asyncio.timeout(began + REFRESH_S - ambient.monotonic()):
                     await self.changed.wait()
             self.changed.clear()
+            began = ambient.monotonic()
             await self.refresh()
 
     async def refresh(self) -> None:
@@ -236,7 +247,9 @@ class Membership:
         with left_undone("leaving"):  # the key expires
             entry = await self.bus.kv_get(subjects.MEMBERS, self.key)
             if entry is not None and entry.value is not None and self._ours(entry.value):
-                await self.bus.kv_delete(subjects.MEMBERS, self.key)
+                with suppress(Conflict):  # another process has it by now
+                    place = subjects.MEMBERS, self.key
+                    await self.bus.kv_delete(*place, revision=entry.revision)
 
     async def assignments(self) -> AsyncIterator[str]:
         """The run this member works for, at first and at every change; "" for none.

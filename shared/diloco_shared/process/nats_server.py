@@ -20,7 +20,7 @@ import structlog
 
 from diloco_shared.bus.nats.hub_config import Routes, cluster
 from diloco_shared.process.disk_watch import free_bytes
-from diloco_shared.process.hub_watch import HubWatch, answers
+from diloco_shared.process.hub_watch import UNANSWERED_S, HubWatch, answers
 from diloco_shared.process.nats_binary import ServerError, find_binary
 from diloco_shared.process.stopping import dies_with_parent
 
@@ -38,6 +38,9 @@ LOG_BYTES_MAX = 8 << 20
 # A port chosen here may be taken before the server binds it.
 _PORT_TRIES = 5
 _POLL_S = 0.02
+# For a start, in seconds: a slow disk reads some ten GB of streams in so long. Between two words
+# about it.
+START_S, START_SAY_S = UNANSWERED_S, 20.0
 # For an abandoned server to write what it has and exit.
 _ORPHAN_S = 10.0
 
@@ -123,8 +126,11 @@ class NatsServer:
     def _config_path(self) -> Path:
         return self.store_dir / "nats-server.conf"
 
-    async def start(self, *, timeout_s: float = 20.0) -> None:
+    async def start(self, *, timeout_s: float = START_S) -> None:
         """Start, or start again on the same port and store; returns when clients can connect.
+
+        A server reads its streams first, which takes minutes where a power cut left much of them
+        to be read anew.
 
         Raises ServerError: wrong or missing binary, folder in use, port taken, start failed.
         """
@@ -328,10 +334,13 @@ class NatsServer:
 
     async def _ready(self, timeout_s: float) -> bool:
         """Wait until the server says INFO; False when it exited."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        began = said_at = time.monotonic()
+        while (now := time.monotonic()) < began + timeout_s:
             if not self.running:
                 return False
+            if now - said_at > START_SAY_S:
+                said_at = now
+                _log.info("nats-server still reads what it keeps", seconds=round(now - began))
             info = await _info(self.host, self.port)
             if info is not None:
                 if info.get("server_name") != self.name or not info.get("jetstream"):

@@ -67,6 +67,10 @@ class MemoryBus(StreamKv):
         return str(self.broker.life)
 
     @property
+    def several_nodes(self) -> bool:
+        return self.broker.nodes > 1
+
+    @property
     def ails(self) -> str:
         return MAJORITY_LOST if self.broker.leaderless and self.connected else ""
 

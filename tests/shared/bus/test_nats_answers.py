@@ -10,7 +10,7 @@ import pytest
 from diloco_shared import ambient
 from diloco_shared.bus.nats import api, streams
 from diloco_shared.bus.nats.access import Address
-from diloco_shared.bus.nats.api import NoMajority, answer_of, api_call, headers_of, stored_at
+from diloco_shared.bus.nats.api import NoMajority, answer_of, api_call, stored_at
 from diloco_shared.bus.nats.link import ELECTION_S, MAJORITY_LOST, NatsLink, Raw
 from diloco_shared.bus.nats.pulls import Delivered, delivered, unserved
 from diloco_shared.bus.nats.streams import NatsStreams
@@ -91,13 +91,6 @@ def test_nodes_that_are_there_and_have_no_room_are_full() -> None:
 def test_what_is_no_answer_is_refused(payload: bytes) -> None:
     with pytest.raises(Refused):
         stored_at(payload, "it")
-
-
-def test_headers_of_a_stored_message() -> None:
-    assert headers_of(b"") == {}
-    assert headers_of(b"NATS/1.0\r\nKV-Operation: DEL\r\n\r\n") == {"KV-Operation": "DEL"}
-    with pytest.raises(Refused):
-        headers_of(b"HTTP/1.1\r\nA: b\r\n\r\n")
 
 
 @pytest.mark.parametrize(

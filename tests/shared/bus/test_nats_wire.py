@@ -54,13 +54,14 @@ STREAM = (
     b"pong\r\n"
     b"-ERR 'Permissions Violation'\r\n"
 )
+WHY = {"Description": "No Responders"}
 MEANING = [
     Info({"max_payload": 5}),
     Ping(),
     Arrived(WireMessage("a.b", "", {}, 5), memoryview(b"hello")),
     Arrived(WireMessage("a.c", "re.ply", {"A": "1", "B-c": "x:y"}, 4), memoryview(b"a\r\nb")),
     Arrived(WireMessage("empty", "r", {}, 0), memoryview(b"")),
-    Arrived(WireMessage("s", "", {"Status": "503"}, 0), memoryview(b"")),
+    Arrived(WireMessage("s", "", {"Status": "503", **WHY}, 0), memoryview(b"")),
     Pong(),
     ServerError("Permissions Violation"),
 ]
@@ -141,8 +142,6 @@ def test_garbage_is_a_fault_or_waits_for_more(data: bytes, sizes: list[int]) -> 
         (b"HMSG a 1 65536 70000\r\n", "65536 bytes of headers"),
         (b"MSG a 1 99999999999\r\n", "99999999999 in all"),
         (b"MSG a 1 2\r\nabc\r\n", "no end after the 2 bytes"),
-        (b"HMSG a 1 12 12\r\nHTTP/1.0\r\n\r\n\r\n", "another version"),
-        (b"HMSG a 1 17 17\r\nNATS/1.0 abcd\r\n\r\n\r\n", "malformed status"),
         (b"INFO []\r\n", "malformed INFO"),
         (b"INFO {\r\n", "malformed INFO"),
         (b"x" * (nats_wire.HEAD_BYTES_MAX + 1), "a control line of more than"),
@@ -161,3 +160,28 @@ def test_a_long_info_is_taken() -> None:
 
 def test_a_header_named_status_is_not_the_status() -> None:
     assert parse_headers(b"NATS/1.0\r\nStatus: 503\r\n\r\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("block", "headers"),
+    [
+        (b"HTTP/1.0 404\r\nA: 1\r\n\r\n", {"A": "1"}),
+        (b"NATS/1.0 abcd\r\nA: 1\r\n\r\n", {"A": "1"}),
+        (b"NATS/1.0\r\nStatus: 503\r\nA: 1\r\n\r\n", {"A": "1"}),
+        (b"NATS/1.0\r\n\xff\xfe: 1\r\n\r\n", {"\ufffd\ufffd": "1"}),
+        (b"NATS/1.0 404 No Messages\r\n\r\n", {"Status": "404", "Description": "No Messages"}),
+        (b"", {}),
+    ],
+)
+def test_what_a_client_stored_as_headers_breaks_no_connection(
+    block: bytes, headers: dict[str, str]
+) -> None:
+    """Servers keep any bytes there (I11)."""
+    found = nats_wire.parse_headers(block)
+    assert {k: v for k, v in found.items() if v} == headers
+    assert nats_wire.status_of(found) == int(headers.get("Status", 0))
+
+
+@pytest.mark.parametrize("said", ["abc", "-1", "5o3", "", "9" * 5000, "\u0663\u0663\u0663"])
+def test_a_status_that_is_none_is_none(said: str) -> None:
+    assert nats_wire.status_of({"Status": said}) == 0

@@ -45,7 +45,7 @@ def status(code: int, **headers: str) -> Raw:
 
 def reading(*raws: Raw | None, batch: int = 64) -> Any:
     found: Any = Reader(Link(), "S", "s.>", 1, batch)  # type: ignore[arg-type]
-    found._inbox = Coming(*raws)
+    found._inbox, found._reply = Coming(*raws), "inbox"
     found.pulls = []
 
     async def pull(count: int) -> None:

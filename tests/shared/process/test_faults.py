@@ -1,9 +1,12 @@
 """What ended a process is said once for each fault."""
 
+import asyncio
+
+import pytest
 from structlog.testing import capture_logs
 
 from diloco_shared.bus.port import Unavailable
-from diloco_shared.process.faults import leaves, tell
+from diloco_shared.process.faults import in_a_task, leaves, tell
 
 
 def test_faults_are_told_without_the_groups_around_them() -> None:
@@ -18,3 +21,44 @@ def test_faults_are_told_without_the_groups_around_them() -> None:
         ("failed, to be started again", "ValueError('7')"),
     ]
     assert said[0]["url"] == "hub:4222"
+
+
+async def _fails_while(cancelled: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_ends_late(cancelled))
+        await asyncio.sleep(0)
+        raise ValueError("7")
+
+
+async def _ends_late(cancelled: asyncio.Event) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        cancelled.set()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_cancellation_that_a_group_would_hide_comes_through() -> None:
+    ends = asyncio.Event()
+
+    async def goes_on() -> str:
+        try:
+            await in_a_task(_fails_while(ends))
+        except* ValueError:
+            pass
+        return "it went on"
+
+    task = asyncio.create_task(goes_on())
+    await ends.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_what_is_done_in_a_task_is_as_it_is_without_one() -> None:
+    async def gives(what: int) -> int:
+        return 6 // what
+
+    assert await in_a_task(gives(2)) == 3
+    with pytest.raises(ZeroDivisionError):
+        await in_a_task(gives(0))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from diloco_shared import ambient
-from diloco_shared.bus.port import StreamSpec
+from diloco_shared.bus.port import StreamFull, StreamSpec
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.process import hub_backup
 from diloco_shared.protocol import subjects
@@ -192,3 +192,21 @@ async def test_what_is_put_back_has_no_streams_of_a_deleted_run(
     told = await hub_backup.fill(empty, streams, backup, tmp_path / "b", nodes=1)
     assert told[0] == "TAPE-deleted is left out: it is of a run that was deleted meanwhile"
     assert broker.exists("TAPE-a") and not broker.exists("TAPE-deleted")
+
+
+async def test_a_backup_with_a_tape_that_is_full_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run begins an epoch too: the record for that finds room."""
+    monkeypatch.setattr(backups, "SAVED_S", (0.0, 0.0))
+    monkeypatch.setattr(backups, "LOADED_S", (0.0, 0.0))
+    bus = await hub_with("a", "full")
+    await bus.append(subjects.tape("full", 0), term(0, 1))
+    bus.broker.narrow("TAPE-full", (await bus.stream_info("TAPE-full")).bytes)
+    with pytest.raises(StreamFull):
+        await bus.append(subjects.tape("full", 0), term(0, 2))
+    backup = await hub_backup.take(backups.MemoryStreams(bus.broker, Random(0)), tmp_path / "b")
+    broker = MemoryBroker()
+    empty, streams = MemoryBus(broker, "restore"), backups.MemoryStreams(broker, Random(0))
+    told = await hub_backup.fill(empty, streams, backup, tmp_path / "b", nodes=1)
+    assert any(line.startswith("run full, shard 0: record 2 begins epoch") for line in told), told

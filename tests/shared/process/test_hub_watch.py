@@ -14,6 +14,7 @@ from diloco_shared.process.hub_watch import (
     ROOM_BYTES,
     SILENT_FULL_S,
     SILENT_S,
+    UNANSWERED_S,
     HubWatch,
     answers,
     loaded_at,
@@ -30,14 +31,24 @@ def silent(watch: HubWatch, now: float) -> str:
 def test_a_server_that_says_nothing_for_long_is_started_anew(said: bytes, limit_s: float) -> None:
     watch = HubWatch()
     watch.said(said)
+    assert watch.look(999.0, answers=True, free_bytes=0) == ""
     for now in (1000.0, 1000.0 + limit_s - 1):
         assert silent(watch, now) == ""
     why = f"it has answered nothing about its streams for {limit_s:.0f} s"
     assert silent(watch, 1000.0 + limit_s) == why
 
 
+def test_a_server_that_has_not_answered_yet_may_read_what_it_keeps() -> None:
+    """It would begin anew each time it is started anew."""
+    watch = HubWatch()
+    silent(watch, 1000.0)
+    assert silent(watch, 1000.0 + UNANSWERED_S - 1) == ""
+    assert silent(watch, 1000.0 + UNANSWERED_S) != ""
+
+
 def test_an_answer_in_between_ends_the_silence() -> None:
     watch = HubWatch()
+    watch.look(999.0, answers=True, free_bytes=0)
     silent(watch, 1000.0)
     assert watch.look(1001.0, answers=True, free_bytes=0) == ""
     assert silent(watch, 1000.0 + SILENT_S) == "", "it begins to be silent"

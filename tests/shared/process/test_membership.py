@@ -250,3 +250,27 @@ async def test_an_id_whose_refresh_is_on_its_way_is_nobody_elses(
     broker.elected()
     await member.refresh()
     assert member.taken.is_set()
+
+
+async def test_a_living_member_is_refreshed_by_one_request(broker: MemoryBroker) -> None:
+    """Over a slow link, a look before each write takes longer than its key lasts."""
+    bus, asked = await prepared(broker), list[str]()
+    own = MemoryBus(broker, "own")
+    member = Membership(own, "a", "learner", "lock-1")
+    await member.register()
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        if client == "own":
+            asked.append(operation)
+        return "deliver"
+
+    broker.fault = fault
+    for step in range(3):
+        member.update(state=("idle", "working")[step % 2])
+        await member.refresh()
+    assert len(asked) == 3, asked
+    record = await shown(bus)
+    assert record is not None and record.state == "idle"
+    await bus.kv_delete(subjects.MEMBERS, "a")  # it ran out: it is looked at, and taken again
+    await member.refresh()
+    assert await shown(bus) is not None and len(asked) > 4

@@ -60,6 +60,7 @@ def test_one_that_answers_nothing_is_started_anew_in_time(said: bytes, patience_
     """And sooner after a write that failed: then it may hold a lock for ever."""
     watch = HubWatch()
     watch.said(said)
+    assert not watch.look(-1.0, answers=True, free_bytes=0)
     assert not watch.look(0.0, answers=False, free_bytes=0)
     assert not watch.look(patience_s - 1.0, answers=False, free_bytes=0)
     assert "answered nothing" in watch.look(patience_s, answers=False, free_bytes=0)

@@ -152,8 +152,11 @@ class Outbox:
         """Put again the chunks that an earlier life of the server acknowledged: they may be lost.
 
         Those that are there are dropped as repeats, for two minutes. To count what is there is no
-        help: the server (2.15.1) counts what it lost. A link that breaks loses nothing.
+        help: the server (2.15.1) counts what it lost. A link that breaks loses nothing; nor does a
+        node of a hub of several.
         """
+        if self.data.several_nodes:
+            return
         for _ in range(LIVES_MAX):
             if not (doubtful := progress.doubtful()):
                 return

@@ -7,7 +7,6 @@ from typing import Any
 
 from diloco_shared import ambient
 from diloco_shared.bus.nats.link import NatsLink, Raw
-from diloco_shared.bus.nats.wire import WireFault, parse_headers
 from diloco_shared.bus.port import (
     BusError,
     Conflict,
@@ -175,14 +174,6 @@ def _sequence(answer: dict[str, Any], what: str) -> int:
         return int(answer["seq"])
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(f"{what}: not a stream's answer ({error!r})") from None
-
-
-def headers_of(block: bytes) -> dict[str, str]:
-    """Those that a message was stored with; Refused for what are none."""
-    try:
-        return parse_headers(block) if block else {}
-    except WireFault as error:
-        raise Refused(f"headers of a stored message: {error}") from None
 
 
 def without_server_headers(message: Stored) -> Stored:

@@ -71,6 +71,10 @@ class NatsBus(NatsStreams):
         return self._link.connected
 
     @property
+    def several_nodes(self) -> bool:
+        return self._link.several_nodes
+
+    @property
     def ails(self) -> str:
         return self._link.ails
 

@@ -15,9 +15,11 @@ from typing import Any
 import nats.errors
 from nats.aio.client import PING_PROTO, Client
 from nats.aio.msg import Msg
+from nats.protocol.command import sub_cmd
 
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.keys import Credentials
+from diloco_shared.bus.nats.wire import parse_headers
 from diloco_shared.bus.port import Traffic
 
 
@@ -186,6 +188,51 @@ class RepairedClient(Client):
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         await self._send_command(PING_PROTO)
         await self._flush_pending()
+
+    # A ping whose sender has given up, or was cancelled, is answered, too. The library fails at
+    # that, and reads no more.
+    async def _process_pong(self) -> None:
+        if self._pongs:
+            waiting = self._pongs.pop(0)
+            if not waiting.done():
+                waiting.set_result(True)
+            self._pongs_received += 1
+            self._pings_outstanding = 0
+
+    # Servers take any bytes as a subject and as headers. The library fails at what is not UTF-8, or
+    # is no header, and reads no more: one message would make every reader of its stream deaf.
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        return self.msg_class(
+            subject=subject.decode("utf-8", "replace"),
+            reply=reply.decode("utf-8", "replace"),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        return parse_headers(bytes(headers)) or None if headers else None
+
+    # Whatever else it fails at: it says so in its log, and reads no more. A new connection does.
+    async def _read_loop(self) -> None:
+        await super()._read_loop()
+        task = asyncio.current_task()
+        if self.is_connected and task is not None and not task.cancelling():
+            await self._process_op_err(nats.errors.ProtocolError())
+
+    # While there is no connection, the library keeps the line that tells of a subscription, and
+    # sends it with the next one, also where nobody wants it any more: a reader that tries for a
+    # night leaves thousands.
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        sub = self._subs.get(sid)
+        super()._remove_sub(sid, max_msgs)
+        if sub is not None and self.is_reconnecting:
+            line = sub_cmd(sub._subject, sub._queue or "", sid)
+            self._pending = [waiting for waiting in self._pending if waiting != line]
+            self._pending_data_size = sum(map(len, self._pending))
 
     # nats-py counts pongs only; one may be queued behind a message that takes seconds itself.
     def _heard(self) -> None:

@@ -171,6 +171,8 @@ class _Receiver:
             return LOOK_S
         count, wait_s = self._receiving.ask(room)
         if count:
+            if not self._asked_at:  # until now nobody owed us anything
+                self._heard_at = time.monotonic()
             subject, body = pull(
                 self._receiving.api, self._receiving.consumer, count, self._receiving.beat_s
             )
@@ -181,8 +183,12 @@ class _Receiver:
     def _ours(self, message: WireMessage) -> bool:
         return f".{self._receiving.consumer}." in message.reply
 
+    def _is_status(self, message: WireMessage) -> bool:
+        """Of the server: what is stored comes on its own subject, whatever its headers say."""
+        return message.subject == self._reply and message.status != 0
+
     def _place(self, message: WireMessage) -> memoryview | None:
-        if message.status or not self._ours(message):
+        if self._is_status(message) or not self._ours(message):
             return None
         index = self._receiving.claim(message)
         self._claimed.append(index)
@@ -190,7 +196,7 @@ class _Receiver:
 
     def _arrived(self, event: Arrived) -> None:
         message = event.message
-        if message.status:
+        if self._is_status(message):
             self._status(message)
         elif self._ours(message):
             self._chunk(message)
@@ -205,8 +211,6 @@ class _Receiver:
         self._receiving.saw(delivered(message.reply), good)
 
     def _status(self, message: WireMessage) -> None:
-        if message.subject != self._reply:
-            return
         if message.status == IDLE:
             # The server has been idle: what was still to come has been purged.
             self._nothing_more = True

@@ -110,7 +110,7 @@ class LaneSocket:
                    "no_responders": True}  # fmt: skip
         self.inbox = f"{address.inbox()}.{secrets.token_hex(11)}"
         self.send(connect_line(options | address.login(info)), b"PING\r\n")
-        self._await(Pong, until)
+        self._await(Pong, time.monotonic() + CONNECT_S)  # a step of its own, after TLS
         self.send(sub_line(f"{self.inbox}.>", 1))
 
     def _await(self, kind: type[Any], until: float) -> Any:

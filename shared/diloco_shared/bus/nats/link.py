@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 
 from diloco_shared import ambient
 from diloco_shared.bus.nats.access import Address
-from diloco_shared.bus.nats.client import RepairedClient
+from diloco_shared.bus.nats.client import RepairedClient, cancellations
 from diloco_shared.bus.nats.wire import status_of
 from diloco_shared.bus.port import Refused, Traffic, Unavailable
 
@@ -297,10 +297,14 @@ class NatsLink:
     async def close(self) -> None:
         """Close, sending what is pending if the server takes it within two seconds."""
         self._end()
-        self._client.over = True
+        self._client.over, before = True, cancellations()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._client.close()
+        except asyncio.CancelledError:
+            # Or the library's: it waits for what its cancelled reconnecting has waited for.
+            if cancellations() > before:
+                raise
         except (TimeoutError, OSError, nats.errors.Error):
             _log.warning("connection dropped at close", name=self.name)
         finally:

@@ -179,7 +179,8 @@ class Reader:
         if raw is None:
             raise Unavailable("connection or heartbeat lost")
         self._failures = 0
-        if not raw.status:
+        # What is stored comes on its own subject, and may have a header of that name, too.
+        if raw.subject != self._reply or not raw.status:
             return self._accept(raw)
         if raw.status != IDLE:
             self._asked -= unserved(raw.status, raw.headers)

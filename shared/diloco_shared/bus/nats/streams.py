@@ -24,12 +24,12 @@ from diloco_shared.bus.nats.api import (
     STREAM_NAME_TAKEN,
     ApiRefused,
     api_call,
-    headers_of,
     kept_at,
     without_server_headers,
 )
 from diloco_shared.bus.nats.link import NatsLink, Raw
 from diloco_shared.bus.nats.reader import Reader, ReplyInbox
+from diloco_shared.bus.nats.wire import parse_headers
 from diloco_shared.bus.port import (
     BusError,
     NoStream,
@@ -247,7 +247,7 @@ class NatsStreams(StreamKv):
                 return None
             raise
         message = answer["message"]
-        headers = headers_of(base64.b64decode(message.get("hdrs", "")))
+        headers = parse_headers(base64.b64decode(message.get("hdrs", "")))
         payload = base64.b64decode(message.get("data", ""))
         return Stored(message["subject"], payload, headers, message["seq"])
 
@@ -325,9 +325,10 @@ class NatsStreams(StreamKv):
                 message = await inbox.get(PATIENCE_S if self._link.several_nodes else API_TIMEOUT_S)
                 if message is None:
                     raise Unavailable(f"reading {subject} from {stream}: no answer")
+                if "Nats-Sequence" in message.headers:  # whatever else whoever stored it says
+                    found.append(_direct_message(message))
+                    continue
                 match message.status:
-                    case 0:
-                        found.append(_direct_message(message))
                     case 404:
                         return False
                     case 204:

@@ -240,26 +240,34 @@ def _control(verb: bytes, rest: bytes) -> Event | None:
 
 
 def status_of(headers: Mapping[str, str]) -> int:
-    """The inline status code of a message, 0 when there is none."""
-    return int(headers.get("Status", "0"))
+    """The status code of a server's own message, 0 when there is none, or none that is one.
+
+    Whoever stores a message may give it any header: what a status is about must be known from the
+    subject on which it came.
+    """
+    said = headers.get("Status", "0")
+    return int(said) if said.isascii() and said.isdigit() and len(said) == 3 else 0
 
 
 def parse_headers(block: bytes) -> dict[str, str]:
-    """Headers of `NATS/1.0[ status text]\\r\\nName: value\\r\\n...\\r\\n`."""
+    """Headers of `NATS/1.0[ status text]\\r\\nName: value\\r\\n...\\r\\n`.
+
+    Servers keep whatever a client sends as headers, and put their own behind it. It must not break
+    the connection of those who read it: what is no header is passed over, and the last of a name
+    counts.
+    """
     lines = block.decode("utf-8", "replace").split("\r\n")
-    if not lines[0].startswith(_VERSION.decode()):
-        raise WireFault(f"headers of another version: {block[:20]!r}")
-    headers = {}
-    status = lines[0].split(maxsplit=2)[1:]
-    if status:
-        if not (status[0].isascii() and status[0].isdigit() and len(status[0]) == 3):
-            raise WireFault(f"malformed status: {block[:40]!r}")
-        headers["Status"] = status[0]
+    headers: dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
         if colon:
             headers[name.strip()] = value.strip()
     # A header of that name is not the status.
-    if not status:
-        headers.pop("Status", None)
+    headers.pop("Status", None)
+    ours = lines[0].startswith(_VERSION.decode())
+    status = lines[0].split(maxsplit=2)[1:] if ours else []
+    if status and status[0].isascii() and status[0].isdigit() and len(status[0]) == 3:
+        headers["Status"] = status[0]
+        if status[1:]:
+            headers.setdefault("Description", status[1])
     return headers
