@@ -440,6 +440,11 @@ def test_what_a_container_may_take_is_what_is_free(
     monkeypatch.setattr(machine, "GROUPS", tmp_path)
     monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "own")
     assert machine.machine_of(tmp_path).host_bytes == 2000
+    # Of files that were read the system lets go: they are no more than a cache.
+    (tmp_path / "box" / "memory.stat").write_text("anon 900\ninactive_file 1500\nactive_file 600\n")
+    assert machine.machine_of(tmp_path).host_bytes == 4100
+    (tmp_path / "box" / "memory.stat").write_text("inactive_file 150000\n")
+    assert machine.machine_of(tmp_path).host_bytes == 5000
 
 
 # --------------------------------------------------------------------------------------------------

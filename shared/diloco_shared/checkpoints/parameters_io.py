@@ -148,6 +148,6 @@ def beginning_of(
         )
     if model.factory is None and kept.spec.model.factory is None:
         there, wanted = asdict(shape_of(kept.spec.model)), asdict(shape_of(model))
-        if wrong := differing({**there, "remat": wanted["remat"]}, wanted):
+        if wrong := differing(there, wanted):
             raise CheckpointError(f"{kept.ref} is of a model of another shape: {wrong}")
     return kept

@@ -19,6 +19,7 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
     `wait` until whoever has it lets go, else raise Busy. The system lets go for a process that
     dies, so a wait is as long as the other one works. Raises OSError if it cannot be made.
     """
+    folder = folder.absolute()  # "." has no name
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.parent / f".{folder.name}.lock"
     fd = _acquired(path, folder, wait=wait)

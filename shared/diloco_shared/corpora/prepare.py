@@ -112,6 +112,7 @@ def prepare_locked(
         (to / TOKENIZER).mkdir()
         for name, content in files.items():
             replace(to / TOKENIZER / name, content)
+        settle(to / TOKENIZER)  # the names in it, before the index that promises them
     settle(to)
     # Fields that only masked corpora have are left out of the others.
     replace(to / INDEX, index.model_dump_json(indent=1, exclude_defaults=True))
@@ -125,6 +126,10 @@ def removed(folder: Path) -> None:
     with suppress(OSError):  # of a full disk: then room is what matters
         (folder / UNFINISHED).touch()
     (folder / INDEX).unlink(missing_ok=True)
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.name != UNFINISHED:  # last: it says that the rest is ours
+                _remove(path)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -143,10 +148,15 @@ def _cleaned(to: Path) -> None:
             f"{to} is not empty and is no corpus (it has {foreign[0]!r}): name another folder"
         )
     for path in there:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        if path.name != UNFINISHED:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 @dataclass(frozen=True, slots=True)

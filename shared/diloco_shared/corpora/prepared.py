@@ -16,6 +16,7 @@ signs refuse by its number.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ FORMAT, MASKED_FORMAT = 1, 2
 INDEX_BYTES_MAX = 32 << 20
 # Shards of a split: at 256 MiB each, sixteen times what the largest public corpora have.
 SHARDS_MAX = 65_536
+
+# How every index of ours begins.
+_OURS = re.compile(rb'\s*\{\s*"format":\s*\d+,\s*"digest":\s*"[0-9a-f]{32}"')
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -94,7 +98,7 @@ class Index(Entry):
     splits: dict[Literal["train", "validation", "test"], Part]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Corpus:
     """The three splits as token sequences, and what is known of them.
 
@@ -133,8 +137,28 @@ class Corpus:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a corpus was written here to its end."""
-    return (folder / INDEX).is_file()
+    """Whether a corpus was written here to its end. Others call files `index.json`, too."""
+    index = folder / INDEX
+    if not index.is_file():
+        return False
+    if (folder / "train-00000.bin").is_file():
+        return True
+    try:
+        with index.open("rb") as file:
+            return _OURS.match(file.read(200)) is not None
+    except OSError:
+        return True  # whoever opens it says what is wrong
+
+
+def whole(folder: Path) -> bool:
+    """Whether all that its index names is there, as long as it should be. Reads the index alone."""
+    try:
+        index = read_index(folder)
+        shards = [shard for part in index.splits.values() for shard in part.shards]
+        size = np.dtype(index.dtype).itemsize
+        return all((folder / s.file).stat().st_size == s.tokens * size for s in shards)
+    except (ValueError, OSError):
+        return False
 
 
 def open_corpus(folder: Path) -> Corpus:

@@ -182,10 +182,12 @@ def stdlib() -> Path:
 
 def _walked(root: Path, *, library: bool) -> Iterator[SourceFile]:
     found: list[tuple[str, Path]] = []
-    for folder, inner, names in os.walk(root, onerror=_refused):
+    seen = {_identity(root)}
+    for folder, inner, names in os.walk(root, onerror=_refused, followlinks=not library):
         # Not entered at all: installed packages are many times the library.
         left_out = NOT_LIBRARY if library else frozenset[str]()
         inner[:] = [n for n in inner if n not in left_out and not n.startswith(".")]
+        _once(Path(folder), inner, seen)
         for name in names:
             path = Path(folder, name)
             wanted = path.suffix == ".py" if library else not name.startswith(".")
@@ -196,6 +198,20 @@ def _walked(root: Path, *, library: bool) -> Iterator[SourceFile]:
                 f"{root} has more than {FILES_MAX} files: pack them into .jsonl or .parquet files"
             )
     return (_file(path, name) for name, path in sorted(found))
+
+
+def _once(folder: Path, inner: list[str], seen: set[tuple[int, int]]) -> None:
+    """Of folders that are links, those that nobody leads to otherwise: else a link to what is above
+    it would be walked for ever, and one to what is beside it be read twice."""
+    for name in sorted(n for n in inner if (folder / n).is_symlink()):
+        if (identity := _identity(folder / name)) in seen:
+            inner.remove(name)
+        seen.add(identity)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    stat = folder.stat()
+    return stat.st_dev, stat.st_ino
 
 
 def _refused(error: OSError) -> None:

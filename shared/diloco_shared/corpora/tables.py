@@ -31,13 +31,13 @@ def _package(what: str) -> Any:
 def parquet_of(path: Path, field: str) -> Iterator[Document]:
     """The texts in column `field`, one row group after another."""
     for column, read in _parquet(path, ((field,),), text=True):
-        yield from _texts(column[0], read)
+        yield from _texts(path, column[0], read)
 
 
 def arrow_of(path: Path, field: str) -> Iterator[Document]:
     """The texts in column `field` of an Arrow stream, through a memory map."""
     for column, read in _arrow_stream(path, ((field,),), text=True):
-        yield from _texts(column[0], read)
+        yield from _texts(path, column[0], read)
 
 
 def parquet_records(path: Path, columns: Columns) -> Iterator[Record]:
@@ -54,7 +54,8 @@ def _records(path: Path, parts: Iterator[tuple[list[Any], int]]) -> Iterator[Rec
     number = 0
     for columns, read in parts:
         names = [name for name, _ in columns]
-        for values in zip(*(column.to_pylist() for _, column in columns), strict=True):
+        lists = [_values(path, name, column) for name, column in columns]
+        for values in zip(*lists, strict=True):
             number += 1
             yield Record(dict(zip(names, values, strict=True)), f"{path}, row {number}", read)
             read = 0
@@ -102,8 +103,17 @@ def _arrow_stream(path: Path, columns: Columns, *, text: bool) -> Iterator[tuple
             raise ValueError(f"{path} is no whole Arrow stream: {_first_line(error)}") from None
 
 
-def _texts(column: tuple[str, Any], read: int) -> Iterator[Document]:
-    for text in column[1].to_pylist():
+def _values(path: Path, name: str, column: Any) -> list[Any]:
+    try:
+        found: list[Any] = column.to_pylist()
+    except UnicodeDecodeError as error:
+        text = f"{path}: column {name!r} is not UTF-8 ({error}): write it anew as text"
+        raise ValueError(text) from None
+    return found
+
+
+def _texts(path: Path, column: tuple[str, Any], read: int) -> Iterator[Document]:
+    for text in _values(path, *column):
         for passage in pieces(text or ""):  # a missing value is an empty document
             yield Document(passage, read)
             read = 0

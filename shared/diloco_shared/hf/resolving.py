@@ -4,7 +4,7 @@ Whoever submits reads shape and digest from the folder. Every learner compares i
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from diloco_shared.hf.weights import HfWeights, WrongCheckpoint, digest_of, open_weights
@@ -47,12 +47,16 @@ def nearest(shape: Shape) -> tuple[str, dict[str, Any]]:
     return preset, other(preset)
 
 
+# Fields of a shape that say how it is trained: weights have none of them, and any will do.
+TRAINING = ("remat", "expert_capacity", "expert_balance")
+
+
 def differing(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """In words, the first fields of two shapes that are not the same; "" for none."""
     found = [
         f"{name} is {there[name]} there, and {value} in the run"
         for name, value in wanted.items()
-        if there[name] != value
+        if there[name] != value and name not in TRAINING
     ]
     return "; ".join(found[:5])
 
@@ -67,8 +71,7 @@ def weights_of(model: Model, root: Root) -> HfWeights | None:
         return None
     weights = open_weights(located(model.weights, root))
     wanted = shape_of(model)
-    there = asdict(replace(weights.shape, remat=wanted.remat))
-    if wrong := differing(there, asdict(wanted)):
+    if wrong := differing(asdict(weights.shape), asdict(wanted)):
         raise WrongCheckpoint(f"{weights.folder} holds a model of another shape: {wrong}")
     found = digest_of(weights)
     if model.weights_digest not in ("", found):

@@ -3,26 +3,59 @@
 import json
 from typing import Any
 
-from diloco_shared.corpora.prepared import is_prepared, open_corpus
-from diloco_shared.corpora.tokenizers import CONFIG, JSON, Bytes, Tokenizer, load
+from diloco_shared.corpora.prepared import Corpus, is_prepared, open_corpus
+from diloco_shared.corpora.pretokenised import is_tokens
+from diloco_shared.corpora.sources import STDLIB, stdlib
+from diloco_shared.corpora.tokenizers import (
+    BYTES,
+    CONFIG,
+    JSON,
+    Bytes,
+    SentencePiece,
+    Tokenizer,
+    load,
+)
 from diloco_shared.reach.local import Root, located
 from diloco_shared.spec.run import Data
 
+# By this name others look for a model of SentencePiece.
+SPM = "tokenizer.model"
 # Byte 0 ends a document; as text it is shown so.
 END_OF_BYTES = "<|endoftext|>"
 
 
-def tokenizer_of(data: Data, root: Root) -> Tokenizer:
+def tokenizer_of(data: Data, root: Root, vocabulary: int | None = None) -> Tokenizer:
     """That of the corpus, which has a copy of it; or the one that the run names.
 
-    Raises ValueError.
+    `vocabulary`: rows of the model, if they are known. Raises ValueError where nothing on this
+    machine tells what made the tokens: another tokenizer would do for other numbers.
     """
-    folder = located(data.sources[0].source, root)
-    if is_prepared(folder):
-        found = open_corpus(folder).tokenizer
-        if found is not None:
-            return found
+    unknown = ""
+    for part in data.sources:
+        path = stdlib() if part.source == STDLIB else located(part.source, root)
+        if part.source != STDLIB and is_prepared(path):
+            if (found := _of_corpus(open_corpus(path), part.digest)) is not None:
+                return found
+        elif not path.exists():
+            unknown = unknown or f"the corpus {part.source!r} is not on this machine"
+        elif part.source != STDLIB and is_tokens(path):
+            unknown = unknown or f"{part.source!r} holds tokens, and does not say what made them"
+    if unknown and data.tokenizer == BYTES and vocabulary != Bytes().vocabulary:
+        raise ValueError(f"{unknown}, and data.tokenizer names no tokenizer")
     return load(data.tokenizer, root)
+
+
+def _of_corpus(corpus: Corpus, wanted: str) -> Tokenizer | None:
+    if wanted and corpus.digest != wanted:
+        raise ValueError(
+            f"the corpus at {corpus.name} has digest {corpus.digest}, and the run's has {wanted}: "
+            "its tokenizer may be another one"
+        )
+    found = corpus.tokenizer
+    made_by = None if corpus.index is None else corpus.index.tokenizer.digest
+    if found is not None and found.digest != made_by:
+        raise ValueError(f"the tokenizer in {corpus.name} is not the one that made its tokens")
+    return found
 
 
 def files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -31,6 +64,8 @@ def files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
     files = dict(tokenizer.files)
     if isinstance(tokenizer, Bytes):
         files[JSON] = _written(_byte_by_byte())
+    if isinstance(tokenizer, SentencePiece):
+        return _sentence_piece(tokenizer, files)
     if JSON in files and CONFIG not in files:
         end = _name(files[JSON], tokenizer.end_of_document)
         config = {
@@ -41,9 +76,28 @@ def files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
     return files
 
 
-def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Ids of special tokens, by the name that they have in config.json."""
-    return {"eos_token_id": tokenizer.end_of_document}
+def _sentence_piece(tokenizer: SentencePiece, files: dict[str, bytes]) -> dict[str, bytes]:
+    """Under the name by which others find it, and read as it was trained with: as it is."""
+    found = {SPM if name.endswith(".model") else name: raw for name, raw in files.items()}
+    config = {
+        "tokenizer_class": "LlamaTokenizer",
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "legacy": False,
+    }
+    found.setdefault(CONFIG, _written(config | dict(tokenizer.special)))
+    return found
+
+
+def special_tokens(tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Ids of special tokens, by the name that they have in config.json: else each kind of model has
+    some of its own. None: there is none, or nobody knows.
+
+    What ends a document is what stands before the next one: so it begins one as well.
+    """
+    end = None if tokenizer is None else tokenizer.end_of_document
+    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
 
 
 def _byte_by_byte() -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The corpus of a run: prepared once, opened from anywhere, and the one that the run wants."""
 
 import errno
+import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +133,31 @@ def test_a_corpus_that_was_prepared_and_cannot_be_opened_is_kept(
             load(data(folder), cache=cache)
     monkeypatch.setattr("diloco_learner.data.cache.prepare_locked", None)  # not once more
     assert len(one(load(data(folder), cache=cache)).train)
+
+
+@pytest.mark.parametrize("gone", ["train-00000.bin", "validation-00000.bin"])
+def test_a_corpus_of_the_cache_that_lost_a_file_is_made_anew(tmp_path: Path, gone: str) -> None:
+    """As by whoever clears caches: nobody should have to find the folder."""
+    told: list[str] = []
+    folder, cache = folder_of(tmp_path / "a", 60), Cache(tmp_path / "cache", tell=told.append)
+    digest_before = one(load(data(folder), cache=cache)).digest
+    (made,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    (made / gone).unlink()
+    assert one(load(data(folder), cache=cache)).digest == digest_before
+    assert any("is damaged, and is made anew" in line for line in told)
+
+
+def test_what_is_removed_is_not_held_by_a_corpus_that_nobody_uses(tmp_path: Path) -> None:
+    """A file that is mapped takes its room on the disk until it is not."""
+    prepared(folder_of(tmp_path / "a", 60), tmp_path / "c")
+    corpus = load(data(tmp_path / "c"))
+    assert load(data(tmp_path / "c")) is corpus, "one object for all who have it open"
+    shutil.rmtree(tmp_path / "c")
+    maps = Path("/proc/self/maps")
+    assert str(tmp_path / "c") in maps.read_text("utf-8")
+    del corpus
+    gc.collect()
+    assert str(tmp_path / "c") not in maps.read_text("utf-8")
 
 
 def test_relative_paths_are_under_the_data_root(tmp_path: Path) -> None:

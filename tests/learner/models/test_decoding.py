@@ -65,8 +65,17 @@ def test_it_ends_at_the_end_of_a_document() -> None:
 )
 def test_only_likely_tokens_are_drawn(how: Sampling, allowed: set[int]) -> None:
     logits = jnp.log(jnp.array([0.3, 0.1, 0.5, 0.1]))
-    draw = jax.jit(jax.vmap(lambda key: drawn(how, key, logits)))
+    draw = jax.jit(jax.vmap(lambda key: drawn(how, 4, key, logits)))
     assert set(np.asarray(draw(jax.random.split(jax.random.key(0), 200))).tolist()) == allowed
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_stand_for_no_token_are_never_drawn(temperature: float) -> None:
+    """Models have round numbers of rows, and tokenizers as many tokens as they have."""
+    logits, how = jnp.array([0.0, 1.0, 50.0, 60.0]), Sampling(temperature=temperature)
+    draw = jax.jit(jax.vmap(lambda key: drawn(how, 2, key, logits)))
+    found = set(np.asarray(draw(jax.random.split(jax.random.key(0), 200))).tolist())
+    assert found == ({0, 1} if temperature else {1})
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from diloco_shared.corpora.prepared import (
     is_prepared,
     open_corpus,
     verify,
+    whole,
 )
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.tokenizers import Bytes
@@ -206,11 +207,21 @@ def test_what_dies_while_it_is_removed_can_be_made_again(
 ) -> None:
     source, to = find(str(folder_of(tmp_path / "a", 60))), tmp_path / "c"
     digest = prepare(source, Bytes(), to, 0.2).digest
-    monkeypatch.setattr(module.shutil, "rmtree", lambda folder, ignore_errors: die())
-    with pytest.raises(Died):
-        module.removed(to)
-    monkeypatch.undo()
-    assert not is_prepared(to) and list(to.glob("*.bin"))
+    remove, left = module._remove, [1]
+
+    def dying(path: Path) -> None:
+        if not left:
+            die()
+        left.pop()
+        remove(path)
+
+    for act in (lambda: module.removed(to), lambda: prepare(source, Bytes(), to, 0.2)):
+        monkeypatch.setattr(module, "_remove", dying)
+        left[:] = [1]
+        with pytest.raises(Died):
+            act()
+        monkeypatch.undo()
+        assert not is_prepared(to) and list(to.glob("*.bin"))
     assert prepare(source, Bytes(), to, 0.2).digest == digest
 
 
@@ -380,3 +391,37 @@ def test_opening_reads_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     parts = [*opened.train.parts, *opened.validation.parts, *opened.test.parts]
     assert parts and all(isinstance(part, np.memmap) for part in parts)
     assert digest_of(opened) == opened.digest
+
+
+def test_a_folder_that_somebody_else_calls_so_is_text(tmp_path: Path) -> None:
+    """`index.json` is what many a dump of pages begins with."""
+    folder = folder_of(tmp_path / "a", 60)
+    (folder / "index.json").write_text('{"pages": ["one", "two"]}')
+    assert not is_prepared(folder)
+    corpus = prepared(folder, tmp_path / "c")
+    assert is_prepared(tmp_path / "c") and whole(tmp_path / "c")
+    assert sum(map(len, documents(corpus))) == 61
+    (tmp_path / "c" / "train-00000.bin").unlink()
+    assert is_prepared(tmp_path / "c"), "damaged, and not another thing"
+    assert not whole(tmp_path / "c")
+
+
+def test_a_folder_may_be_named_from_within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, here = find(str(folder_of(tmp_path / "a", 60))), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    prepare(source, Bytes(), Path(), 0.2)
+    assert is_prepared(here) and not list(here.glob(".*lock"))
+
+
+def test_folders_that_are_links_are_read_once(tmp_path: Path) -> None:
+    source, elsewhere = folder_of(tmp_path / "a", 60), folder_of(tmp_path / "b", 40)
+    alone = sum(map(len, documents(prepared(source, tmp_path / "c1"))))
+    (source / "books").symlink_to(elsewhere)
+    (source / "again").symlink_to(elsewhere)
+    (source / "loop").symlink_to(source)
+    found = find(str(source))
+    names = [file.name for file in found.files]
+    assert len(names) == len(set(names)) and sum(n.startswith("again/") for n in names) >= 40
+    assert not any(n.startswith(("books/", "loop/")) for n in names)
+    assert sum(map(len, documents(prepared(source, tmp_path / "c2")))) == alone + 40

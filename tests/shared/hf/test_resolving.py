@@ -1,11 +1,11 @@
 """What a run's [model] table gains from the folder of a checkpoint."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from diloco_shared.hf.resolving import nearest, resolved
+from diloco_shared.hf.resolving import differing, nearest, resolved
 from diloco_shared.hf.weights import WrongCheckpoint, digest_of, open_weights
 from diloco_shared.spec.run import Model
 from diloco_shared.spec.shapes import SHAPES, shape_of
@@ -40,3 +40,13 @@ def test_a_published_shape_is_its_preset(preset: str) -> None:
 def test_a_folder_that_holds_none_is_said() -> None:
     with pytest.raises(WrongCheckpoint, match="no such folder"):
         resolved({"weights": "nowhere"}, GOLDEN)
+
+
+def test_what_is_trainings_own_is_no_other_shape() -> None:
+    """Weights do not say how many tokens an expert may take, or how work is shared out."""
+    there = asdict(SHAPES["nano-moe"])
+    wanted = there | {"expert_capacity": 1.25, "expert_balance": 0.5, "remat": "layer"}
+    assert differing(there, wanted) == ""
+    assert differing(there, wanted | {"layers": 7}) == (
+        f"layers is {there['layers']} there, and 7 in the run"
+    )

@@ -13,19 +13,17 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from diloco_shared.corpora.folders import Busy, locked
 from diloco_shared.corpora.prepare import Progress, prepare_locked, removed
-from diloco_shared.corpora.prepared import FORMAT, INDEX, Corpus, is_prepared, open_corpus
+from diloco_shared.corpora.prepared import FORMAT, INDEX, Corpus, is_prepared, open_corpus, whole
 from diloco_shared.corpora.sources import Source
 from diloco_shared.corpora.tokenizers import Tokenizer
 
 # Unless the settings say otherwise: a few corpora of the size that one prepares in passing.
 BYTES_MAX = 64 << 30
-# Corpora that a process keeps open: those of one mixture.
-OPEN_MAX = 64
 # Names of folders that the cache made: no others are looked at, let alone removed.
 _KEY = re.compile(r"[0-9a-f]{32}")
 # Told while a corpus is prepared: so many lines in all.
@@ -43,12 +41,15 @@ def opened(folder: Path) -> Corpus:
         index = (folder / INDEX).stat()
     except OSError as error:
         raise ValueError(f"{folder / INDEX} cannot be read: {error.strerror or error}") from None
-    return _opened(folder.resolve(), index.st_mtime_ns, index.st_ino)
+    key = (folder.resolve(), index.st_mtime_ns, index.st_ino)
+    # Two threads may open one at the same time: that is two objects of one corpus.
+    if (found := _OPEN.get(key)) is None:
+        found = _OPEN[key] = open_corpus(folder)
+    return found
 
 
-@lru_cache(maxsize=OPEN_MAX)
-def _opened(folder: Path, mtime_ns: int, inode: int) -> Corpus:
-    return open_corpus(folder)
+# As long as somebody has them: what is removed from the disk takes its room while it is mapped.
+_OPEN: WeakValueDictionary[tuple[Path, int, int], Corpus] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Cache:
         folder = self.folder / key
         try:
             with locked(folder, wait=True):
-                if is_prepared(folder):
+                if is_prepared(folder) and not self._damaged(folder):
                     os.utime(folder)  # used now
                     return opened(folder)
                 told = None if self.tell is None else _told(source.name, self.tell)
@@ -88,6 +89,15 @@ class Cache:
                 "(DILOCO_CORPORA), or name as source what 'diloco data prepare' wrote elsewhere"
             ) from None
         return found
+
+    def _damaged(self, folder: Path) -> bool:
+        """Whether something of it is gone, as by whoever clears caches: then none of it is left."""
+        if whole(folder):
+            return False
+        if self.tell is not None:
+            self.tell(f"the prepared corpus {folder} is damaged, and is made anew")
+        removed(folder)
+        return True
 
     def _bound(self, newest: Path) -> None:
         """Remove what has not been used for longest, until the rest is within the limit."""

@@ -37,6 +37,7 @@ from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError
 from diloco_shared.reach.local import Root
 from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.shapes import shape_of
 
 log = structlog.get_logger()
 
@@ -106,10 +107,11 @@ def of_tokenizer(spec: RunSpec, root: Root) -> Companions:
     having without them.
     """
     try:
-        tokenizer = tokenizer_of(spec.data, root)
+        rows = None if spec.model.factory is not None else shape_of(spec.model).vocabulary
+        tokenizer = tokenizer_of(spec.data, root, rows)
     except ValueError as error:
         log.warning("without tokenizer", reason=str(error))
-        return Companions()
+        return Companions(tokens=special_tokens(None))
     return Companions(contents=files_of(tokenizer), tokens=special_tokens(tokenizer))
 
 

@@ -60,7 +60,7 @@ def output_of(spec: RunSpec, layout: Layout) -> tuple[HfTensor, ...]:
     return made
 
 
-def config_of(spec: RunSpec, dtype: Dtype, tokens: dict[str, int]) -> dict[str, Any] | None:
+def config_of(spec: RunSpec, dtype: Dtype, tokens: dict[str, int | None]) -> dict[str, Any] | None:
     """The content of `config.json`; None where no known architecture is the model's."""
     if spec.model.factory is not None:
         return None

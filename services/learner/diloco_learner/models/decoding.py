@@ -89,8 +89,10 @@ class Sampling:
             raise ValueError(f"top_p ({self.top_p:g}) must be above 0, and 1 at most")
 
 
-def drawn(how: Sampling, key: jax.Array, logits_V: jax.Array) -> jax.Array:
-    """One token: of the likeliest that together have `top_p` of the chance, `top_k` at most."""
+def drawn(how: Sampling, tokens: int, key: jax.Array, logits_V: jax.Array) -> jax.Array:
+    """One of the first `tokens`: of the likeliest that together have `top_p` of the chance, `top_k`
+    at most. A model may have more rows than its tokenizer has tokens."""
+    logits_V = jnp.where(jnp.arange(len(logits_V)) < tokens, logits_V, -jnp.inf)
     if how.temperature == 0:
         return jnp.argmax(logits_V)
     order_V = jnp.argsort(-logits_V)
@@ -105,13 +107,16 @@ def drawn(how: Sampling, key: jax.Array, logits_V: jax.Array) -> jax.Array:
 class Sampler:
     """Draws tokens from one model with its parameters; compiles when it is first used."""
 
-    def __init__(self, shape: Shape, params: Any, dtype: Any, how: Sampling) -> None:
+    def __init__(
+        self, shape: Shape, params: Any, dtype: Any, how: Sampling, vocabulary: int | None = None
+    ) -> None:
+        """`vocabulary`: of the tokenizer, where it is smaller than the model's."""
         # Nothing goes past an expert here: that is for many tokens at a time.
         self.shape = shape = replace(shape, expert_capacity=0.0)
         self.params = params
         self.dtype = dtype
         self._extend = jax.jit(partial(extend, shape), donate_argnums=1)
-        self._drawn = jax.jit(partial(drawn, how))
+        self._drawn = jax.jit(partial(drawn, how, vocabulary or shape.vocabulary))
 
     def tokens(
         self, prompt: Sequence[int], count: int, seed: int, ends: Collection[int] = ()
@@ -240,4 +245,5 @@ def writer(folder: Path, how: Sampling) -> Writer:
         )
     shapes = jax.eval_shape(partial(transformer.init, shape), jax.random.key(0))
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    return Writer(Sampler(shape, filled(shapes, "layers", weights.read), dtype, how), tokenizer)
+    params = filled(shapes, "layers", weights.read)
+    return Writer(Sampler(shape, params, dtype, how, tokenizer.vocabulary), tokenizer)

@@ -52,10 +52,21 @@ def _left_to_group() -> list[int]:
         try:
             limit, used = (folder / "memory.max", folder / "memory.current")
             # "max", where there is no limit, is no number.
-            found.append(max(int(limit.read_text()) - int(used.read_text()), 0))
+            left = int(limit.read_text()) - int(used.read_text()) + _cached(folder)
+            found.append(min(max(left, 0), int(limit.read_text())))
         except (OSError, ValueError):
             continue
     return found
+
+
+def _cached(group: Path) -> int:
+    """Bytes of files that were read, which the system gives up for whoever needs the room."""
+    try:
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    stat = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    return sum(int(stat.get(name, 0)) for name in ("inactive_file", "active_file"))
 
 
 def free_on(folder: Path) -> int | None:
