@@ -1,6 +1,8 @@
 """What commands ask of a cluster's API, and what its refusals say to whoever typed them."""
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from diloco_cli.cluster import Where, endpoint_of, token_of
 from diloco_cli.words import CONFLICT, FAILED, INVALID, NO_CLUSTER, REFUSED, UNKNOWN, CliError
@@ -23,8 +25,11 @@ def connect(where: Where) -> Client:
     url = where.url or endpoint_of(where.data)["url"]
     try:
         return Client(url, token_of(where), ca=where.ca)
-    except ValueError as error:  # the authority's file
+    except ValueError as error:  # the authority's file, or an address
         raise CliError(str(error), INVALID) from None
+    except ImportError as error:
+        text = f"the proxy that ALL_PROXY, HTTPS_PROXY or HTTP_PROXY names cannot be used: {error}"
+        raise CliError(f"{text} Or name the server's host in NO_PROXY", INVALID) from None
 
 
 def explained(error: ApiError | Unreachable) -> CliError:
@@ -65,3 +70,32 @@ def newest_rounds(client: Client, run: dict[str, Any], count: int) -> list[dict[
         return []  # before that there is no tape
     after = max(0, int(status["stamp"]["round"]) + 1 - count)
     return client.rounds(run["name"], after=after)[-count:]
+
+
+# Answers that a moment's trouble gives: the message server, or what stands before the API, is away.
+PASSING = (502, 503, 504)
+T = TypeVar("T")
+
+
+class Patience:
+    """Asks again where the cluster does not answer for a moment: it is being restarted."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s, self.answered_at = limit_s, time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """For how long there was no answer."""
+        return time.monotonic() - self.answered_at
+
+    def ask(self, what: Callable[[], T]) -> T | None:
+        """The answer; None where there is none now. Raises what it raised once that lasts."""
+        try:
+            found = what()
+        except (ApiError, Unreachable) as error:
+            passes = not isinstance(error, ApiError) or error.status in PASSING
+            if isinstance(error, Untrusted) or not passes or self.silent_s > self.limit_s:
+                raise
+            return None
+        self.answered_at = time.monotonic()
+        return found

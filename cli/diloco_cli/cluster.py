@@ -25,7 +25,11 @@ class Where:
 def token_of(where: Where) -> str:
     """The token as given, or the admin's of the cluster on this machine."""
     if where.token:
-        return where.token
+        token = where.token.strip()  # as of a secret that is kept with the end of its line
+        if not token.isascii() or not token.isprintable() or " " in token:
+            text = "the token has a space, the end of a line, or letters that no token has: give it"
+            raise CliError(f"{text} as it was shown, by --token-file or DILOCO_TOKEN", REFUSED)
+        return token
     path = where.token_file or ("" if where.url else endpoint_of(where.data)["token_file"])
     if not path:
         raise CliError(

@@ -125,9 +125,10 @@ class Demo:
                 raise result
 
     async def _train(self) -> None:
-        for name in REPORTS:  # an earlier demo's would pass for this one's
-            (self.stack.data / "demo" / name).unlink(missing_ok=True)
         await started(self.stack, lambda: answers(self.stack.data))
+        # An earlier demo's would pass for this one's; of a demo that is refused it stays.
+        for name in REPORTS:
+            (self.stack.data / "demo" / name).unlink(missing_ok=True)
         token_file = self.stack.folder.token_file
         self.stack.told(f"live page: {self.stack.url}  (token in {token_file})")
         with connect(Where(data=self.stack.data)) as client, Screen(self.console) as view:

@@ -3,6 +3,7 @@
 DIR.partial/export.json     whose files these are
            /model.safetensors, …
 DIR                         `DIR.partial` once every digest is right, and not a moment before
+.DIR.lock                   held by the one command that downloads into DIR
 """
 
 import hashlib
@@ -10,8 +11,9 @@ import json
 import os
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from pydantic import ValidationError
 
 from diloco_cli.words import CONFLICT, FAILED, INVALID, CliError, why
 from diloco_client import Client, Unreachable
+from diloco_shared.corpora.folders import Busy, locked
 from diloco_shared.protocol.exports import ExportedFile
 
 # Which export a partial folder is of; no file of an export is called so.
@@ -35,20 +38,48 @@ PART_BYTES = 8 << 20
 Moved = Callable[[int], None]  # told how many more bytes are here
 
 
+class Taken(CliError):
+    """The folder has something in it, or another command downloads into it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, CONFLICT)
+
+
 class Target:
-    """Where an export goes. CliError for a folder that holds something."""
+    """Where an export goes, for one command at a time until the folder is in place.
+
+    Taken for a folder that holds something or that another command downloads into, and CliError
+    for one that cannot be made.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(os.path.abspath(folder))
+        if not self.folder.name:
+            raise CliError(f"{folder} is no folder to make: name one below it", INVALID)
         self.partial = self.folder.with_name(f"{self.folder.name}.partial")
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(self.folder, wait=False))
+                self._look(folder)
+            except Busy:
+                text = f"another command downloads into {folder}: wait until it is done, or name "
+                raise Taken(f"{text}another folder") from None
+            except OSError as error:
+                text = f"{folder} cannot be written: {why(error)}; name another folder"
+                raise CliError(text, FAILED) from None
+            # By `take_place`, or at the end of a command that came to none.
+            self.let_go = weakref.finalize(self, held.pop_all().close)
+
+    def _look(self, folder: Path) -> None:
+        """CliError for what is there and is no download."""
         if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
             raise CliError(f"{folder} is there and is no folder: name another one", INVALID)
         if self.folder.is_dir() and any(self.folder.iterdir()):
-            text = f"{folder} holds something already: name another folder, or an empty one"
-            raise CliError(text, CONFLICT)
+            raise Taken(f"{folder} holds something already: name another folder, or an empty one")
+        if self.partial.exists() and not self.partial.is_dir():
+            raise Taken(f"{self.partial} is there and is no folder: move it away first")
         if self.partial.exists() and self.begun() is None and any(self.partial.iterdir()):
-            text = f"{self.partial} holds something that is no download: move it away first"
-            raise CliError(text, CONFLICT)
+            raise Taken(f"{self.partial} holds something that is no download: move it away first")
 
     def begun(self) -> dict[str, Any] | None:
         """What an earlier attempt was to download, if it left anything."""
@@ -73,6 +104,7 @@ class Target:
                 if path.name not in names:
                     path.unlink()
             os.rename(self.partial, self.folder)
+        self.let_go()
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -4,12 +4,13 @@ Learners speak to the message server alone, and never to the coordinator. So wha
 lies in a folder that they reach, and whoever submits the run puts it there.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from diloco_cli.commands.export import downloaded
-from diloco_cli.downloading import Target
+from diloco_cli.downloading import Taken, Target
 from diloco_cli.words import FAILED, INVALID, CliError
 from diloco_client import Client
 from diloco_shared.protocol.subjects import ID_PATTERN
@@ -44,8 +45,8 @@ def put_weights(client: Client, spec: dict[str, Any], root: Path, *, quiet: bool
         raise CliError(text, INVALID)
     run, version = found["run"], found["version"]
     wish = {"version": version and int(version), "checkpoint": None, "dtype": "fp32"}
-    folder = _next(root, run)
-    downloaded(client, run, wish, Target(root / folder), quiet=quiet)
+    folder, target = _next(root, run)
+    downloaded(client, run, wish, target, quiet=quiet)
     if not (root / folder / "config.json").exists():
         raise CliError(
             f"run {run!r} trains a model of its own kind: begin from a checkpoint of it instead "
@@ -72,11 +73,16 @@ def _check(folder: Path, wanted: str) -> None:
         )
 
 
-def _next(root: Path, run: str) -> Path:
-    """The first folder of the run that is not there; what was cut off before goes on in it."""
+def _next(root: Path, run: str) -> tuple[Path, Target]:
+    """The first folder of the run that is not there, and that no other command downloads into;
+    what was cut off before goes on in it."""
     for n in range(1, FOLDERS_MAX + 1):
         folder = Path(FOLDER) / f"{run}-{n}"
-        if not (root / folder).exists():
-            return folder
+        if os.path.exists(root / folder):  # False where nobody may look: Target says so
+            continue
+        try:
+            return folder, Target(root / folder)
+        except Taken:
+            continue
     text = f"{root / FOLDER} has {FOLDERS_MAX} folders of run {run!r}: remove what no run needs"
     raise CliError(text, FAILED)

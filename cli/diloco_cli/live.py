@@ -9,10 +9,11 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 
+from diloco_cli.api import Patience
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.view import lines, screen
 from diloco_cli.words import plain
-from diloco_client import Client, Unreachable
+from diloco_client import Client
 
 # Between two looks, and between two blocks of lines where there is no terminal, in seconds.
 LOOK_S = 0.5
@@ -29,7 +30,9 @@ class Screen:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        # Colours may be forced upon a file, and a terminal may know no cursor: no screens either.
+        has_screen = console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
+        self._live = Live(console=console, auto_refresh=False) if has_screen else None
         self._told = 0
         self._lines_at = float("-inf")
         self._state = ""
@@ -72,21 +75,16 @@ class Screen:
 
 def follow(client: Client, name: str, *, as_json: bool) -> None:
     """Until the run is over; Unreachable when nobody answers for too long."""
-    seen, answered_at = Seen(name, rounds_max=ROUNDS_VIEWED), time.monotonic()
+    seen, patience, said = Seen(name, rounds_max=ROUNDS_VIEWED), Patience(PATIENCE_S), ""
     with Screen(Console()) as view:
         while not seen.over:
-            try:
-                seen.look(client)
-                answered_at = time.monotonic()
-                silent: list[str] = []
-            except Unreachable:
-                silent_s = time.monotonic() - answered_at
-                if silent_s > PATIENCE_S:
-                    raise
-                silent = [SILENT.format(silent_s)] if silent_s > SILENT_S else []
-            if as_json:
-                print(json.dumps(seen.run), flush=True)
-            else:
+            patience.ask(lambda: seen.look(client))
+            silent_s = patience.silent_s
+            silent = [SILENT.format(silent_s)] if silent_s > SILENT_S else []
+            if not as_json:
                 view.show(seen, silent, told=len(silent))
+            elif (line := json.dumps(seen.run)) != said and seen.run:
+                said = line
+                print(line, flush=True)
             if not seen.over:
                 time.sleep(LOOK_S)

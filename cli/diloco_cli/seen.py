@@ -24,7 +24,10 @@ class Seen:
 
     def look(self, client: Client) -> None:
         """Fetch what is new; raises what the client raises."""
-        self.run = client.run(self.name)
+        run = client.run(self.name)
+        if self.run and run.get("created_at") != self.run.get("created_at"):
+            self.rounds, self.events = [], []  # it was deleted, and another one has its name
+        self.run = run
         if self.status:  # before that there is no tape
             after = self.rounds[-1]["seq"] if self.rounds else 0
             self.rounds += client.rounds(self.name, after=after)

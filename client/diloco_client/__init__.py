@@ -39,6 +39,8 @@ class Untrusted(Unreachable):
     """Somebody answers, and cannot prove to be the server."""
 
 
+# What a request ends with when nobody is there; UnicodeError where no name of a host can be so.
+_NOBODY = (httpx.HTTPError, UnicodeError)
 # Streams say something at least every 15 seconds; twice that is silence.
 SILENCE_S = 35.0
 # Before the first word of a sample, in seconds: a model is read and compiled, and the coordinator
@@ -50,9 +52,10 @@ class Client:
     """One server. Times out after `timeout_s` seconds a request.
 
     `ca`: a file with the certificates of the authorities to trust, instead of DILOCO_CA,
-    SSL_CERT_FILE, or all known ones; ValueError for one that holds none. `environ`: where
-    these and the proxy are looked for (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY), if not in the
-    process's. An address of this machine is asked without a proxy.
+    SSL_CERT_FILE, or all known ones; ValueError for one that holds none, or for an address that is
+    none. `environ`: where these and the proxy are looked for (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY,
+    NO_PROXY), if not in the process's. An address of this machine is asked without a proxy.
+    ImportError for a proxy that needs a package which is not here.
     """
 
     def __init__(
@@ -67,16 +70,20 @@ class Client:
     ) -> None:
         self.url = url
         self.proxy = proxy_of(url, environ) if transport is None else ""
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=timeout_s,
-            transport=transport,
-            verify=trusted(url, ca, environ),
-            proxy=self.proxy or None,
-            # What is looked for there is said above; it would also take passwords from ~/.netrc.
-            trust_env=False,
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=url,
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=timeout_s,
+                transport=transport,
+                verify=trusted(url, ca, environ),
+                proxy=self.proxy or None,
+                # What is looked for there is said above; it would also take passwords of ~/.netrc.
+                trust_env=False,
+            )
+        except httpx.InvalidURL as error:
+            through = f", or its proxy {_without_password(self.proxy)}," if self.proxy else ""
+            raise ValueError(f"{url}{through} is no address: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -95,13 +102,23 @@ class Client:
     def _call(self, method: str, path: str, **kwargs: Any) -> Any:
         try:
             response = self._http.request(method, path, **kwargs)
-        except httpx.HTTPError as error:
+        except _NOBODY as error:
             raise self._unreachable(error, "no coordinator answers at") from None
         if response.is_success:
-            return response.json() if response.content else None
+            return self._body(response) if response.content else None
         raise _refusal(response)
 
-    def _unreachable(self, error: httpx.HTTPError, what: str) -> Unreachable:
+    def _body(self, response: httpx.Response) -> Any:
+        """ApiError for the page of something else, as of a proxy that asks for a password."""
+        try:
+            return response.json()
+        except ValueError:
+            text = f"what answers at {self.url} sends no JSON: is it the address of a coordinator?"
+            raise ApiError(response.status_code, "No API there", text) from None
+
+    def _unreachable(self, error: httpx.HTTPError | UnicodeError, what: str) -> Unreachable:
+        if isinstance(error, UnicodeError):
+            return Unreachable(f"{what} {self.url} (no host can have that name)")
         if distrust := what_failed(error, self.url):
             return Untrusted(distrust)
         through = f", through the proxy {_without_password(self.proxy)}" if self.proxy else ""
@@ -113,14 +130,14 @@ class Client:
         """Whether the coordinator answers and has its bus."""
         try:
             return self._http.get("/readyz").is_success
-        except httpx.HTTPError:
+        except _NOBODY:
             return False
 
     def trouble(self) -> str:
         """Why the coordinator can do nothing although it answers; "" if it can."""
         try:
             found = self._http.get("/readyz")
-        except httpx.HTTPError:
+        except _NOBODY:
             return ""
         return found.text.strip() if found.status_code == 503 else ""
 
@@ -270,7 +287,7 @@ class Client:
                     raise ApiError(response.status_code, "Not a part", f"{file}: all of it came")
                 # As it comes: what was gathered first would be lost with a link that breaks.
                 yield from response.iter_bytes()
-        except httpx.HTTPError as error:
+        except _NOBODY as error:
             raise self._unreachable(error, f"{file} was cut off from") from None
 
     # --- members, events, chaos ----------------------------------------------------------------
@@ -406,7 +423,7 @@ class Client:
                 for line in response.iter_lines():
                     if line.startswith("data: "):
                         yield json.loads(line.removeprefix("data: "))
-        except httpx.HTTPError as error:
+        except _NOBODY as error:
             raise self._unreachable(error, "a stream ended from") from None
 
     def _pages(self, path: str, key: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ import pytest
 
 from diloco_cli.commands import checkpoints
 from diloco_cli.words import CliError
+from diloco_client import ApiError, Unreachable
 
 Row = dict[str, Any]
 
@@ -101,3 +102,26 @@ def test_a_run_that_never_goes_back_is_said_to(monkeypatch: pytest.MonkeyPatch) 
 def test_a_damaged_one_is_listed_with_how_to_remove_it() -> None:
     line = checkpoints._damaged_line({"ref": "r.ab12/2", "reason": "r.ab12/2/x is damaged: y"})
     assert line == "r.ab12/2/x is damaged: y: 'diloco checkpoint delete r.ab12/2' removes it"
+
+
+def test_a_cluster_that_does_not_answer_for_a_moment_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restart of the coordinator, or of the message server, ends nothing."""
+    trouble: list[Exception] = [Unreachable("nobody"), ApiError(503, "away", "try again")]
+
+    class Moody(Client):
+        def run(self, name: str) -> Row:
+            if len(self.looks) == 1 and trouble:
+                raise trouble.pop()
+            return super().run(name)
+
+    assert restored(Moody(at(2), at(3), events=[[DONE]])) == at(3)
+    assert not trouble
+    trouble.append(ApiError(401, "no", "who are you"))
+    with pytest.raises(ApiError):
+        restored(Moody(at(2), at(3), events=[[DONE]]))
+    monkeypatch.setattr(checkpoints, "PATIENCE_S", -1.0)
+    trouble[:] = [Unreachable("nobody")]
+    with pytest.raises(Unreachable):
+        restored(Moody(at(2), at(3), events=[[DONE]]))

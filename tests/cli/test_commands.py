@@ -249,6 +249,13 @@ def test_an_option_of_another_fault_is_not_ignored(
     assert server.requests == []
 
 
+@pytest.mark.parametrize("option", ["--for", "--after", "--factor"])
+def test_a_fault_without_an_end_is_refused(server: Server, diloco: Diloco, option: str) -> None:
+    status, _, err = diloco("chaos", "slow", "b", option, "inf")
+    assert (status, err) == (INVALID, f"diloco: {option} inf: give a number that is finite\n")
+    assert server.requests == []
+
+
 def test_an_unknown_run_or_learner_is_told_with_the_known_ones(
     server: Server, diloco: Diloco
 ) -> None:
@@ -290,6 +297,25 @@ def test_a_file_that_is_no_toml_is_named(
     assert status == INVALID
     assert str(file) in err
     assert diloco("submit", str(tmp_path / "none.toml"))[0] == INVALID
+
+
+def test_a_value_of_toml_that_json_has_not_is_named(
+    server: Server, diloco: Diloco, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "name = 2024-01-01\n[inner]\nlearning_rate = inf\n"
+        "[data]\nmixture = [{source = 'a'}, {weight = nan, source = 07:30:00}]\n"
+    )
+    status, _, err = diloco("submit", str(file))
+    assert status == INVALID
+    assert err == (
+        "diloco: name: is a date: put it in quotes; "
+        "inner.learning_rate: is inf: give a number that is finite; "
+        "data.mixture.1.weight: is nan: give a number that is finite; "
+        "data.mixture.1.source: is a time: put it in quotes\n"
+    )
+    assert server.requests == []
 
 
 def test_a_refused_token_says_where_tokens_are(server: Server, diloco: Diloco) -> None:

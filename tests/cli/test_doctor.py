@@ -437,6 +437,10 @@ def test_files_of_tls_and_credentials_that_cannot_be_used(doctor: Doctor, tmp_pa
         url = f"nats://127.0.0.1:{port}"
         _, found = doctor(NATS_URL=url, NATS_CREDENTIALS=str(tmp_path / "none"))
         assert "cannot be read" in found["credentials"]["text"]
+        # Both: what rests on either is left out, and nothing is looked for in vain.
+        files = {"NATS_CREDENTIALS": str(tmp_path / "none"), "NATS_CA": str(tmp_path / "none.pem")}
+        _, found = doctor(NATS_URL=url.replace("nats:", "tls:"), **files)
+        assert found["TLS"]["verdict"] == "FAIL" and found["nodes"]["verdict"] == "skipped"
     # However far one comes: nobody listens there any more.
     _, found = doctor(NATS_URL=url, NATS_CREDENTIALS=str(tmp_path / "none"))
     assert found["port"]["verdict"] == found["credentials"]["verdict"] == "FAIL"

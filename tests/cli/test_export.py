@@ -194,6 +194,73 @@ def test_a_folder_with_something_in_it_is_refused_before_anything_is_asked(
     whole(full)
 
 
+@pytest.mark.parametrize(
+    ("to", "status", "says"),
+    [
+        ("new", CONFLICT, "new.partial is there and is no folder: move it away first"),
+        ("/", INVALID, "/ is no folder to make: name one below it"),
+        ("new.partial/new", FAILED, "new.partial/new cannot be written: "),
+        ("n" * 300, FAILED, "cannot be written: file name too long; name another folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_said_before_anything_is_asked(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    to: str,
+    status: int,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new.partial").write_text("mine")
+    assert export(monkeypatch, "--to", to) == status
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+    assert server.begun == 0
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("new.partial", "mine")]
+
+
+def test_a_folder_where_nobody_may_write_is_said_before_anything_is_asked(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def denied(*_: Any) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as nobody:  # root may write anywhere
+        nobody.setattr(os, "open", denied)
+        status = export(nobody, "--to", str(tmp_path / "new"))
+    assert status == FAILED
+    said = f"diloco: {tmp_path / 'new'} cannot be written: permission denied; name another folder\n"
+    assert capsys.readouterr().err == said
+    assert server.begun == 0
+
+
+def test_a_folder_is_downloaded_into_by_one_command_at_a_time(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Two would write the same files at once."""
+    to, statuses = tmp_path / "taken", []
+
+    def meanwhile(data: bytes) -> bytes:
+        statuses.append(export(monkeypatch, "--to", str(to)))
+        return data
+
+    server.body = meanwhile
+    assert export(monkeypatch, "--to", str(to)) == 0
+    whole(to)
+    assert statuses == [CONFLICT] * len(FILES) and server.begun == 1
+    said = f"another command downloads into {to}: wait until it is done, or name another folder"
+    assert said in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == [to], "the lock is let go"
+
+
 def cut(after: int) -> Callable[[bytes], Any]:
     """An answer that breaks off."""
 
@@ -252,6 +319,7 @@ def test_what_is_left_of_another_export_is_not_used(
     target = downloading.Target(to)
     target.begin(command._mark("http://far:1", "demo", {"dtype": "fp32"}, "e0"))
     (target.partial / "model.safetensors").write_bytes(b"of another export")
+    target.let_go()
     assert export(monkeypatch, "--to", str(to), *wish) == 0
     whole(to)
     assert server.ranges[0] == "model.safetensors"
@@ -446,6 +514,18 @@ def test_the_weights_of_a_run_are_put_below_the_data_root(
     assert submit(monkeypatch, tmp_path, whole, "--from-run", "demo") == 0
     assert submitting.asked[-1]["version"] is None
     assert submitting.submitted[-1]["model"]["weights"] == "from-runs/demo-2"
+
+
+def test_two_runs_that_begin_from_one_at_once_have_weights_of_their_own(
+    submitting: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = downloading.Target(tmp_path / "data" / "from-runs" / "demo-1")
+    assert submit(monkeypatch, tmp_path, FROM_RUN) == 0
+    assert submitting.submitted[-1]["model"]["weights"] == "from-runs/demo-2"
+    other.let_go()
+    submitting.looks = 2
+    assert submit(monkeypatch, tmp_path, FROM_RUN) == 0
+    assert submitting.submitted[-1]["model"]["weights"] == "from-runs/demo-1"
 
 
 def test_a_run_that_cannot_be_begun_from_says_what_to_do(

@@ -120,9 +120,9 @@ def test_a_backup_is_put_back_where_the_hub_looks_for_its_streams(
     assert run(monkeypatch, "hub", "restore", "b", "--hub", hub, "--store", tmp_path / "seen") != 0
     assert run(monkeypatch, "hub", "restore", "b", "--store", tmp_path / "own") != 0
     assert filled == [
-        ((elsewhere,), {"of_hub": True, "names": ["hub"]}),
-        ((tmp_path / "seen",), {"of_hub": True, "names": ["hub"]}),
-        ((tmp_path / "own",), {"of_hub": False, "names": []}),
+        ((elsewhere,), {"of_hub": True, "names": ["hub"], "owned": True}),
+        ((tmp_path / "seen",), {"of_hub": True, "names": ["hub"], "owned": True}),
+        ((tmp_path / "own",), {"of_hub": False, "names": [], "owned": True}),
     ]
     capsys.readouterr()
 

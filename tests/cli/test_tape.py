@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.__main__ import main
-from diloco_cli.commands.tape import KEEP_ALL, _line, replayed_lines
+from diloco_cli.commands.tape import KEEP_ALL, _line, _no_other, replayed_lines
 from diloco_cli.tape_file import plain, written
-from diloco_cli.words import FAILED, INVALID, NO_CLUSTER
+from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, CliError
 from diloco_shared.protocol.messages import TapeSetting, TapeTerm
 from diloco_syncer.history.audit_io import Replayed, TapeDifference
 
@@ -86,3 +86,23 @@ def test_floats_that_json_cannot_say_become_null() -> None:
         "norm": None,
         "of": [1.0, None],
     }
+
+
+@pytest.mark.parametrize(
+    ("content", "refused"),
+    [
+        (b"", False),
+        (b"".join(written([{"seq": 1}], ".jsonl")), False),
+        (b'{"text": "a corpus of somebody"}\n', True),
+        (b"[run]\nname = 'x'\n", True),
+    ],
+)
+def test_an_export_overwrites_exports_alone(tmp_path: Path, content: bytes, refused: bool) -> None:
+    file = tmp_path / "data.jsonl"
+    _no_other(file)
+    file.write_bytes(content)
+    if not refused:
+        _no_other(file)
+        return
+    with pytest.raises(CliError, match="is no export of a tape"):
+        _no_other(file)

@@ -16,7 +16,7 @@ from diloco_cli.__main__ import main
 from diloco_cli.cluster import Where, endpoint_of, token_of
 from diloco_cli.commands.tokens import audit_lines, expiry_of, seconds_of, token_line
 from diloco_cli.up.folder import Folder
-from diloco_cli.words import CONFLICT, REFUSED
+from diloco_cli.words import CONFLICT, INVALID, REFUSED, CliError
 from diloco_client import Client
 
 Diloco = Callable[..., tuple[int, str, str]]
@@ -199,6 +199,13 @@ def test_an_end_is_a_length_of_time_a_day_or_never(text: str, said: dict[str, An
     assert expiry_of(text) == said
 
 
+def test_no_token_outlives_the_calendar(diloco: Diloco, asked: Any) -> None:
+    status, _, err = diloco("token", "make", "eve", "read", "--expires", "9999-12-31")
+    said = "--expires 9999-12-31: no day comes after it; name an earlier one, or never"
+    assert (status, err, asked) == (INVALID, f"diloco: {said}\n", [])
+    assert diloco("token", "make", "eve", "read", "--expires", "9999-12-30")[0] == 0
+
+
 @pytest.mark.parametrize("text", ["", "90", "d", "-1d", "1e3s", "2027-13-01", "9" * 12 + "d"])
 def test_what_is_no_length_of_time_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="90d"):
@@ -225,3 +232,15 @@ def test_audit_rows_fit_the_terminal_and_lose_nothing(width: int) -> None:
     for part in ("1970-01-01", "anna", "/v1/runs/demo/checkpoints/3/restore", "as=again", "(403)"):
         assert part in text
     assert "(unknown)" in text and "5refused" in text
+
+
+@pytest.mark.parametrize("given", ["abc\n", "  abc", "abc\r\n"])
+def test_a_token_may_come_with_the_end_of_its_line(given: str) -> None:
+    assert token_of(Where(url="http://h", token=given)) == "abc"
+
+
+@pytest.mark.parametrize("given", ["a b", "a\nb", "tökén", "a\x00b"])
+def test_what_is_no_token_is_not_shown(given: str) -> None:
+    with pytest.raises(CliError) as refused:
+        token_of(Where(url="http://h", token=given))
+    assert given not in str(refused.value) and refused.value.status == REFUSED

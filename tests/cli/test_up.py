@@ -1,14 +1,14 @@
-"""The supervisor's parts: restart policy, logs, the data folder, the demo's promises."""
+"""The supervisor's parts: restart policy, logs, the data folder."""
 
 import asyncio
 import contextlib
 import errno
 import fcntl
 import io
-import json
 import os
 import socket
 import stat
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +22,6 @@ import diloco_cli.up.process
 import diloco_cli.up.stack
 from diloco_cli.cluster import endpoint_of
 from diloco_cli.commands import local
-from diloco_cli.demo import conclude, free_name, verdicts
-from diloco_cli.seen import Seen
 from diloco_cli.up import attended
 from diloco_cli.up.folder import DETACHED_OUT, Folder, supervisor_of
 from diloco_cli.up.process import (
@@ -37,7 +35,8 @@ from diloco_cli.up.process import (
     last_line,
 )
 from diloco_cli.up.stack import Stack, free_port
-from diloco_cli.words import CONFLICT, FAILED, CliError
+from diloco_cli.words import CONFLICT, CliError
+from diloco_client import ApiError, Unreachable
 from diloco_learner.settings import Settings
 from diloco_shared.process.membership import DataFolder
 
@@ -157,6 +156,52 @@ async def test_a_full_disk_hides_what_a_cluster_shows_and_does_not_end_it(
             await looking
 
 
+async def test_a_token_that_was_rotated_is_read_anew_and_nonsense_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The screen goes on: else `up` would stop the whole cluster, or show old figures for ever."""
+    connected: list[int] = []
+    looks: list[Any] = [
+        KeyError("val_loss"),
+        KeyError("val_loss"),
+        Unreachable("nobody"),
+        ApiError(503, "away", "try again"),
+        ApiError(401, "no such token", "rotated"),
+        None,
+    ]
+    enough = asyncio.Event()
+
+    async def started(*_: Any) -> None:
+        pass
+
+    def newest(*_: Any) -> None:
+        if len(looks) == 1:
+            enough.set()
+            return
+        if isinstance(found := looks.pop(0), Exception):
+            raise found
+
+    def connect(_: Any) -> Any:
+        connected.append(1)
+        return contextlib.nullcontext()
+
+    stack = Stack(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    monkeypatch.setattr(attended, "LOOK_S", 0.0)
+    monkeypatch.setattr(attended, "SILENT_S", -1.0)
+    monkeypatch.setattr(attended, "started", started)
+    monkeypatch.setattr(attended, "connect", connect)
+    monkeypatch.setattr(attended, "newest", newest)
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(enough, "set", partial(loop.call_soon_threadsafe, enough.set))
+    looking = asyncio.create_task(attended._look_on(stack, Console(file=io.StringIO())))
+    await enough.wait()
+    looking.cancel()
+    told = list(stack.messages)
+    assert len(connected) == 2, "anew, with what the token's file has by now"
+    assert sum("cannot show this: KeyError('val_loss')" in line for line in told) == 1
+    assert sum(attended.SILENT in line for line in told) == 1
+
+
 def test_what_is_shown_to_nobody_is_appended_so_that_it_can_be_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +220,17 @@ def test_what_is_shown_to_nobody_is_appended_so_that_it_can_be_cut(
     Folder(tmp_path).announce(url="http://127.0.0.1:1")
     local._detached(tmp_path, [])
     assert flags[0] & os.O_APPEND and not out.stat().st_size
+
+
+async def test_a_folder_that_cannot_be_used_is_said_alike_in_the_background(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(CliError, match=rf"^the data folder {file} cannot be used: ") as attended:
+        await Stack(file, learners=1, port=0, chaos=False, threads=1).run()
+    with pytest.raises(CliError) as detached:
+        local._detached(file, [])
+    assert str(detached.value) == str(attended.value)
+    assert detached.value.status == attended.value.status
 
 
 def test_the_last_line_of_a_log(tmp_path: Path) -> None:
@@ -383,74 +439,6 @@ def test_a_taken_port_is_told_and_zero_finds_a_free_one() -> None:
         with pytest.raises(CliError, match="is taken"):
             free_port(holder.getsockname()[1])
     assert free_port(0) > 0
-
-
-def test_a_demo_takes_a_free_name_and_no_learners_from_others(tmp_path: Path) -> None:
-    over = {"name": "demo", "state": "finished"}
-    assert free_name([], tmp_path) == "demo"
-    assert free_name([over, over | {"name": "demo-2"}], tmp_path) == "demo-3"
-    with pytest.raises(CliError, match=r"'mine'.*is not over"):
-        free_name([over, {"name": "mine", "state": "running"}], tmp_path)
-
-
-@pytest.mark.parametrize(("loss", "status"), [(1.5, 0), (3.0, FAILED)])
-def test_a_demo_is_reported_whether_it_kept_its_promises_or_not(
-    tmp_path: Path,
-    run: dict[str, Any],
-    rounds: list[dict[str, Any]],
-    events: list[dict[str, Any]],
-    loss: float,
-    status: int,
-) -> None:
-    events[-2]["data"]["val_loss"] = loss
-    screen = io.StringIO()
-    seen = Seen("demo", run, rounds, events)
-    assert conclude(seen, tmp_path / "demo", Console(file=screen), 100.0) == status
-    figures = json.loads((tmp_path / "demo" / "report.json").read_text())
-    assert figures["kept"] == (status == 0)
-    assert {"seed", "machine", "command", "versions", "seconds"} <= figures.keys()
-    assert "<title>Run demo" in (tmp_path / "demo" / "report.html").read_text()
-    assert screen.getvalue().count("NO ") == (status != 0)
-
-
-def test_a_demo_that_trained_nothing_points_at_the_logs(tmp_path: Path) -> None:
-    with pytest.raises(CliError, match="logs"):
-        conclude(Seen("demo"), tmp_path / "demo", Console(file=io.StringIO()), 1.0)
-
-
-GOOD: dict[str, Any] = {
-    "state": "finished",
-    "val_loss_start": 6.2,
-    "val_loss_end": 1.7,
-    "rounds_committed_while_down": 30,
-    "victim_contributions_after_return": 200,
-    "seconds_kill_to_contributing": 12.0,
-    "survivor_wait_s": 0.03,
-}
-
-
-def test_a_good_demo_keeps_every_promise() -> None:
-    assert all(kept for _, kept in verdicts(GOOD))
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"state": "running"},
-        {"val_loss_end": 3.0},
-        {"val_loss_end": None},
-        {"rounds_committed_while_down": 0},
-        {"rounds_committed_while_down": None},
-        {"victim_contributions_after_return": 0},
-        {"victim_contributions_after_return": None, "seconds_kill_to_contributing": None},
-        {"survivor_wait_s": 0.11},
-        {"survivor_wait_s": None},
-    ],
-)
-def test_each_broken_promise_is_one_that_is_told(broken: dict[str, Any]) -> None:
-    told = verdicts(GOOD | broken)
-    assert [kept for _, kept in told].count(False) == 1
-    assert json.dumps(told)
 
 
 def test_learners_here_may_import_what_lies_here_unless_the_user_says_otherwise(

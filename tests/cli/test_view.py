@@ -1,6 +1,7 @@
 """The live view: a screen in a terminal, lines elsewhere."""
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from diloco_cli.live import Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.view import event_lines, learners_table, lines, screen, speed_lines, speeds_line
 from diloco_cli.words import plain
-from diloco_client import Unreachable
+from diloco_client import ApiError, Unreachable
 
 Row = dict[str, Any]
 
@@ -219,8 +220,10 @@ def test_a_coordinator_that_does_not_answer_is_told_of(
 
     class Away:
         def run(self, name: str) -> Row:
-            if 1.0 <= now < 5.0:
+            if 1.0 <= now < 3.0:
                 raise Unreachable("nobody listens")
+            if 3.0 <= now < 5.0:  # the message server is being restarted
+                raise ApiError(503, "The message server does not answer", "try again")
             return run | {"state": "running" if now < 5.0 else "finished"}
 
         def rounds(self, name: str, after: int = 0) -> list[Row]:
@@ -240,6 +243,66 @@ def test_a_coordinator_that_does_not_answer_is_told_of(
     out = capsys.readouterr().out
     assert out.count("the coordinator has not answered for 2 s: this is what it said last") == 1
     assert "run demo: running" in out and "run demo: finished" in out
+
+
+def test_json_lines_tell_of_changes_alone(
+    run: Row, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = iter(["running"] * 3 + ["paused"] * 2 + ["finished"])
+
+    class Told:
+        def run(self, name: str) -> Row:
+            return run | {"state": next(states)}
+
+        def rounds(self, name: str, after: int = 0) -> list[Row]:
+            return []
+
+        events = rounds
+
+    monkeypatch.setattr(live.time, "sleep", lambda _: None)
+    client: Any = Told()
+    live.follow(client, "demo", as_json=True)
+    told = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
+    assert told == ["running", "paused", "finished"]
+
+
+def test_a_run_that_was_submitted_anew_begins_anew(run: Row, rounds: list[Row]) -> None:
+    """Its rounds and events have the numbers of those of the deleted one."""
+
+    class Told:
+        created_at = 1.0
+
+        def run(self, name: str) -> Row:
+            return run | {"created_at": self.created_at}
+
+        def rounds(self, name: str, after: int = 0) -> list[Row]:
+            return [r for r in rounds[: 5 if self.created_at == 1.0 else 2] if r["seq"] > after]
+
+        def events(self, name: str, after: int = 0) -> list[Row]:
+            return []
+
+    client: Any = Told()
+    view = Seen("demo")
+    view.look(client)
+    assert len(view.rounds) == 5
+    client.created_at = 2.0
+    view.look(client)
+    assert view.rounds == rounds[:2]
+
+
+@pytest.mark.parametrize(("forced", "dumb"), [(True, False), (False, True)])
+def test_there_is_no_screen_where_nobody_could_see_one(forced: bool, dumb: bool) -> None:
+    """Colours that are forced upon a file, and a terminal without a cursor."""
+    console = Console(file=io.StringIO(), force_terminal=forced)
+    if dumb:
+        console = Console(file=Tty(), force_terminal=True, _environ={"TERM": "dumb"})
+    assert live.Screen(console)._live is None
+    assert live.Screen(Console(file=Tty(), _environ={"TERM": "xterm"}))._live is not None
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_before_anybody_leads_no_leader_is_made_up(run: Row) -> None:

@@ -69,6 +69,34 @@ def test_a_refusal_that_is_no_problem_detail_is_told_anyway(body: str) -> None:
     assert (caught.value.status, caught.value.title) == (502, "Bad Gateway")
 
 
+@pytest.mark.parametrize("body", [b"<h1>Sign in</h1>", b'{"runs": [', b"\xff"])
+def test_an_answer_of_something_else_is_told_with_the_address(body: bytes) -> None:
+    """As of a proxy that wants a password first."""
+    said = "No API there: what answers at http://c:1 sends no JSON"
+    page = client(lambda _: httpx.Response(200, content=body))
+    with page as c, pytest.raises(ApiError, match=said) as caught:
+        c.runs()
+    assert caught.value.status == 200
+
+
+@pytest.mark.parametrize("url", ["http://a..b", "http://xn--a", f"http://{'a' * 70}"])
+def test_a_host_that_cannot_be_is_one_where_nobody_answers(url: str) -> None:
+    with Client(url, "t0ken", environ={}) as c:
+        for call in (
+            c.runs,
+            lambda: list(c.stream_events()),
+            lambda: [*c.export_file("r", "e", "f")],
+        ):
+            with pytest.raises(Unreachable, match=f"{url} \\(no host can have that name"):
+                call()
+        assert not c.ready() and c.trouble() == ""
+
+
+def test_an_address_that_is_none_is_told() -> None:
+    with pytest.raises(ValueError, match="is no address"):
+        Client("http://a\tb", "t0ken", environ={})
+
+
 def test_nobody_there_is_told_with_the_address() -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)

@@ -5,6 +5,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -239,6 +240,15 @@ def test_a_name_and_password_of_netrc_do_not_replace_the_token(
         client.health()
     next(running, None)
     assert seen == ["Bearer t0ken"]
+
+
+def test_a_proxy_that_needs_another_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)  # as where it is not installed
+    monkeypatch.setenv("ALL_PROXY", "socks5://proxy:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with pytest.raises(CliError, match=r"ALL_PROXY.*'socksio'.*NO_PROXY") as caught:
+        connect(Where(url="http://far:1", token="t"))
+    assert caught.value.status == INVALID
 
 
 @pytest.mark.parametrize(

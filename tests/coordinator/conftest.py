@@ -140,7 +140,7 @@ class World:
     async def says(self, reported: RunStatus) -> None:
         await self.bus.kv_put(subjects.STATUS, reported.run, encode(reported))
 
-    async def tells(self, kind: str, run: str = "demo", **data: Any) -> None:
+    async def tells(self, kind: str, run: str = "demo", /, **data: Any) -> None:
         event = Event(run=run, kind=kind, source="a", text=kind, data=data, at=time.time())
         await self.bus.append(subjects.event(run, kind), encode(event))
 

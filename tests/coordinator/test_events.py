@@ -1,5 +1,7 @@
 """What one learner says pushes out what it said itself, and nothing of others (I12)."""
 
+from typing import Any
+
 import pytest
 
 from diloco_coordinator.runs.events import BY_ONE_MAX, EVENT_BYTES_MAX, Events
@@ -157,3 +159,30 @@ def test_what_learners_told_of_a_deleted_run_of_that_name_is_not_the_next_ones()
     ]
     told.by("oslo", kind="run-created")
     assert len(told.events.kept) == 4, "a learner begins no run"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("evaluation", {"steps": 8}),
+        ("evaluation", {"val_loss": 2.0}),
+        ("evaluation", {"steps": 8, "val_loss": float("nan")}),
+        ("evaluation", {"steps": 8, "val_loss": "low"}),
+        ("evaluation", {"steps": 8, "val_loss": 2.0, "each": {"code": None}}),
+        ("evaluation", {"steps": 8, "val_loss": 2.0, "each": "code"}),
+        ("fault-applied", {"kind": "kill", "id": "f"}),
+        ("fault-healed", {"target": ["a"], "kind": "kill", "id": "f"}),
+    ],
+)
+def test_an_event_without_what_is_shown_of_its_kind_is_left_out(
+    kind: str, data: dict[str, Any]
+) -> None:
+    """Pages, reports and screens of everybody would stumble over it for as long as it is kept."""
+    told = Told()
+    assert not told.by("oslo", kind=kind, data=data)
+    assert not told.tell(
+        subjects.event("r", kind), event("s", kind).model_copy(update={"data": data})
+    )
+    whole = {"steps": 8, "val_loss": 2.0, "each": {"code": 1}}
+    whole |= {"id": "f", "kind": "kill", "target": "a"}
+    assert told.by("oslo", kind=kind, data=whole)

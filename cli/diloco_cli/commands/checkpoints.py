@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.api import connect
+from diloco_cli.api import Patience, connect
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.view import state_line
@@ -27,6 +27,8 @@ WAIT_S = 1200.0
 # Events travel apart from the status, and may come a little later.
 EVENT_S = 5.0
 OVER = ("finished", "stopped")
+# A coordinator that is restarted, or a message server, is back long before.
+PATIENCE_S = 120.0
 
 
 @checkpoint.command()
@@ -41,16 +43,20 @@ def create(where: Where, run: Name, as_json: Json = False) -> None:
 
 def _made(client: Client, run: str, number: int) -> dict[str, Any]:
     """The checkpoint once it is complete; CliError says why it never will be."""
-    until = time.monotonic() + WAIT_S
+    until, patience = time.monotonic() + WAIT_S, Patience(PATIENCE_S)
     while time.monotonic() < until:
-        found = client.run(run)
+        if (found := patience.ask(lambda: client.run(run))) is None:
+            time.sleep(LOOK_S)
+            continue
         status = found["status"] or {}
         state = status.get("checkpoint_state", "")
         newest = int(status.get("checkpoint", 0))
         if newest == number and state == "failed":
             raise CliError(f"checkpoint {number} failed: {status['checkpoint_reason']}", FAILED)
         if newest > number or (newest == number and state == "complete"):
-            return client.show_checkpoint(run, number)
+            made = patience.ask(lambda: client.show_checkpoint(run, number))
+            if made is not None:
+                return made
         if found["state"] in OVER:
             raise CliError(f"run {run!r} was over before checkpoint {number} was made", FAILED)
         time.sleep(LOOK_S)
@@ -106,7 +112,7 @@ def _restored(client: Client, run: str, serial: int, *, wait: bool) -> dict[str,
 
     CliError says why it has not.
     """
-    until = time.monotonic() + WAIT_S
+    until, patience = time.monotonic() + WAIT_S, Patience(PATIENCE_S)
     found = client.run(run)
     while wait:
         if _restores(found) >= serial:
@@ -117,7 +123,7 @@ def _restored(client: Client, run: str, serial: int, *, wait: bool) -> dict[str,
         if time.monotonic() >= until:
             raise CliError(f"run {run!r} has not gone back after {WAIT_S:.0f} s", FAILED)
         time.sleep(LOOK_S)
-        found = client.run(run)
+        found = patience.ask(lambda: client.run(run)) or found
     return found
 
 
@@ -128,11 +134,13 @@ def _restores(run: dict[str, Any]) -> int:
 
 def _check_gone_back(client: Client, run: str, serial: int, settled: int) -> None:
     """CliError where this wish was given up: the status alone does not tell."""
-    until = time.monotonic() + EVENT_S
-    while not (told := _told(client, run, serial)) and time.monotonic() < until:
+    until, patience = time.monotonic() + EVENT_S, Patience(PATIENCE_S)
+    while (told := patience.ask(lambda: _told(client, run))) is None or not _of(told, serial):
+        if told is not None and time.monotonic() > until:
+            break
         time.sleep(LOOK_S)
     # A syncer of an older release tells no serial.
-    last = {e["data"].get("shard", 0): e for e in told or _told(client, run, None)}
+    last = {e["data"].get("shard", 0): e for e in _of(told, serial) or _of(told, None)}
     for event in last.values():
         if event["kind"] == "restore-failed":
             raise CliError(str(event["text"]), FAILED)
@@ -140,11 +148,15 @@ def _check_gone_back(client: Client, run: str, serial: int, settled: int) -> Non
         raise CliError(f"another restore of run {run!r} was asked for meanwhile", FAILED)
 
 
-def _told(client: Client, run: str, serial: int | None) -> list[dict[str, Any]]:
-    """What became of a wish, oldest first."""
+def _told(client: Client, run: str) -> list[dict[str, Any]]:
+    """What became of wishes to go back, oldest first."""
     kinds = ("restored", "restore-failed")
-    found = [e for e in client.events(run) if e["kind"] in kinds]
-    return [e for e in found if e["data"].get("serial") == serial]
+    return [e for e in client.events(run) if e["kind"] in kinds]
+
+
+def _of(told: list[dict[str, Any]], serial: int | None) -> list[dict[str, Any]]:
+    """Of one wish."""
+    return [e for e in told if e["data"].get("serial") == serial]
 
 
 @checkpoint.command()

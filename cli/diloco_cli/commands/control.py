@@ -1,5 +1,6 @@
 """Commands about members, events and faults."""
 
+import math
 import time
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from diloco_cli.api import connect
 from diloco_cli.cluster import Where, token_of
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.view import speed_lines
-from diloco_cli.words import counted
+from diloco_cli.words import INVALID, CliError, counted
 
 app = typer.Typer()
 
@@ -143,6 +144,9 @@ def chaos(
         raise typer.BadParameter(f"--for is for hang and slow: {kind.value} has no end")
     if factor is not None and kind is not Kind.slow:
         raise typer.BadParameter(f"--factor is for slow, not for {kind.value}")
+    for option, given in (("--after", after), ("--for", for_s), ("--factor", factor)):
+        if given is not None and not math.isfinite(given):
+            raise CliError(f"{option} {given}: give a number that is finite", INVALID)
     settings: dict[str, Any] = {"after_s": after}
     if kind in (Kind.hang, Kind.slow):
         settings["duration_s"] = 10.0 if for_s is None else for_s

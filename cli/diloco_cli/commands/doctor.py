@@ -70,22 +70,30 @@ class Examination:
 
     def tell(self, finding: Finding) -> None:
         """Take a finding, unless what it rests on has failed: that is said in its place."""
-        finding = judging.blocked(finding.name, self.failed) or finding
+        blocked = judging.blocked(finding.name, self.failed)
+        if blocked is not None:
+            self._cannot_be(blocked)
+            return
         if finding.verdict == "FAIL":
             self.failed[finding.name] = finding.name
-        self.findings.append(finding)
-        if not self._quiet:
-            print(line_of(finding), flush=True)
+        self._add(finding)
 
     def leave_out(self, names: tuple[str, ...]) -> None:
         """Checks that cannot be made: the causes are known by now."""
         for name in names:
             finding = judging.blocked(name, self.failed)
             assert finding is not None
-            self.failed[name] = finding.text.rpartition(": ")[2]
-            self.findings.append(finding)
-            if not self._quiet:
-                print(line_of(finding), flush=True)
+            self._cannot_be(finding)
+
+    def _cannot_be(self, finding: Finding) -> None:
+        """What rests on it cannot be made either."""
+        self.failed[finding.name] = finding.text.rpartition(": ")[2]
+        self._add(finding)
+
+    def _add(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        if not self._quiet:
+            print(line_of(finding), flush=True)
 
 
 def line_of(finding: Finding) -> str:

@@ -19,12 +19,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from diloco_cli.api import connect
+from diloco_cli.api import Patience, connect
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.downloading import PATIENCE_S, Download, Target, listed
 from diloco_cli.words import FAILED, INVALID, CliError, counted
-from diloco_client import ApiError, Client, Unreachable
+from diloco_client import ApiError, Client
 from diloco_shared.budget.terms import shown
 
 app = typer.Typer()
@@ -132,14 +132,9 @@ def _mark(url: str, run: str, wish: dict[str, Any], export: str) -> dict[str, An
 
 def _made(client: Client, run: str, export: str, bar: "Bar") -> dict[str, Any]:
     """The export once it is complete; a coordinator that is away for a moment is waited for."""
-    answered_at = time.monotonic()
+    patience = Patience(PATIENCE_S)
     while True:
-        try:
-            found = client.show_export(run, export)
-            answered_at = time.monotonic()
-        except Unreachable:
-            if time.monotonic() - answered_at > PATIENCE_S:
-                raise
+        if (found := patience.ask(lambda: client.show_export(run, export))) is None:
             time.sleep(LOOK_S)
             continue
         if found["state"] == "complete":

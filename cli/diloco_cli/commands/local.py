@@ -77,14 +77,18 @@ def up(
 
 def _detached(data: Path, given: list[str]) -> None:
     """Start `diloco up` as a process of its own; returns once the API answers."""
-    from diloco_cli.up.folder import DETACHED_OUT
+    from diloco_cli.up.folder import DETACHED_OUT, unusable
     from diloco_cli.up.folder import Folder as DataFolder
     from diloco_cli.up.process import last_line
 
-    logs = DataFolder(data).logs
-    logs.mkdir(parents=True, exist_ok=True)
+    folder = DataFolder(data)
+    logs = folder.logs
     log = logs / DETACHED_OUT
-    log.write_bytes(b"")
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(b"")
+    except OSError as error:
+        raise unusable(folder.path, error) from None
     with log.open("ab") as out:  # at its end, wherever that is: the supervisor cuts it
         child = subprocess.Popen(
             [sys.executable, "-m", "diloco_cli", "up", *given],

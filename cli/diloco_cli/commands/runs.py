@@ -1,5 +1,8 @@
 """Commands about runs."""
 
+from collections.abc import Iterator
+from datetime import date, time
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +40,8 @@ def submit(
 ) -> None:
     """Submit a run."""
     spec, root = read_run(file), first_of(data_root)
+    if faults := [*_unsendable(spec, "")]:
+        raise CliError("; ".join(faults), INVALID)
     if from_run:
         _begin_from(spec, from_run)
     _fill(spec, root)
@@ -56,6 +61,21 @@ def submit(
                 raise
             run = client.run(str(spec["name"]))
     show(run, as_json, lambda: [state_line(run), f"look on: diloco watch {run['name']}"])
+
+
+def _unsendable(value: Any, path: str) -> Iterator[str]:
+    """Values of TOML that JSON has no form for, each with what to write instead."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _unsendable(each, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _unsendable(each, f"{path}.{index}")
+    elif isinstance(value, date | time):
+        kind = "time" if isinstance(value, time) else "date"
+        yield f"{path}: is a {kind}: put it in quotes"
+    elif isinstance(value, float) and not isfinite(value):
+        yield f"{path}: is {value}: give a number that is finite"
 
 
 def _fill(spec: dict[str, Any], root: Path) -> None:
@@ -216,10 +236,22 @@ def report(
     written = []
     if html is not None:
         from diloco_cli.page import page
+        from diloco_shared.durable import replace
 
         try:
-            html.write_text(page(figures, found, rounds, events), encoding="utf-8")
+            _no_other(html)
+            replace(html, page(figures, found, rounds, events))
         except OSError as error:
             raise CliError(f"{html} cannot be written: {why(error)}") from None
         written = [f"page with charts: {html}"]
     show(figures, as_json, lambda: [*report_lines(figures), *written])
+
+
+def _no_other(html: Path) -> None:
+    """CliError for a file that is no page: it may be somebody's work."""
+    if not html.exists():
+        return
+    with html.open("rb") as file:
+        begins = file.read(200).lstrip().lower()
+    if begins and not begins.startswith((b"<!doctype html", b"<html")):
+        raise CliError(f"{html} is there, and is no page: name another file, or remove it", INVALID)

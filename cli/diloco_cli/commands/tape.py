@@ -14,10 +14,11 @@ from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken
 from diloco_cli.message_server import Login, bus_of
 from diloco_cli.tape_file import FORMATS, check, plain, written
 from diloco_cli.words import FAILED, INVALID, UNKNOWN, CliError, counted, why
-from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.port import Bus, BusError, NoStream
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
+from diloco_shared.durable import replace
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import RunRecord
@@ -90,7 +91,7 @@ async def _recorded(bus: Bus, run: str, shard: int, root: str) -> Recorded:
         raise CliError(text) from None
     try:
         await bus.stream_info(subjects.tape_stream(run))
-    except BusError:
+    except NoStream:
         return Recorded(spec, [], bus)  # no syncer has begun with it yet
     shards = spec.algorithm.shards
     if shard >= shards:
@@ -149,11 +150,20 @@ def export(
     records = _on_tape(run, data, login, act, shard, checkpoints)
     rows = [{"seq": seq, **record.model_dump(mode="json")} for seq, record in records]
     try:
-        with file.open("wb") as out:
-            out.writelines(written(rows, file.suffix))
+        _no_other(file)
+        replace(file, b"".join(written(rows, file.suffix)))
     except OSError as error:
         raise CliError(f"{file} cannot be written: {why(error)}") from None
     print(f"{len(rows)} records in {file}")
+
+
+def _no_other(file: Path) -> None:
+    """CliError for a file that no export has written: it may be somebody's work."""
+    if file.exists() and file.stat().st_size:
+        sound, fault = check(file.read_bytes(), file.suffix)
+        if fault and not sound:
+            text = f"{file} is there, and is no export of a tape: name another file, or remove it"
+            raise CliError(text, INVALID)
 
 
 @tape.command("check")

@@ -16,7 +16,7 @@ import typer
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
-from diloco_cli.words import CONFLICT, CliError, why
+from diloco_cli.words import CONFLICT, INVALID, CliError, why
 
 app = typer.Typer()
 tokens = typer.Typer(
@@ -63,7 +63,11 @@ def expiry_of(text: str) -> dict[str, Any]:
         day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
         return {"expires_in_s": seconds_of(text, "--expires")}
-    return {"expires_at": (day + timedelta(days=1)).timestamp()}
+    try:
+        return {"expires_at": (day + timedelta(days=1)).timestamp()}
+    except OverflowError:  # of the last day that there is
+        text = f"--expires {text}: no day comes after it; name an earlier one, or never"
+        raise CliError(text, INVALID) from None
 
 
 @tokens.command("make")

@@ -1,22 +1,25 @@
 """A stack with somebody looking on: messages and the newest run."""
 
 import asyncio
+import math
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from diloco_cli.api import connect
+from diloco_cli.api import Patience, connect
 from diloco_cli.cluster import Where
-from diloco_cli.live import Screen
+from diloco_cli.live import SILENT_S, Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.up.folder import is_full
 from diloco_cli.up.stack import Stack, started
 from diloco_cli.words import CliError
-from diloco_client import ApiError, Client, Unreachable
+from diloco_client import ApiError, Client
 
 # Between two looks: a view costs the learners some of their processor.
 LOOK_S = 1.0
+SILENT = "the coordinator does not answer: what is shown is what it said last"
 
 
 async def attend(stack: Stack, console: Console) -> None:
@@ -47,19 +50,48 @@ async def _look_on(stack: Stack, console: Console) -> None:
     await started(stack, lambda: answers(stack.data))
     stack.told(f"API and live page: {stack.url}  (token in {stack.folder.token_file})")
     stack.told("submit a run: diloco submit run.toml; Ctrl-C stops everything")
-    seen: Seen | None = None
-    with connect(Where(data=stack.data)) as client, Screen(console) as view:
+    with Screen(console) as view:
         while True:
-            # Training goes on without a coordinator; it is being restarted.
-            with suppress(ApiError, Unreachable):
-                seen = await asyncio.to_thread(newest, client, seen)
-            try:
-                view.show(seen, stack.messages, stack.messages_total)
-            except OSError as error:
-                # Where it goes to a file: the cluster goes on without what nobody can read.
-                if not is_full(error):
-                    raise
+            # The token may have been rotated: its file has the new one.
+            with suppress(ApiError, CliError), connect(Where(data=stack.data)) as client:
+                await _show(stack, client, view)
             await asyncio.sleep(LOOK_S)
+
+
+async def _show(stack: Stack, client: Client, view: Screen) -> None:
+    """For ever; ApiError where the client's token is none any more."""
+    seen: Seen | None = None
+    patience, said = Patience(math.inf), set[str]()
+    while True:
+        # Training goes on without a coordinator; it is being restarted.
+        try:
+            look = partial(_looked, client, seen)
+            if (found := await asyncio.to_thread(patience.ask, look)) is not None:
+                (seen,) = found
+                said.discard(SILENT)
+            elif patience.silent_s > SILENT_S:
+                _once(stack, said, SILENT)
+            view.show(seen, stack.messages, stack.messages_total)
+        except ApiError as error:
+            if error.status == 401:
+                raise
+        except OSError as error:
+            # Where it goes to a file: the cluster goes on without what nobody can read.
+            if not is_full(error):
+                raise
+        except Exception as error:  # of what others have told: no reason to stop everything
+            _once(stack, said, f"the screen cannot show this: {error!r}")
+        await asyncio.sleep(LOOK_S)
+
+
+def _once(stack: Stack, said: set[str], text: str) -> None:
+    if text not in said:
+        said.add(text)
+        stack.told(text)
+
+
+def _looked(client: Client, seen: Seen | None) -> tuple[Seen | None]:
+    return (newest(client, seen),)
 
 
 def newest(client: Client, seen: Seen | None) -> Seen | None:

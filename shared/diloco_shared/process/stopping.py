@@ -1,4 +1,4 @@
-"""How a process ends: on SIGTERM and SIGINT in order, and with its parent in any case."""
+"""How a process ends: on SIGTERM, SIGINT and SIGHUP in order, and with its parent in any case."""
 
 import asyncio
 import ctypes
@@ -27,7 +27,10 @@ async def until_stopped(
         if first or not once:
             task.cancel()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # The last one comes where a terminal is closed, unless it is ignored (`nohup`).
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+    numbers = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+    for number in numbers:
         loop.add_signal_handler(number, stop, number)
     try:
         await task
@@ -35,7 +38,7 @@ async def until_stopped(
         if not came:
             raise
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in numbers:
             loop.remove_signal_handler(number)
     return frozenset(came)
 

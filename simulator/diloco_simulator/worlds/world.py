@@ -25,6 +25,10 @@ import structlog
 
 from diloco_learner.training.train import TrainLoop
 from diloco_shared.bus.port import Stored
+from diloco_shared.bus.stored_records import readable
+from diloco_shared.bus.stream_kv import bucket_stream
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import RunRecord
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.islands import IslandWatch
 from diloco_simulator.checkers.promises import Report
@@ -262,6 +266,16 @@ class World:
         observer = self.observers.get(run)
         return None if observer is None else observer.watch
 
+    def _there(self, spec: RunSpec) -> bool:
+        """Whether the hub has this run: one who stood still may begin with a deleted one whose name
+        another run has by now, and leaves it soon."""
+        runs = bucket_stream(subjects.RUNS)
+        if not self.broker.exists(runs):
+            return True  # the hub is being put back
+        newest = self.broker.last(runs, f"{subjects.KEYS}.{subjects.RUNS}.{spec.name}")
+        record = None if newest is None else readable(newest.payload, RunRecord)
+        return record is not None and record.spec.get("id", "") == spec.id
+
     def forgives(self) -> None:
         """A process goes on whose clock stood still (`RunWatch.forgives`)."""
         for observer in self.observers.values():
@@ -269,7 +283,8 @@ class World:
                 observer.watch.forgives()
 
     def _trains(self, learner: str, loop: TrainLoop, step_s: float) -> None:
-        if (watch := self.watch_of(loop.spec.name)) is not None:
+        watch = self.watch_of(loop.spec.name)
+        if watch is not None and self._there(loop.spec):
             Trained(watch, learner, loop, step_s)
         self.lies.trains(loop)
 

@@ -74,7 +74,7 @@ async def test_an_answer_may_take_longer_than_a_request(
         writer.write(b"GET /v1/events/stream HTTP/1.1\r\nHost: h\r\n" + token)
         assert b" 200 " in await reader.readline()
         await asyncio.sleep(0.5)
-        await world.tells("evaluation", "demo", val_loss=1.0)
+        await world.tells("evaluation", "demo", val_loss=1.0, steps=1)
         await reader.readuntil(b"val_loss")
         writer.transport.abort()
 

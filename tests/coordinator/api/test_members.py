@@ -226,7 +226,7 @@ async def test_two_coordinators_agree_on_who_works(world: Any) -> None:
 async def test_events_come_by_cursor_and_by_run(world: Any) -> None:
     async with world.coordinator() as desk:
         for n in range(5):
-            await world.tells("join", run="demo" if n % 2 else "other", n=n)
+            await world.tells("join", "demo" if n % 2 else "other", n=n)
         await until(lambda: len(desk.registry.events) == 5)
         page = await desk.get("/v1/events?limit=2")
         assert [e["data"]["n"] for e in page["events"]] == [0, 1]

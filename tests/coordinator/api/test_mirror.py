@@ -214,7 +214,7 @@ async def test_what_stands_elsewhere_than_it_says_is_left_out(world: Any) -> Non
         await world.joins("evil", role="syncer", id="a", draining=True)
         event = Event(run="demo", kind="finished", source="a", text="over", at=1.0)
         await world.bus.append(subjects.event("other", "note"), encode(event))
-        await world.tells("evaluation", "demo", val_loss=1.0)
+        await world.tells("evaluation", "demo", val_loss=1.0, steps=1)
         await until(lambda: desk.registry.events and desk.registry.events[-1][1].run == "demo")
         assert [e.kind for _, e in desk.registry.events] == ["evaluation"]
         shown = await desk.get("/v1/members/a")

@@ -165,8 +165,8 @@ async def test_lists_leave_out_what_the_token_may_not_see(world: Any) -> None:
         await desk.ask("POST", "/v1/runs", {"name": "mine", "budget": {"steps": 96}})
         await world.joins("idle", role="supervisor")
         await until(lambda: "idle" in desk.registry.roll.notes)
-        await world.tells("evaluation", "theirs", val_loss=1.0)
-        await world.tells("fault-planned", "theirs", id="f1")
+        await world.tells("evaluation", "theirs", val_loss=1.0, steps=1)
+        await world.tells("fault-planned", "theirs", id="f1", kind="kill", target="a")
         await until(lambda: len([e for _, e in desk.registry.events if e.run == "theirs"]) >= 3)
         eve = await desk.makes("eve", "read", runs=["mine"])
 
@@ -221,7 +221,7 @@ async def test_a_stream_ends_when_its_token_does(world: Any) -> None:
         async def revoke_soon() -> None:
             await until(lambda: desk.streams.open == 1)
             await desk.ask("DELETE", "/v1/tokens/eve")
-            await world.tells("evaluation", "demo", val_loss=1.0)
+            await world.tells("evaluation", "demo", val_loss=1.0, steps=1)
 
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             tasks.create_task(revoke_soon())

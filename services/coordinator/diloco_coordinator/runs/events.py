@@ -5,8 +5,9 @@ so many. Here no more of them are kept either, and a flood of them is left out u
 learner says pushes out what it said itself, and nothing of others. Pure.
 """
 
+import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -148,9 +149,29 @@ def _read(subject: str, payload: bytes, teller: str) -> Event:
     where = subjects.event_by(event.source) if teller else subjects.event(event.run, event.kind)
     if subject != where:
         raise WireError(f"of {where}, but it stands at {subject}")
+    if fault := _misses(event):
+        raise WireError(f"{event.kind} {fault}")
     if event.at > AT_MAX:
         raise WireError(f"told at {event.at:.3g} s, a time that no clock shows")
     if teller and "actor" in event.data:  # whose request it was: nobody's of a learner's
         data = {key: value for key, value in event.data.items() if key != "actor"}
         event = event.model_copy(update={"data": data})
     return event
+
+
+def _misses(event: Event) -> str:
+    """What an event lacks that pages and reports show of its kind; "" for nothing."""
+    data = event.data
+    if event.kind == "evaluation":
+        figures = [data.get("steps"), data.get("val_loss")]
+        each = data.get("each", {})
+        figures += each.values() if isinstance(each, Mapping) else [None]
+        return "" if all(map(_finite, figures)) else "without its figures"
+    if event.kind in ("fault-planned", "fault-applied", "fault-healed"):
+        words = [data.get("id"), data.get("kind"), data.get("target")]
+        return "" if all(isinstance(w, str) for w in words) else "without its fault"
+    return ""
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
