@@ -55,7 +55,7 @@ def test_learners_that_die_or_are_lent_train_on_and_a_seed_is_a_run(tmp_path: Pa
     run, dying = spec(tmp_path), Interruptions(mtbi_s=40.0, away_s=3.0)
     setting = Setting(2, interruptions=dying, loan=Loan(1, 15.0, 35.0), over_time=True)
     first = Fleet(run, setting).run()
-    assert first["interruptions"] and first["recoveries_from_donors"] > 1
+    assert first["interruptions"] and first["recoveries_from_donors"]
     assert first["val_loss"] < first["losses_over_time"][0][2]
     assert Fleet(run, setting).run() == first
     # What is computed has no part in when things happen.

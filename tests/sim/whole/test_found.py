@@ -23,16 +23,22 @@ SECONDS = {
     "slow-learner-that-no-pull-waited-for",
     "steps-longer-than-last-words",
 }
+# One world in thirty meets them.
+RARE = {
+    "begun-again-after-a-skipped-round",
+    "process-0-gone-before-all-hosts-were-there",
+    "silent-one-that-a-round-waited-for",
+}
 KEPT = [
     pytest.param(
-        path, id=path.stem, marks=[pytest.mark.long] if n % 3 or path.stem in SECONDS else []
+        path, id=path.stem, marks=[pytest.mark.long] if n % 3 or path.stem in SECONDS | RARE else []
     )
     for n, path in enumerate(sorted(FOLDER.glob("*.json")))
 ]
 
 # Troubles that one world in four meets are missed by one ten in eighteen; rarer ones want likelier
-# options.
-SEEDS_MAX = 10
+# options, or more worlds.
+SEEDS_MAX, RARE_SEEDS_MAX = 10, 80
 
 
 def test_each_names_what_it_must_reach() -> None:
@@ -48,9 +54,10 @@ def test_each_names_what_it_must_reach() -> None:
 def test_a_kept_world_is_sound_and_meets_its_trouble(path: Path) -> None:
     case = found.read(path)
     must = json.loads(path.read_text(encoding="utf-8"))["reached"]
-    for n in range(SEEDS_MAX):
+    most = RARE_SEEDS_MAX if path.stem in RARE else SEEDS_MAX
+    for n in range(most):
         verdict = played(replace(case, seed=case.seed + n))
         assert verdict.violations == [], f"{found.again(path)}, and {n} more than its seed"
         if all(verdict.counts[state] for state in must):
             return
-    pytest.fail(f"{SEEDS_MAX} seeds from {case.seed} on do not meet {', '.join(must)}")
+    pytest.fail(f"{most} seeds from {case.seed} on do not meet {', '.join(must)}")
