@@ -105,51 +105,84 @@ class URLSearchParams {
   constructor(text) { this.pairs = Object.fromEntries(text.split("&").map((pair) => pair.split("="))); }
   get(name) { return this.pairs[name] ?? null; }
 }
-const AbortSignal = { timeout: () => null };
+class Signal {
+  constructor() { this.aborted = false; this.acts = []; }
+  end(name) {
+    if (this.aborted) return;
+    this.aborted = true;
+    for (const act of this.acts) act(name);
+  }
+}
+/* No clock runs: a test says how many milliseconds have passed for whatever has a limit. */
+const limits = [];
+const pass = (ms) => { for (const limit of limits) if (limit.ms <= ms) limit.signal.end("TimeoutError"); };
+const AbortSignal = {
+  timeout(ms) {
+    limits.push({ ms, signal: new Signal() });
+    return limits.at(-1).signal;
+  },
+  any(signals) {
+    const either = new Signal();
+    for (const signal of signals) signal.acts.push((name) => either.end(name));
+    return either;
+  },
+};
 class AbortController {
-  constructor() { this.signal = { aborted: false }; }
-  abort() { this.signal.aborted = true; }
+  constructor() { this.signal = new Signal(); }
+  abort() { this.signal.end("AbortError"); }
 }
 class TextDecoder {
   decode(text) { return text; }
 }
+
+/* What only somebody who mends the page looks at. */
+const console = { said: [], error: (error) => console.said.push(String(error)) };
 
 /* One timer at most waits: the page's loop. */
 let due = null;
 const setTimeout = (act) => { due = act; return 1; };
 const clearTimeout = () => { due = null; };
 
-/* Pieces of a stream, each at a test's word. */
+/* Pieces of a stream, each at a test's word; a signal that ends breaks it off. */
 let waiting = null;
-const more = () => { const act = waiting; waiting = null; act(); };
-async function piece(pieces) {
-  await new Promise((resolve) => { waiting = resolve; });
+const more = () => { const act = waiting; waiting = null; act?.(); };
+async function piece(pieces, signal) {
+  await new Promise((resolve, reject) => {
+    waiting = resolve;
+    signal.acts.push((name) => reject(Object.assign(new Error("ended"), { name })));
+  });
   return pieces.length ? { done: false, value: pieces.shift() } : { done: true };
 }
 
-/* What the coordinator answers: [status, body] by "METHOD path"; what was asked is kept. */
-const server = { away: false, answers: {}, asked: [] };
-async function fetch(path, { method, headers, body }) {
+/* What the coordinator answers: [status, body] by "METHOD path"; what was asked is kept. `away`: the
+   link is lost before an answer comes, `torn`: while it comes. */
+const server = { away: false, torn: false, answers: {}, asked: [] };
+async function fetch(path, { method, headers, body, signal }) {
   const [place, query] = path.split("?");
   server.asked.push({ method, path, body: body ? JSON.parse(body) : null, token: headers.Authorization });
   if (server.away) throw new TypeError("network");
   const [status, found] = server.answers[`${method} ${place}`] ?? [404, { title: `no ${method} ${place}` }];
   const after = Number(/after=(\d+)/.exec(query)?.[1] ?? 0);
   // Of a stream: its pieces as they come, until a test says that more is there.
-  if (found.pieces) return { ok: true, status, body: { getReader: () => ({ read: () => piece(found.pieces) }) } };
-  // Not JSON, as a proxy between may answer.
-  if (typeof found === "string") return { ok: status < 400, status, json: async () => JSON.parse(found) };
-  const answer = { ...found };
+  if (found.pieces) return { ok: true, status, body: { getReader: () => ({ read: () => piece(found.pieces, signal) }) } };
+  const answer = typeof found === "string" ? found : { ...found };
   for (const kind of ["rounds", "events"])
     if (Array.isArray(answer[kind])) answer[kind] = answer[kind].filter((x) => x.seq > after);
-  return { ok: status < 400, status, json: async () => answer };
+  // Not JSON, as a proxy between may answer, or what it is.
+  const written = typeof found === "string" ? found : JSON.stringify(answer);
+  const text = async () => {
+    if (server.torn) throw new TypeError("network");
+    return written;
+  };
+  return { ok: status < 400, status, text, json: async () => JSON.parse(await text()) };
 }
 
 /* For tests: what a person sees and does. */
 const id = (name) => document.getElementById(name);
 const visible = (node) => !node || (!node.hidden && visible(node.parentElement));
 const seen = (name) => (visible(id(name)) ? id(name).textContent : null);
-const rows = (name) => id(name).tBodies[0].children.map((row) => row.children.map((c) => c.textContent));
+const lines = (body) => body.children.map((row) => row.children.map((c) => c.textContent));
+const rows = (name) => lines(id(name).tBodies[0]);
 const items = (name) => id(name).children.map((item) => item.textContent);
 const buttons = (name) => [...everything(id(name))].filter((n) => n.tagName === "BUTTON" && !n.disabled && visible(n)).map((n) => n.getAttribute("aria-label") ?? n.textContent);
 const press = (name, label) => [...everything(id(name))].find((n) => n.tagName === "BUTTON" && (n.getAttribute("aria-label") ?? n.textContent) === label).click();

@@ -16,6 +16,7 @@ import pytest
 import diloco_coordinator
 from diloco_coordinator.api.plans_io import _planned
 from diloco_coordinator.api.views import unfit
+from diloco_coordinator.exports.sampling_io import SECONDS_MAX
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_planner.plan_request import PlanRequest
 from diloco_shared.protocol.records import MemberRecord
@@ -161,6 +162,80 @@ def test_the_loss_on_each_corpus_of_a_mixture_is_shown(answers: dict[str, Any]) 
     assert table.count("2.0000 (code 1.5000, talk 2.2500)") == table.count(" (code") == 1
 
 
+def evaluation(seq: int, **data: Any) -> dict[str, Any]:
+    told = {"at": 1.7e9, "source": "learner-9", "text": f"told as {seq}", "kind": "evaluation"}
+    return told | {"seq": seq, "run": "break", "data": data}
+
+
+def losses(page: Page) -> list[list[str]]:
+    """Of the table below the chart: steps and loss, newest first."""
+    table = 'lines(id("values").querySelector("tbody"))'
+    return [row[:2] for row in page.ask(table)]
+
+
+def test_an_evaluation_without_its_figures_is_left_out(answers: dict[str, Any]) -> None:
+    """Of another release, say: in the list of events its words stand, and the rest is drawn."""
+    before = Page(answers)
+    told = deepcopy(answers)
+    strange: list[dict[str, Any]] = [
+        {"val_loss": 2.0},
+        {"steps": 300},
+        {"steps": None, "val_loss": 2.0},
+        {"steps": "300", "val_loss": 2.0},
+        {"steps": 300, "val_loss": None},
+        {},
+    ]
+    told["GET /v1/events"]["events"] += [
+        evaluation(1000 + n, **data) for n, data in enumerate(strange)
+    ]
+    page = Page(told)
+    assert page.ask('seen("link")') == "connected" and page.ask("console.said") == []
+    label = 'id("chart").firstElementChild.getAttribute("aria-label")'
+    assert page.ask(label) == before.ask(label) and losses(page) == losses(before)
+    assert page.ask('seen("figures")') == before.ask('seen("figures")'), "the newest with figures"
+    assert page.ask('items("events")')[0].endswith("told as 1005")
+    odd = {"steps": 300, "val_loss": 1.25, "each": [None], "versions": {"toString": 1}}
+    told["GET /v1/events"]["events"].append(evaluation(1006, **odd))
+    page.answers = told
+    page.second()
+    assert page.ask('seen("link")') == "connected" and losses(page)[0] == ["300", "1.2500"]
+
+
+def test_two_evaluations_that_say_the_same_are_two_rows_at_every_look(
+    answers: dict[str, Any],
+) -> None:
+    told = deepcopy(answers)
+    told["GET /v1/events"]["events"] += [
+        evaluation(seq, steps=300, val_loss=1.5) for seq in (1000, 1001)
+    ]
+    page = Page(told)
+    for _ in range(3):
+        assert losses(page)[:2] == [["300", "1.5000"]] * 2 and len(losses(page)) == 5
+        page.second()
+    told["GET /v1/events"]["events"].append(evaluation(1002, steps=300, val_loss=1.5, versions=[7]))
+    page.answers = told
+    page.second()
+    versions = page.ask('lines(id("values").querySelector("tbody")).map((row) => row[2])')
+    assert versions[:3] == ["7", "–", "–"], "each has a row of its own"
+
+
+def test_children_of_equal_keys_stay_as_many_and_in_order() -> None:
+    page = Page({}, address="")
+    page.do(
+        "var box = new Element('ol');"
+        "var shown = (items) => { modules.dom.reconcile(box, items, (i) => i[0],"
+        " () => modules.dom.make('li'), (node, i) => modules.dom.say(node, i));"
+        " return box.children.map((n) => n.textContent); };"
+    )
+    for items in (["a1", "a2", "b"], ["a1", "a2", "b"], ["b", "a1", "a2", "a3"], ["a1"], []):
+        page.do("var before = box.children")
+        assert page.ask(f"shown({json.dumps(items)})") == items
+        kept = min(len(items), page.ask("before.length"))
+        assert page.ask("box.children.filter((n) => before.includes(n)).length") == kept
+        page.do(f"before = box.children; shown({json.dumps(items)})")
+        assert page.ask("box.children.every((node, n) => node === before[n])"), "none moved"
+
+
 def test_nothing_that_is_missing_is_shown_as_the_script_calls_it(page: Page) -> None:
     for text in page.texts():
         assert not re.search(r"\bundefined\b|\bNaN\b|\[object|\bnull\b|Infinity", text), text
@@ -194,6 +269,84 @@ def test_a_run_that_has_not_begun_and_a_cluster_without_one_are_shown(
     assert page.ask('seen("overview")') is None
     assert page.ask('seen("empty")').startswith("There is no run yet")
     page.second()
+
+
+NO_RUNS: dict[str, Any] = {"GET /v1/runs": {"runs": [], "next": None}}
+
+
+def test_without_a_run_nothing_is_fetched_or_built_again(answers: dict[str, Any]) -> None:
+    """Else what a person selects and scrolls to would be gone a second later."""
+    page = Page(answers | NO_RUNS)
+    newest = answers["GET /v1/events"]["events"][-1]["seq"]
+    page.do('var kept = id("events").children')
+    assert page.ask("kept.length") > 0
+    page.second()
+    assert page.asked("GET")[-1]["path"] == f"/v1/events?limit=1000&after={newest}"
+    assert page.ask('id("events").children.every((node, n) => node === kept[n])')
+
+
+def test_another_token_shows_its_own_events(answers: dict[str, Any]) -> None:
+    page = Page(answers | NO_RUNS)
+    page.do('server.answers["GET /v1/members"] = [401, {}]; const act = due; due = null; act()')
+    (event,) = [e for e in answers["GET /v1/events"]["events"] if e["seq"] == 1]
+    page.answers = answers | NO_RUNS | {"GET /v1/events": {"events": [event], "next": None}}
+    page.do(f'{page._server()} id("token").value = "other"; id("login").happens("submit")')
+    (shown,) = page.ask('items("events")')
+    assert shown.endswith(event["text"])
+
+
+def again(answers: dict[str, Any], run: str) -> dict[str, Any]:
+    """The same cluster after the run was deleted and submitted again under its name."""
+    told = deepcopy(answers)
+    for view in (told["GET /v1/runs"]["runs"][0], told[f"GET /v1/runs/{run}"]):
+        view["created_at"] += 1000
+    status = told[f"GET /v1/runs/{run}"]["status"]
+    status["stamp"]["round"] = 1
+    status |= {"rounds_committed": 2, "rounds_skipped": 0}
+    rounds = told[f"GET /v1/runs/{run}/rounds"]["rounds"][:2]
+    for n, record in enumerate(rounds):
+        record |= {"round": n, "seq": n + 1}
+    told[f"GET /v1/runs/{run}/rounds"]["rounds"] = rounds
+    newest = told["GET /v1/events"]["events"][-1]["seq"]
+    told["GET /v1/events"]["events"] = [evaluation(newest + 1, steps=12, val_loss=5.0)]
+    return told
+
+
+def test_a_run_that_was_submitted_again_under_its_name_is_another_one(
+    page: Page, answers: dict[str, Any], run: str
+) -> None:
+    assert len(losses(page)) == 3
+    page.answers = again(answers, run)
+    page.second()
+    assert page.ask('seen("name")') == run
+    assert [r.split("fragment")[0] for r in page.ask('items("rounds")')] == ["Round 1", "Round 0"]
+    assert losses(page) == [["12", "5.0000"]], "no curve of both"
+    (event,) = page.ask('items("events")')
+    assert "told as" in event
+
+
+def test_a_run_that_was_replaced_while_the_page_looked_is_another_one(
+    page: Page, answers: dict[str, Any], run: str
+) -> None:
+    """The list still told of the old one."""
+    page.answers = again(answers, run) | {"GET /v1/runs": answers["GET /v1/runs"]}
+    page.second()
+    assert len(page.ask('items("rounds")')) == 2 and losses(page) == [["12", "5.0000"]]
+
+
+def test_whoever_wanted_to_stop_a_run_stops_no_later_one_of_its_name(
+    page: Page, answers: dict[str, Any], run: str
+) -> None:
+    page.answers[f"POST /v1/runs/{run}/stop"] = {}
+    page.second()
+    page.do(f'press("verbs", "Stop run {run}")')
+    page.answers = again(page.answers, run)
+    page.second()
+    page.do('id("ask").answered("yes")')
+    assert page.asked("POST") == [] and "nothing was done" in page.ask('seen("banner")')
+    page.do(f'press("verbs", "Stop run {run}"); id("ask").answered("yes")')
+    assert [a["path"] for a in page.asked("POST")] == [f"/v1/runs/{run}/stop"]
+    assert page.ask('seen("banner")') is None
 
 
 def test_a_run_that_waits_says_which_learner_cannot_work_and_why(
@@ -325,6 +478,31 @@ def test_a_coordinator_that_is_away_is_said_and_comes_back(page: Page) -> None:
     assert page.ask('seen("link")') == "connected"
 
 
+def test_an_answer_that_breaks_off_is_of_a_coordinator_that_is_away(page: Page, run: str) -> None:
+    page.do("server.torn = true")
+    page.second()
+    assert "does not answer; training goes on" in page.ask('seen("link")')
+    page.do(f'press("verbs", "Pause run {run}")')
+    page.do("server.torn = false; server.away = true")
+    page.do(f'press("verbs", "Pause run {run}")')
+    assert page.ask('seen("banner")') == "the coordinator does not answer"
+    assert page.ask("console.said") == []
+
+
+def test_a_fault_of_the_page_is_not_laid_upon_the_coordinator(
+    page: Page, answers: dict[str, Any]
+) -> None:
+    """A browser throws a TypeError for both."""
+    page.answers = answers | {"GET /v1/members": {"members": 5}}
+    page.second()
+    link = page.ask('seen("link")')
+    assert link.startswith("this page has made a mistake") and "does not answer" not in link
+    assert page.ask("console.said") and page.ask("console.said")[0].startswith("TypeError")
+    page.answers = answers
+    page.second()
+    assert page.ask('seen("link")') == "connected"
+
+
 def test_an_answer_that_nobody_can_read_is_said_and_the_page_looks_again(
     page: Page, answers: dict[str, Any]
 ) -> None:
@@ -443,6 +621,65 @@ def test_what_becomes_of_a_sample_is_said_in_the_servers_words(
     assert "Sample" in page.ask('buttons("sampling")')
 
 
+def sampling(page: Page, run: str, *pieces: str) -> None:
+    """One that has begun and written so far."""
+    told = json.dumps([200, {"pieces": ['data: {"begun": true}\n\n', *pieces]}])
+    page.do(f'server.answers["POST /v1/runs/{run}/samples"] = {told}')
+    page.do('id("sampling").happens("submit")')
+    for _ in range(1 + len(pieces)):
+        page.do("more()")
+
+
+NOT_ALL = "What is written here is not all of it."
+
+
+def test_a_sample_whose_link_died_is_given_up_once_the_coordinator_has_ended_it(
+    answers: dict[str, Any], run: str
+) -> None:
+    page = sampled(answers, run, EXPORT)
+    sampling(page, run, 'data: {"text": "so far"}\n\n')
+    page.do(f"pass({SECONDS_MAX * 1000})")
+    assert "Sample" not in page.ask('buttons("sampling")'), "it may still tell why it failed"
+    page.do(f"pass({SECONDS_MAX * 1000 + 60_000})")
+    assert page.ask('seen("unsampled")') == f"the coordinator does not answer. {NOT_ALL}"
+    assert page.ask('seen("written")') == "so far"
+    assert "Sample" in page.ask('buttons("sampling")') and page.ask("console.said") == []
+    sampling(page, run, 'data: {"text": "all"}\n\n', 'data: {"done": true}\n\n')
+    assert page.ask('seen("written")') == "all" and page.ask('seen("unsampled")') == ""
+
+
+def test_a_sample_that_ends_without_a_word_is_not_taken_for_a_whole_one(
+    answers: dict[str, Any], run: str
+) -> None:
+    """As where the token is revoked meanwhile."""
+    page = sampled(answers, run, EXPORT)
+    sampling(page, run, 'data: {"text": "so far"}\n\n')
+    page.do("more()")
+    said = page.ask('seen("unsampled")')
+    assert said.startswith("the coordinator told no end of it") and said.endswith(NOT_ALL)
+    assert page.ask('seen("written")') == "so far" and "Sample" in page.ask('buttons("sampling")')
+
+
+def test_a_sample_is_over_as_soon_as_its_end_is_told(answers: dict[str, Any], run: str) -> None:
+    """The link may stay open, or break then: nothing of the sample is missing."""
+    page = sampled(answers, run, EXPORT)
+    sampling(page, run, 'data: {"text": "all"}\n\ndata: {"done": true}\n\n')
+    assert "Sample" in page.ask('buttons("sampling")')
+    page.do("pass(1e9)")
+    assert page.ask('seen("unsampled")') == "" and page.ask('seen("written")') == "all"
+
+
+def test_a_sample_of_a_deleted_run_is_not_shown_beside_a_later_one_of_its_name(
+    answers: dict[str, Any], run: str
+) -> None:
+    page = sampled(answers, run, EXPORT)
+    sampling(page, run, 'data: {"text": "of the old one"}\n\n')
+    page.answers = again(page.answers, run)
+    page.second()
+    assert page.ask('seen("written")') == "" and page.ask('seen("unsampled")') == ""
+    assert "Sample" in page.ask('buttons("sampling")')
+
+
 def test_a_viewer_may_not_sample(answers: dict[str, Any]) -> None:
     page = Page(answers | {"GET /v1/access": VIEWER})
     page.do('id("sample").open = true')
@@ -451,8 +688,28 @@ def test_a_viewer_may_not_sample(answers: dict[str, Any]) -> None:
     assert not [a for a in page.asked("GET") if a["path"].endswith("/exports")]
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.4, 5.3), (0.0, 123_456.0), (2.0, 2.0)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0.0, 1.0), (1.4, 5.3), (0.0, 123_456.0), (2.0, 2.0), (1e16, 1e16 + 2), (1e300, 1e300)],
+)
 def test_ticks_are_round_and_lie_within(low: float, high: float) -> None:
     page = Page({}, address="")
     ticks = page.ask(f"modules.chart.ticks({low}, {high}, 5)")
     assert 1 <= len(ticks) <= 7 and all(low - 1e-9 <= t <= high * (1 + 1e-9) + 1e-9 for t in ticks)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1e16, 1e16 + 2), (1e300, 1.5e300), (1e-200, 2e-200), (-1e308, 1e308), (0, 0)]
+)
+def test_a_curve_of_any_finite_figures_is_drawn(
+    answers: dict[str, Any], low: float, high: float
+) -> None:
+    """A learner whose numbers overflow may tell of such."""
+    told = deepcopy(answers)
+    told["GET /v1/events"]["events"] = [
+        evaluation(1, steps=1, val_loss=low),
+        evaluation(2, steps=2, val_loss=high),
+    ]
+    page = Page(told)
+    assert page.ask('seen("link")') == "connected" and page.ask("console.said") == []
+    assert page.ask('id("chart").children.length') == 1

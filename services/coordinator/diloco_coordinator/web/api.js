@@ -15,8 +15,11 @@ export const hasToken = () => Boolean(sessionStorage.getItem(KEPT));
 export const keepToken = (token) => sessionStorage.setItem(KEPT, token);
 export const dropToken = () => sessionStorage.removeItem(KEPT);
 
+/* What is no fault of this page; its message is for people. */
+export class Trouble extends Error {}
+
 /* The server's own words, with the paths of faults if there are any. */
-export class Refusal extends Error {
+export class Refusal extends Trouble {
   constructor(status, problem) {
     const faults = (problem.errors || []).map((e) => `${e.path}: ${e.message}`);
     super([problem.detail || problem.title || `status ${status}`, ...faults].join("; "));
@@ -24,31 +27,71 @@ export class Refusal extends Error {
   }
 }
 
+/* No answer, or none that came to its end: the coordinator is away, or the way to it. */
+export class Unreachable extends Trouble {
+  constructor(cause) {
+    super("the coordinator does not answer", { cause });
+  }
+}
+
+/* A proxy's page in place of an answer, say. */
+export class Unreadable extends Trouble {
+  constructor(cause) {
+    super(`this page cannot show what was answered: ${cause.message}`, { cause });
+  }
+}
+
+/* What went wrong, for people. Whatever is no Trouble is a fault of this page: the console says where,
+   since somebody may have to mend it. */
+export function explained(error) {
+  if (error instanceof Trouble) return error.message;
+  console.error(error);
+  return `this page has made a mistake, and the browser's console says where: ${error.message}`;
+}
+
+/* A browser throws a TypeError both for a lost link and for a mistake: only here it is the link. */
+async function reached(doing) {
+  try {
+    return await doing;
+  } catch (error) {
+    throw new Unreachable(error);
+  }
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Unreadable(error);
+  }
+}
+
 const PATIENCE_MS = 10_000;
 
-/* Server-sent events of an answer, as they come: `heard` gets the JSON of each. There is no bound in
-   time here, since the server ends what takes too long. `stop` is an AbortSignal. */
+/* Server-sent events of an answer, as they come: `heard` gets the JSON of each, and says whether it was
+   the last. Whether the last one came. `stop` is an AbortSignal, and whoever gives it bounds the time: a
+   link that dies silently ends nothing. */
 export async function stream(path, body, heard, stop) {
-  const response = await fetch(path, {
+  const response = await reached(fetch(path, {
     method: "POST",
     headers: { Authorization: `Bearer ${sessionStorage.getItem(KEPT)}`, "Content-Type": "application/json" },
     body: JSON.stringify(body),
     signal: stop,
-  });
+  }));
   if (!response.ok) throw new Refusal(response.status, await response.json().catch(() => ({})));
   const reader = response.body.getReader(), decoder = new TextDecoder();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
+    const { done, value } = await reached(reader.read());
+    if (done) return false;
     const parts = (rest + decoder.decode(value, { stream: true })).split("\n\n");
     rest = parts.pop();
-    for (const part of parts) if (part.startsWith("data: ")) heard(JSON.parse(part.slice(6)));
+    for (const part of parts) if (part.startsWith("data: ") && heard(parsed(part.slice(6)))) return true;
   }
 }
 
 export async function call(method, path, body) {
-  const response = await fetch(path, {
+  const response = await reached(fetch(path, {
     method,
     headers: {
       Authorization: `Bearer ${sessionStorage.getItem(KEPT)}`,
@@ -56,12 +99,14 @@ export async function call(method, path, body) {
     },
     body: body ? JSON.stringify(body) : undefined,
     signal: AbortSignal.timeout(PATIENCE_MS),
-  });
-  if (response.ok) return response.status === 204 ? null : response.json();
+  }));
+  if (response.ok) return response.status === 204 ? null : parsed(await reached(response.text()));
   const problem = await response.json().catch(() => ({}));
   throw new Refusal(response.status, problem);
 }
 
 export const get = (path) => call("GET", path);
 export const runPath = (name) => `/v1/runs/${encodeURIComponent(name)}`;
+/* One that was deleted and submitted again under its name is another one. Null: none. */
+export const sameRun = (a, b) => a?.name === b?.name && a?.created_at === b?.created_at;
 export const memberPath = (name) => `/v1/members/${encodeURIComponent(name)}`;

@@ -15,8 +15,10 @@ export function ticks(low, high, wanted) {
   const rough = (high - low || 1) / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
+  const first = Math.ceil(low / step);
   const found = [];
-  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i += 1) found.push(i * step);
+  // Of numbers so large that one more makes no difference there would be no end.
+  for (let i = 0; i <= wanted + 1 && (first + i) * step <= high + step * 1e-9; i += 1) found.push((first + i) * step);
   return found;
 }
 
@@ -30,7 +32,8 @@ export function lineChart(parent, points, { xLabel, describe }) {
   const x = (v) => LEFT + ((v - xLow) / (xHigh - xLow)) * (WIDTH - LEFT - RIGHT);
   const y = (v) => HEIGHT - BOTTOM - ((v - yLow) / (yHigh - yLow)) * (HEIGHT - TOP - BOTTOM);
   const yTicks = ticks(yLow, yHigh, 5);
-  const digits = yTicks.length > 1 ? Math.max(0, -Math.floor(Math.log10(yTicks[1] - yTicks[0]) + 1e-9)) : 2;
+  const fine = yTicks.length > 1 ? Math.max(0, -Math.floor(Math.log10(yTicks[1] - yTicks[0]) + 1e-9)) : 2;
+  const digits = Math.min(fine, 20); // a browser writes no more than a hundred
   for (const v of yTicks) {
     svg.append(element("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: y(v), y2: y(v) }));
     svg.append(element("text", { x: LEFT - 7, y: y(v) + 4, "text-anchor": "end" }, v.toFixed(digits)));

@@ -17,15 +17,16 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/* Children for `items`, matched by key: nodes stay, so that focus and scrolling do. */
+/* Children for `items`, matched by key: nodes stay, so that focus and scrolling do. Those of equal keys
+   are matched in their order. */
 export function reconcile(parent, items, keyOf, create, update) {
-  const there = new Map([...parent.children].map((node) => [node.dataset.key, node]));
+  const there = new Map();
+  for (const node of parent.children) there.set(node.dataset.key, [...(there.get(node.dataset.key) ?? []), node]);
   let place = parent.firstElementChild;
   for (const item of items) {
     const key = String(keyOf(item));
-    let node = there.get(key);
-    if (node) there.delete(key);
-    else {
+    let node = there.get(key)?.shift();
+    if (!node) {
       node = create(item);
       node.dataset.key = key;
     }
@@ -33,11 +34,11 @@ export function reconcile(parent, items, keyOf, create, update) {
     if (node === place) place = place.nextElementSibling;
     else parent.insertBefore(node, place);
   }
-  for (const node of there.values()) node.remove();
+  for (const nodes of there.values()) for (const node of nodes) node.remove();
 }
 
 const missing = "–";
-const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
+export const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
 
 export const count = (x) => (isNumber(x) ? Math.round(x).toLocaleString("en") : missing);
 export const loss = (x) => (isNumber(x) ? x.toFixed(3) : missing);

@@ -1,24 +1,33 @@
 /* Asks once a second what is new, shows it, and carries out what buttons say. */
 
-import { Refusal, call, dropToken, get, hasToken, keepToken, memberPath, runPath, takeTokenFromAddress } from "./api.js";
+import { Refusal, Unreachable, call, dropToken, explained, get, hasToken, keepToken, memberPath, runPath, sameRun, takeTokenFromAddress } from "./api.js";
 import { $, make, reconcile, say } from "./dom.js";
 import { offerPlans } from "./plan.js";
 import { lookForExports, offerSamples } from "./sample.js";
-import { showEvents, showLearners, showLosses, showRounds, showRun, showServices } from "./views.js";
+import { evaluationsOf, showEvents, showLearners, showLosses, showRounds, showRun, showServices } from "./views.js";
 
 const EVERY_MS = 1000;
 /* Shown at once: what a person may scroll through; the command line shows all. */
 const ROUNDS_SHOWN = 30, EVENTS_SHOWN = 100;
 
-const seen = { access: null, run: "", rounds: [], roundsAfter: null, closed: -1, events: [], evaluations: [] };
+/* `run`: whose rounds and events these are, { name, created_at }; null for none. */
+const seen = { access: null, run: null, rounds: [], roundsAfter: null, closed: -1, events: [], evaluations: [] };
 
 let wanted = ""; // the run that was just chosen
 
-function forgetRun(name) {
-  Object.assign(seen, { run: name, rounds: [], roundsAfter: null, closed: -1, events: [], evaluations: [] });
+function forgetRun() {
+  Object.assign(seen, { run: null, rounds: [], roundsAfter: null, closed: -1, events: [], evaluations: [] });
   $("chart").replaceChildren();
   showRounds([]);
   showEvents([]);
+}
+
+/* Look at this run from now on. What was seen stays only while it is the same one: of another one of its
+   name, say, the rounds begin anew. */
+function turnTo(run) {
+  if (sameRun(run, seen.run)) return;
+  forgetRun();
+  seen.run = run && { name: run.name, created_at: run.created_at };
 }
 
 /* What the token in use may change, as the coordinator decides it: a limit closes what it does not name. */
@@ -41,12 +50,16 @@ let looking = Promise.resolve();
 const look = () => (looking = looking.catch(() => {}).then(lookOnce));
 
 async function lookOnce() {
-  seen.access ??= await get("/v1/access");
+  if (!seen.access) {
+    forgetRun(); // another token may see other events
+    seen.access = await get("/v1/access");
+  }
   const [runs, { members }] = await Promise.all([get("/v1/runs?brief=true&limit=1000"), get("/v1/members")]);
   chooseRun(runs.runs);
   showLearners(members, mayChangeMember, ask);
   showServices(members, mayChangeMember, ask);
-  const run = seen.run ? await get(runPath(seen.run)) : null;
+  const run = seen.run ? await get(runPath(seen.run.name)) : null;
+  turnTo(run); // it may have become another one since they were listed
   $("empty").hidden = Boolean(run);
   $("overview").hidden = !run;
   await lookForEvents();
@@ -55,7 +68,7 @@ async function lookOnce() {
     showRun(run, seen.evaluations.at(-1));
     $("verbs").hidden = !mayChangeRun(run.name);
   }
-  await lookForExports(run && mayChangeRun(run.name) ? run.name : "");
+  await lookForExports(run && mayChangeRun(run.name) ? seen.run : null);
   showLosses(seen.evaluations);
 }
 
@@ -65,12 +78,13 @@ function chooseRun(runs) {
   const option = (r) => make("option", { value: r.name });
   reconcile(select, runs, (r) => r.name, option, (node, r) => say(node, `${r.name} (${r.state})`));
   select.parentElement.hidden = runs.length === 0;
-  if (wanted && runs.some((r) => r.name === wanted)) forgetRun(wanted);
-  wanted = "";
+  const called = (name) => runs.find((r) => r.name === name);
   // What people mean: the newest one that is at work, else the newest.
   const busy = runs.find((r) => !["queued", "finished", "stopped"].includes(r.state));
-  if (!runs.some((r) => r.name === seen.run)) forgetRun((busy ?? runs[0])?.name ?? "");
-  if (select.value !== seen.run && document.activeElement !== select) select.value = seen.run;
+  turnTo(called(wanted) ?? called(seen.run?.name) ?? busy ?? runs[0] ?? null);
+  wanted = "";
+  const shown = seen.run?.name ?? "";
+  if (select.value !== shown && document.activeElement !== select) select.value = shown;
 }
 
 async function lookForRounds(run) {
@@ -90,12 +104,12 @@ async function lookForRounds(run) {
 }
 
 async function lookForEvents() {
-  const about = seen.run ? `&run=${encodeURIComponent(seen.run)}` : "";
+  const about = seen.run ? `&run=${encodeURIComponent(seen.run.name)}` : "";
   let page;
   do {
     const after = seen.events.at(-1)?.seq ?? 0;
     page = await get(`/v1/events?limit=1000&after=${after}${about}`);
-    seen.evaluations.push(...page.events.filter((e) => e.kind === "evaluation").map((e) => e.data));
+    seen.evaluations.push(...evaluationsOf(page.events));
     seen.events = [...seen.events, ...page.events].slice(-EVENTS_SHOWN);
   } while (page.events.length === 1000);
   showEvents(seen.events);
@@ -134,7 +148,7 @@ async function act(method, path, body) {
     tell("");
     await look();
   } catch (error) {
-    tell(String(error.message));
+    tell(explained(error));
   }
 }
 
@@ -152,8 +166,9 @@ $("verbs").addEventListener("click", async (event) => {
   const verb = event.target.dataset.verb;
   if (!verb) return;
   const run = seen.run;
-  if (verb === "stop" && !(await sure(`Stop ${run}? It cannot go on afterwards.`, "Stop"))) return;
-  await act("POST", `${runPath(run)}/${verb}`);
+  if (verb === "stop" && !(await sure(`Stop ${run.name}? It cannot go on afterwards.`, "Stop"))) return;
+  if (sameRun(run, seen.run)) await act("POST", `${runPath(run.name)}/${verb}`);
+  else tell(`the run ${run.name} that was asked about is deleted: nothing was done`);
 });
 
 $("runs").addEventListener("change", () => {
@@ -182,7 +197,6 @@ let timer = 0;
 async function loop() {
   clearTimeout(timer);
   if (!hasToken()) return askForToken("");
-  let unknown = null;
   try {
     if (!document.hidden) await look();
     $("login").hidden = true;
@@ -193,17 +207,11 @@ async function loop() {
       dropToken();
       return askForToken("This token is not accepted.");
     }
-    if (error instanceof Refusal) linked(false, error.message);
-    else if (error instanceof TypeError || error.name === "TimeoutError")
-      linked(false, "the coordinator does not answer; training goes on without it");
-    else {
-      // A proxy's page in place of an answer, say: it may be gone at the next look.
-      linked(false, `this page cannot show what was answered: ${error.message}`);
-      unknown = error;
-    }
+    // Whatever it is, it may be gone at the next look.
+    const meanwhile = error instanceof Unreachable ? "; training goes on without it" : "";
+    linked(false, explained(error) + meanwhile);
   }
   timer = setTimeout(loop, EVERY_MS);
-  if (unknown) throw unknown; // for the console: somebody may have to mend this page
 }
 
 $("login").addEventListener("submit", (event) => {

@@ -1,6 +1,6 @@
 /* The planner: a form made of what may be asked, and the answer with its reasons. */
 
-import { call, get } from "./api.js";
+import { call, explained, get } from "./api.js";
 import { $, count, make, say } from "./dom.js";
 
 /* Asked first; the rest has defaults that most people keep. */
@@ -87,7 +87,7 @@ export function offerPlans() {
     asked ??= ask();
     asked.catch((error) => {
       asked = null; // again when it is next opened
-      say($("unplanned"), String(error.message));
+      say($("unplanned"), explained(error));
     });
   });
   $("wish").addEventListener("submit", async (event) => {
@@ -97,7 +97,7 @@ export function offerPlans() {
       show(await call("POST", "/v1/plan", wishes($("wish"))));
     } catch (error) {
       $("planned").replaceChildren();
-      say($("unplanned"), String(error.message));
+      say($("unplanned"), explained(error));
     }
   });
 }

@@ -1,12 +1,17 @@
 /* A sample of what the run's model writes: of its newest export, piece by piece. */
 
-import { call, get, runPath, stream } from "./api.js";
+import { Trouble, call, explained, get, runPath, sameRun, stream } from "./api.js";
 import { $, ago, make, percent, say } from "./dom.js";
 
 /* A number of its own for every sample, so that no two of a prompt are the same. */
 const SEEDS = 2 ** 32;
+/* The coordinator ends a sample after three minutes (sampling_io.py) and says so: whoever has heard no
+   end by then hears none any more. */
+const LONGEST_MS = 200_000;
+/* It stops telling whoever asked with a token that is good no longer, and says nothing. */
+const UNFINISHED = "the coordinator told no end of it: the token may be revoked or have expired, or the coordinator was stopped";
 
-let run = ""; // whose exports were looked at; "" for none
+let run = null; // whose exports were looked at; null for none
 let stop = null; // ends the sample that is being written
 
 function told(exports) {
@@ -28,12 +33,12 @@ function forget() {
   $("written").replaceChildren();
 }
 
-/* Once a second for a run that may be sampled, while the form is open; "" hides it. */
-export async function lookForExports(name) {
-  if (name !== run) forget();
-  run = name;
+/* Once a second for a run that may be sampled, while the form is open; null hides it. */
+export async function lookForExports(of) {
+  if (!sameRun(of, run)) forget();
+  run = of;
   $("sample").hidden = !run;
-  if (run && $("sample").open) say($("sampled"), told((await get(`${runPath(run)}/exports`)).exports));
+  if (run && $("sample").open) say($("sampled"), told((await get(`${runPath(run.name)}/exports`)).exports));
 }
 
 const number = (name) => {
@@ -42,15 +47,24 @@ const number = (name) => {
   return text === "" || Number.isNaN(Number(text)) ? text : Number(text);
 };
 
-async function write(of) {
+/* Until its end was told; anything else is thrown. `givenUp`: an AbortSignal. */
+async function write(of, givenUp) {
   const prompt = $("sample-prompt").value, chat = $("sample-chat").value === "chat";
   const wish = { prompt, chat, temperature: number("sample-temperature"), tokens: number("sample-tokens"), seed: Math.floor(Math.random() * SEEDS) };
   const text = make("span");
-  await stream(`${runPath(of)}/samples`, wish, (event) => {
+  const over = await stream(`${runPath(of.name)}/samples`, wish, (event) => {
     if (event.begun) $("written").replaceChildren(make("span", { className: "soft" }, chat ? "" : prompt), text);
     if (event.text) say(text, text.textContent + event.text);
     if (event.failed) say($("unsampled"), event.failed);
-  }, stop.signal);
+    return "done" in event || "failed" in event;
+  }, givenUp);
+  if (!over) throw new Trouble(UNFINISHED);
+}
+
+/* Why no more comes. Without it, what stands there would look complete. */
+function why(error) {
+  const begun = $("written").firstElementChild !== null;
+  return explained(error) + (begun ? ". What is written here is not all of it." : "");
 }
 
 export function offerSamples() {
@@ -62,9 +76,9 @@ export function offerSamples() {
     $("sample-go").disabled = true;
     say($("sample-go"), "Writing …");
     try {
-      await write(run);
+      await write(run, AbortSignal.any([mine.signal, AbortSignal.timeout(LONGEST_MS)]));
     } catch (error) {
-      if (!mine.signal.aborted) say($("unsampled"), String(error.message));
+      if (!mine.signal.aborted) say($("unsampled"), why(error));
     } finally {
       stop = null;
       $("sample-go").disabled = false;
@@ -74,10 +88,10 @@ export function offerSamples() {
   $("sample-export").addEventListener("click", async () => {
     say($("unsampled"), "");
     try {
-      await call("POST", `${runPath(run)}/exports`, {});
+      await call("POST", `${runPath(run.name)}/exports`, {});
       $("sample-export").disabled = true;
     } catch (error) {
-      say($("unsampled"), String(error.message));
+      say($("unsampled"), explained(error));
     }
   });
 }

@@ -1,6 +1,6 @@
 /* What the page shows of a run, its members, rounds and events. */
 
-import { $, ago, bytes, count, loss, make, moment, percent, reconcile, say, seconds } from "./dom.js";
+import { $, ago, bytes, count, isNumber, loss, make, moment, percent, reconcile, say, seconds } from "./dom.js";
 import { lineChart } from "./chart.js";
 
 const GOOD = new Set(["running", "stepping", "finished", "committed", "alive", "finishing", "leading", "working"]);
@@ -76,22 +76,27 @@ function fillFigure(node, [, value, note]) {
 
 /* Of a mixture: what is lost on each of its corpora. */
 function perCorpus(each) {
-  const finite = Object.entries(each ?? {}).filter(([, x]) => Number.isFinite(x));
+  const finite = Object.entries(each ?? {}).filter(([, x]) => isNumber(x));
   return finite.map(([name, x]) => `${name} ${x.toFixed(4)}`).join(", ");
 }
 
+/* What events tell of evaluations. A learner of another release may tell of one without its figures:
+   there is nothing to show of that. */
+export function evaluationsOf(events) {
+  const told = events.filter((e) => e.kind === "evaluation" && isNumber(e.data.steps) && isNumber(e.data.val_loss));
+  return told.map((e) => ({ ...e.data, seq: e.seq }));
+}
+
 export function showLosses(evaluations) {
-  const points = evaluations
-    .filter((e) => Number.isFinite(e.val_loss))
-    .map((e) => ({ x: e.steps, y: e.val_loss, each: perCorpus(e.each), versions: e.versions }));
+  const points = evaluations.map((e) => ({ seq: e.seq, x: e.steps, y: e.val_loss, each: perCorpus(e.each), versions: [e.versions].flat().filter(isNumber) }));
   $("losses").hidden = points.length === 0;
   if (!points.length) return;
   points.sort((a, b) => a.x - b.x);
   const first = points[0], last = points[points.length - 1];
   const describe = `Validation loss from ${loss(first.y)} at ${count(first.x)} steps to ${loss(last.y)} at ${count(last.x)} steps`;
   lineChart($("chart"), points, { xLabel: "steps", describe });
-  const row = (p) => make("tr", {}, make("td", {}, count(p.x)), make("td", {}, p.y.toFixed(4), p.each && ` (${p.each})`), make("td", {}, [p.versions ?? "–"].flat().join(" ")));
-  reconcile($("values").querySelector("tbody"), [...points].reverse(), (p) => `${p.x}/${p.y}`, row);
+  const row = (p) => make("tr", {}, make("td", {}, count(p.x)), make("td", {}, p.y.toFixed(4), p.each && ` (${p.each})`), make("td", {}, p.versions.join(" ") || "–"));
+  reconcile($("values").querySelector("tbody"), [...points].reverse(), (p) => p.seq, row);
 }
 
 /* --- members ------------------------------------------------------------------------------ */
