@@ -27,9 +27,9 @@ async def until_stopped(
         if first or not once:
             task.cancel()
 
-    # The last one comes where a terminal is closed, unless it is ignored (`nohup`).
-    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
-    numbers = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+        numbers.append(signal.SIGHUP)  # its terminal is closed
     for number in numbers:
         loop.add_signal_handler(number, stop, number)
     try:

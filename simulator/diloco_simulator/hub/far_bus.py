@@ -39,18 +39,46 @@ class FarBus(MemoryBus):
         link = net.link(machine)
         self.out, self.into = Way(link, out=True), Way(link, out=False)
         self.patience = Patience(net.loop)
+        self.broken = False  # the connection is lost, and will be there again
+        self.waiting: set[asyncio.Future[Any]] = set()  # for answers
+
+    def breaks(self) -> None:
+        """The connection is lost: what is on its way here is lost with it, and who asks waits."""
+        self.broken = True
+        self.disconnect()
+        for answer in self.waiting:
+            if not answer.done():
+                answer.set_exception(Unavailable(f"the connection {self.name} was lost"))
+
+    def mended(self) -> None:
+        """It is there again."""
+        self.broken = False
+        self.reconnect()
 
     async def _call(
         self, operation: str, subject: str, timeout_s: float, work: Callable[[], T], size: int = 0
     ) -> T:
         if self.passing is not None and not self.passing(operation):
             await asyncio.Event().wait()
+        if self.broken:
+            await self._again(timeout_s, subject)
         if not self.connected:
             raise Unavailable(f"the connection {self.name} is closed")
         answer: asyncio.Future[T] = self.net.loop.create_future()
         self.net.send(self.out, SMALL + size, partial(self._carried_out, work, answer))
         self.patience.wait(answer, timeout_s, subject)
-        return await answer
+        self.waiting.add(answer)
+        try:
+            return await answer
+        finally:
+            self.waiting.discard(answer)
+
+    async def _again(self, timeout_s: float, subject: str) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._up.wait()
+        except TimeoutError:
+            raise Unavailable(f"no answer on {subject} within {timeout_s:g} s") from None
 
     def _carried_out(self, work: Callable[[], T], answer: "asyncio.Future[T]") -> None:
         """At the hub."""
@@ -75,6 +103,8 @@ class FarBus(MemoryBus):
     async def publish(self, subject: str, payload: bytes) -> None:
         if self.passing is not None and not self.passing("publish"):
             await asyncio.Event().wait()
+        if self.broken:
+            return
         self._count_out(subject, payload)
         if self.net.chance(self.net.options.loss, "lost"):
             return

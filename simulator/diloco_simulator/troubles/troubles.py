@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeCheckpoint, TapeInit, TapeRebirth, TapeTerm
 from diloco_shared.protocol.wire import decode_tape
+from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.virtual_loop import Hosted
 from diloco_simulator.worlds.processes import Host
 
@@ -25,6 +26,8 @@ ELECTION_S = (1.0, 12.0)
 # Somebody makes room on the hub's disk after so long, and whoever owns the server starts it anew
 # after as long again as `RESTARTED_S`, in virtual seconds.
 FULL_S, RESTARTED_S = (3.0, 40.0), (1.0, 4.0)
+# A connection that breaks is there again after so long, in virtual seconds.
+BROKEN_S = (0.2, 12.0)
 # Of what stands still, so many do as a whole machine that is suspended: its clock stands still too.
 SUSPENDED = 0.4
 # On the tape these make sense of all that follows, and learners have seen who leads: a disaster
@@ -42,6 +45,8 @@ class Troubles:
         self.of_clocks = Random(f"whole {world.seed}, clocks that stand still")
         self.of_elections = Random(f"whole {world.seed}, leaders of the hub")
         self.of_full_disks = Random(f"whole {world.seed}, the hub's disk")
+        self.of_connections = Random(f"whole {world.seed}, connections that break")
+        self.broken: list[FarBus] = []
         self.counts = world.found.counts
         self.asked: list[asyncio.Task[object]] = []  # what the user still waits for
         self.renamed = 0
@@ -81,6 +86,7 @@ class Troubles:
         for dice, count, strike in (
             (self.of_elections, o.elections, self._elect),
             (self.of_full_disks, o.full_disks, self._fill_disk),
+            (self.of_connections, o.breaks, self._break),
         ):
             for _ in range(count):
                 self.loop.call_later(dice.uniform(3.0, o.safety_s), self._strike, strike)
@@ -89,6 +95,8 @@ class Troubles:
         """From now on nobody stands still but for minutes, and a name has one process."""
         for twin in self.twins:
             self.world.lose(twin)  # one that died just before would come back
+        for bus in [*self.broken]:
+            self._mend(bus)
         for machine in self.world.machines:
             if machine.process is not None and machine.process not in self.long:
                 self.goes_on(machine.process)
@@ -116,6 +124,29 @@ class Troubles:
 
     def _anybody(self) -> Host:
         return self.rng.choice(self.world.machines)
+
+    # --- connections ---------------------------------------------------------------------------
+
+    def _break(self) -> None:
+        """A process loses one of its connections, or both, and has them again later."""
+        dice = self.of_connections
+        machine = dice.choice(self.world.machines)
+        if machine.process is None or machine.process.frozen:
+            return
+        for bus in dice.choice([machine.buses, machine.buses[:1], machine.buses[1:]]):
+            if bus.connected:
+                self.counts["connections broken"] += 1
+                bus.breaks()
+                self.broken.append(bus)
+                self.loop.call_later(dice.uniform(*BROKEN_S), self._mend, bus)
+
+    def _mend(self, bus: FarBus) -> None:
+        """Unless it is there again, or its process died meanwhile."""
+        if bus not in self.broken:
+            return
+        self.broken.remove(bus)
+        if any(bus in m.buses and m.process is not None for m in self.world.machines):
+            bus.mended()
 
     # --- processes and disks -------------------------------------------------------------------
 

@@ -92,6 +92,7 @@ class Options:
     # for learners.
     named: bool = False
     hub_restores: int = 0  # the hub loses its disk, and is put back from a backup
+    breaks: int = 0  # connections to the hub are lost, and made anew some seconds later
     # Drawn by no seed: worlds that are to have it are asked for by name.
     elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
     full_disks: int = 0  # for some seconds the hub's disk is full, which no append's answer tells
@@ -166,7 +167,7 @@ class Options:
             weighting=weighting,
         )
         more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
-        more |= hubs_put_back(seed) | newer_codecs(seed)
+        more |= hubs_put_back(seed) | newer_codecs(seed) | broken_connections(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
@@ -221,6 +222,16 @@ def hubs_put_back(seed: int) -> dict[str, Any]:
     """Of the hub, from dice of its own."""
     rng = random.Random(f"hubs put back of {seed}")
     return {"hub_restores": int(rng.random() < PUT_BACK)}
+
+
+# How many worlds have connections that break.
+BREAKS = 0.2
+
+
+def broken_connections(seed: int) -> dict[str, Any]:
+    """Of processes to the hub, from dice of their own."""
+    rng = random.Random(f"broken connections of {seed}")
+    return {"breaks": rng.choice([2, 5, 10])} if rng.random() < BREAKS else {}
 
 
 # How many worlds have a hub whose disk fills up.

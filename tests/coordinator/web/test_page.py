@@ -7,123 +7,16 @@ for itself. How the page looks is for eyes: this is about what it says and does.
 import json
 import re
 from copy import deepcopy
-from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
+from coordinator.web.browser import VIEWER, WEB, Page, again, evaluation
 
-import diloco_coordinator
 from diloco_coordinator.api.plans_io import _planned
 from diloco_coordinator.api.views import unfit
-from diloco_coordinator.exports.sampling_io import SECONDS_MAX
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_planner.plan_request import PlanRequest
 from diloco_shared.protocol.records import MemberRecord
-
-# Elsewhere it has no wheels.
-quickjs = pytest.importorskip("quickjs")
-
-WEB = Path(diloco_coordinator.__file__).parent / "web"
-RECORDED = Path(__file__).parents[2] / "cli" / "screens" / "answers.json"
-# Each after those that it imports.
-MODULES = ("api", "dom", "chart", "plan", "sample", "views", "main")
-VIEWER = {"scopes": ["read"], "runs": [], "sites": [], "chaos": True, "name": "v"}
-VOID = {"meta", "link", "input"}
-
-
-class Tree(HTMLParser):
-    """A page as [tag, attributes, children]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.root: list[Any] = ["page", {}, []]
-        self.path = [self.root]
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        node: list[Any] = [tag, {name: value or "" for name, value in attrs}, []]
-        self.path[-1][2].append(node)
-        if tag not in VOID:
-            self.path.append(node)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.path.pop()[0] == tag
-
-    def handle_data(self, data: str) -> None:
-        if data.strip():
-            self.path[-1][2].append(data)
-
-
-def script(name: str) -> str:
-    """A module as an object of its exports: the engine is given one text."""
-    text = (WEB / f"{name}.js").read_text("utf-8")
-    exported = re.findall(r"^export (?:async )?(?:function|const|class) ([\w$]+)", text, re.M)
-    text = re.sub(
-        r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', r"const \1 = modules.\2;", text, flags=re.M
-    )
-    text = re.sub(r"^export ", "", text, flags=re.M)
-    return f"(() => {{\n{text}\nmodules.{name} = {{ {', '.join(exported)} }};\n}})();"
-
-
-class Page:
-    """One tab. `answers`: what the coordinator says, by "METHOD path"."""
-
-    def __init__(self, answers: dict[str, Any], address: str = "#token=t") -> None:
-        tree = Tree()
-        tree.feed((WEB / "index.html").read_text("utf-8"))
-        self.engine = quickjs.Context()
-        self.engine.set_memory_limit(256 << 20)
-        self.engine.set_time_limit(60)
-        self.answers = answers
-        shims = (Path(__file__).parent / "dom.js").read_text("utf-8")
-        self.engine.eval(
-            f"const PAGE = {json.dumps(tree.root)}, HASH = {json.dumps(address)}, modules = {{}};"
-            f"{shims}\n{self._server()}" + "\n".join(script(name) for name in MODULES)
-        )
-        self._settle()
-
-    def _server(self) -> str:
-        told = {place: [200, body] for place, body in self.answers.items()}
-        return f"server.answers = {json.dumps(told)};"
-
-    def _settle(self) -> None:
-        while self.engine.execute_pending_job():
-            pass
-
-    def do(self, code: str) -> None:
-        """As a person does it."""
-        self.engine.eval(f"{{ {code} }}")
-        self._settle()
-
-    def ask(self, code: str) -> Any:
-        return json.loads(self.engine.eval(f"JSON.stringify({code})"))
-
-    def second(self) -> None:
-        """The next look; one that died would never look again."""
-        assert self.ask("due !== null"), "the page has stopped looking"
-        self.do(f"{self._server()} const act = due; due = null; act()")
-
-    def texts(self) -> list[str]:
-        return list(self.ask("texts()"))
-
-    def asked(self, method: str) -> list[dict[str, Any]]:
-        return [a for a in self.ask("server.asked") if a["method"] == method]
-
-
-@pytest.fixture
-def answers() -> dict[str, Any]:
-    return dict(json.loads(RECORDED.read_text("utf-8")))
-
-
-@pytest.fixture
-def run(answers: dict[str, Any]) -> str:
-    return str(answers["GET /v1/runs"]["runs"][0]["name"])
-
-
-@pytest.fixture
-def page(answers: dict[str, Any]) -> Page:
-    return Page(answers)
 
 
 def test_it_shows_the_run_its_members_its_rounds_and_events(
@@ -160,11 +53,6 @@ def test_the_loss_on_each_corpus_of_a_mixture_is_shown(answers: dict[str, Any]) 
     assert "nats per token, newest; code 1.5000, talk 2.2500" in page.ask('seen("figures")')
     table = page.ask('seen("values")')
     assert table.count("2.0000 (code 1.5000, talk 2.2500)") == table.count(" (code") == 1
-
-
-def evaluation(seq: int, **data: Any) -> dict[str, Any]:
-    told = {"at": 1.7e9, "source": "learner-9", "text": f"told as {seq}", "kind": "evaluation"}
-    return told | {"seq": seq, "run": "break", "data": data}
 
 
 def losses(page: Page) -> list[list[str]]:
@@ -293,23 +181,6 @@ def test_another_token_shows_its_own_events(answers: dict[str, Any]) -> None:
     page.do(f'{page._server()} id("token").value = "other"; id("login").happens("submit")')
     (shown,) = page.ask('items("events")')
     assert shown.endswith(event["text"])
-
-
-def again(answers: dict[str, Any], run: str) -> dict[str, Any]:
-    """The same cluster after the run was deleted and submitted again under its name."""
-    told = deepcopy(answers)
-    for view in (told["GET /v1/runs"]["runs"][0], told[f"GET /v1/runs/{run}"]):
-        view["created_at"] += 1000
-    status = told[f"GET /v1/runs/{run}"]["status"]
-    status["stamp"]["round"] = 1
-    status |= {"rounds_committed": 2, "rounds_skipped": 0}
-    rounds = told[f"GET /v1/runs/{run}/rounds"]["rounds"][:2]
-    for n, record in enumerate(rounds):
-        record |= {"round": n, "seq": n + 1}
-    told[f"GET /v1/runs/{run}/rounds"]["rounds"] = rounds
-    newest = told["GET /v1/events"]["events"][-1]["seq"]
-    told["GET /v1/events"]["events"] = [evaluation(newest + 1, steps=12, val_loss=5.0)]
-    return told
 
 
 def test_a_run_that_was_submitted_again_under_its_name_is_another_one(
@@ -543,149 +414,6 @@ def test_a_plan_is_asked_for_in_the_servers_own_words(answers: dict[str, Any]) -
     planned = page.ask('seen("planned")')
     assert "Sync every steps" in planned and "In other circumstances" in planned
     assert "undefined" not in planned and "NaN" not in planned
-
-
-EXPORT = {"id": "ab", "state": "complete", "steps": 48, "ended_at": 0.0, "progress": None}
-RUNNING = {"bytes_done": 1, "bytes_total": 4}
-
-
-def sampled(answers: dict[str, Any], run: str, *exports: dict[str, Any]) -> Page:
-    """A page whose form for samples is open."""
-    page = Page(answers | {f"GET /v1/runs/{run}/exports": {"exports": list(exports)}})
-    page.do('id("sample").open = true')
-    page.second()
-    return page
-
-
-def test_a_sample_is_shown_as_it_comes(answers: dict[str, Any], run: str) -> None:
-    page = sampled(answers, run, EXPORT)
-    assert page.ask('seen("sampled")').startswith("Of the export at step 48, made ")
-    events = [
-        'data: {"begun": true, "export": "ab", "steps": 48}\n\ndata: {"te',
-        'xt": "b\\n"}\n\n',
-        'data: {"text": "<i>"}\n\ndata: {"done": true, "pieces": 2}\n\n',
-    ]
-    told = json.dumps([200, {"pieces": events}])
-    page.do(f'server.answers["POST /v1/runs/{run}/samples"] = {told}')
-    page.do('id("sample-prompt").value = "a "; id("sample-tokens").value = "9"')
-    page.do('id("sampling").happens("submit")')
-    sent = page.asked("POST")[-1]
-    assert sent["path"] == f"/v1/runs/{run}/samples" and sent["token"] == "Bearer t"
-    seed = sent["body"].pop("seed")
-    assert 0 <= seed < 2**32
-    assert sent["body"] == {"prompt": "a ", "chat": False, "temperature": 0.8, "tokens": 9}
-    assert "Sample" not in page.ask('buttons("sampling")'), "one at a time"
-    page.do("more()")
-    assert page.ask('seen("written")') == "a "
-    page.do("more()")
-    assert page.ask('seen("written")') == "a b\n"
-    page.do("more()")
-    page.do("more()")
-    assert page.ask('seen("written")') == "a b\n<i>", "text is no markup"
-    assert "Sample" in page.ask('buttons("sampling")') and page.ask('seen("unsampled")') == ""
-
-
-def test_without_an_export_the_page_offers_to_make_one(answers: dict[str, Any], run: str) -> None:
-    page = sampled(answers, run)
-    assert page.ask('seen("sampled")').startswith("There is no export yet")
-    assert page.ask('buttons("sampling")') == ["Export the newest weights"]
-    page.answers[f"POST /v1/runs/{run}/exports"] = {}
-    page.second()
-    page.do('press("sampling", "Export the newest weights")')
-    assert page.asked("POST")[-1]["path"] == f"/v1/runs/{run}/exports"
-    making = EXPORT | {"state": "running", "progress": RUNNING}
-    page.answers[f"GET /v1/runs/{run}/exports"] = {"exports": [making]}
-    page.second()
-    assert "An export is being made, 25.0 %." in page.ask('seen("sampled")')
-    assert page.ask('buttons("sampling")') == []
-    failed = EXPORT | {"state": "failed", "reason": "the disk is full"}
-    page.answers[f"GET /v1/runs/{run}/exports"] = {"exports": [failed]}
-    page.second()
-    assert page.ask('seen("sampled")').endswith("The last export failed: the disk is full")
-
-
-def test_what_becomes_of_a_sample_is_said_in_the_servers_words(
-    answers: dict[str, Any], run: str
-) -> None:
-    page = sampled(answers, run, EXPORT)
-    path = f"POST /v1/runs/{run}/samples"
-    page.do(f'server.answers["{path}"] = [429, {{ detail: "another one goes on" }}]')
-    page.do('id("sampling").happens("submit")')
-    assert page.ask('seen("unsampled")') == "another one goes on"
-    events = ['data: {"begun": true}\n\ndata: {"failed": "no more memory"}\n\n']
-    page.do(f'server.answers["{path}"] = {json.dumps([200, {"pieces": events}])}')
-    page.do('id("sampling").happens("submit")')
-    page.do("more()")
-    page.do("more()")
-    assert page.ask('seen("unsampled")') == "no more memory"
-    assert "Sample" in page.ask('buttons("sampling")')
-
-
-def sampling(page: Page, run: str, *pieces: str) -> None:
-    """One that has begun and written so far."""
-    told = json.dumps([200, {"pieces": ['data: {"begun": true}\n\n', *pieces]}])
-    page.do(f'server.answers["POST /v1/runs/{run}/samples"] = {told}')
-    page.do('id("sampling").happens("submit")')
-    for _ in range(1 + len(pieces)):
-        page.do("more()")
-
-
-NOT_ALL = "What is written here is not all of it."
-
-
-def test_a_sample_whose_link_died_is_given_up_once_the_coordinator_has_ended_it(
-    answers: dict[str, Any], run: str
-) -> None:
-    page = sampled(answers, run, EXPORT)
-    sampling(page, run, 'data: {"text": "so far"}\n\n')
-    page.do(f"pass({SECONDS_MAX * 1000})")
-    assert "Sample" not in page.ask('buttons("sampling")'), "it may still tell why it failed"
-    page.do(f"pass({SECONDS_MAX * 1000 + 60_000})")
-    assert page.ask('seen("unsampled")') == f"the coordinator does not answer. {NOT_ALL}"
-    assert page.ask('seen("written")') == "so far"
-    assert "Sample" in page.ask('buttons("sampling")') and page.ask("console.said") == []
-    sampling(page, run, 'data: {"text": "all"}\n\n', 'data: {"done": true}\n\n')
-    assert page.ask('seen("written")') == "all" and page.ask('seen("unsampled")') == ""
-
-
-def test_a_sample_that_ends_without_a_word_is_not_taken_for_a_whole_one(
-    answers: dict[str, Any], run: str
-) -> None:
-    """As where the token is revoked meanwhile."""
-    page = sampled(answers, run, EXPORT)
-    sampling(page, run, 'data: {"text": "so far"}\n\n')
-    page.do("more()")
-    said = page.ask('seen("unsampled")')
-    assert said.startswith("the coordinator told no end of it") and said.endswith(NOT_ALL)
-    assert page.ask('seen("written")') == "so far" and "Sample" in page.ask('buttons("sampling")')
-
-
-def test_a_sample_is_over_as_soon_as_its_end_is_told(answers: dict[str, Any], run: str) -> None:
-    """The link may stay open, or break then: nothing of the sample is missing."""
-    page = sampled(answers, run, EXPORT)
-    sampling(page, run, 'data: {"text": "all"}\n\ndata: {"done": true}\n\n')
-    assert "Sample" in page.ask('buttons("sampling")')
-    page.do("pass(1e9)")
-    assert page.ask('seen("unsampled")') == "" and page.ask('seen("written")') == "all"
-
-
-def test_a_sample_of_a_deleted_run_is_not_shown_beside_a_later_one_of_its_name(
-    answers: dict[str, Any], run: str
-) -> None:
-    page = sampled(answers, run, EXPORT)
-    sampling(page, run, 'data: {"text": "of the old one"}\n\n')
-    page.answers = again(page.answers, run)
-    page.second()
-    assert page.ask('seen("written")') == "" and page.ask('seen("unsampled")') == ""
-    assert "Sample" in page.ask('buttons("sampling")')
-
-
-def test_a_viewer_may_not_sample(answers: dict[str, Any]) -> None:
-    page = Page(answers | {"GET /v1/access": VIEWER})
-    page.do('id("sample").open = true')
-    page.second()
-    assert page.ask('seen("sample")') is None
-    assert not [a for a in page.asked("GET") if a["path"].endswith("/exports")]
 
 
 @pytest.mark.parametrize(
