@@ -18,7 +18,8 @@ def test_coordinator_syncer_and_nats_die_and_rounds_go_on(stack: Stack) -> None:
     old = stack.pid("coordinator")
     stack.send(signal.SIGKILL, "coordinator")
     stack.wait_until(lambda: stack.pid("coordinator") != old, "another coordinator")
-    assert len(stack.rounds()) > rounds, "rounds went on without it"
+    # As soon as there is one to ask; on a busy machine a round takes longer than its start.
+    stack.wait_until(lambda: len(stack.rounds()) > rounds, "rounds after the coordinator's death")
 
     # The syncer: learners keep stepping, and its successor goes on from the tape.
     old = stack.pid("syncer-1")
