@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from waiting import until
 
+from diloco_shared import ambient
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import LeaderLease
 from diloco_shared.protocol.wire import decode
@@ -51,8 +52,9 @@ async def test_a_lease_that_was_there_before_is_taken_over_a_slow_link() -> None
     bus.slow_s = 0.6
     mine = keeper(bus)
     mine.fit("")
-    keeping = asyncio.create_task(mine.keep())
+    keeping, began = asyncio.create_task(mine.keep()), ambient.monotonic()
     await until(lambda: mine.leading)
+    assert ambient.monotonic() - began < 3 * LEASE_S, "before the mark has gone by itself"
     for _ in range(100):  # and is kept
         await asyncio.sleep(0.1)
         assert mine.leading
