@@ -1,5 +1,6 @@
 """Checkers by themselves: what they are shown, they see."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from diloco_shared.protocol.messages import (
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
 from diloco_simulator.checkers.numbers import CheckedNumbers, ruled, vanishes
-from diloco_simulator.checkers.promises import LeaderLeases, Merges, Report
+from diloco_simulator.checkers.promises import KnownMembers, LeaderLeases, Merges, Report
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
 
@@ -99,3 +100,29 @@ def test_a_delta_of_which_rounding_alone_is_left_has_no_direction() -> None:
     assert vanishes(np.zeros(2), moved) and vanishes(rounding, moved)
     assert not vanishes(np.array([0.01, 0.0]), moved)
     assert not vanishes(np.zeros(2), np.zeros(2))
+
+
+def test_an_older_life_is_not_merged_after_a_newer_one_of_that_fragment() -> None:
+    """Of another fragment it may be: its round waited for the one before."""
+    found: list[str] = []
+    spec: Any = SimpleNamespace(membership=SimpleNamespace(lease_s=5.0))
+
+    class Told:
+        def looked(self, _: str) -> None: ...
+
+        def __call__(self, promise: str, text: str) -> None:
+            found.append(text)
+
+    told: Any = Told()
+    members = KnownMembers(told, spec)
+
+    def closes(number: int, fragment: int, life: int) -> None:
+        verdict = SimpleNamespace(outcome="merged", learner="a", incarnation=life)
+        record: Any = SimpleNamespace(round=number, fragment=fragment, verdicts=(verdict,))
+        members.round(record, 1.0, faulty=True)
+
+    closes(0, 0, 3)
+    closes(1, 2, 2)
+    assert found == []
+    closes(2, 0, 2)
+    assert found == ["round 2 merges a 2 after 3"]

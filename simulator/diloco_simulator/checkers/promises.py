@@ -342,7 +342,7 @@ class KnownMembers:
         # (term, learner, incarnation) -> when that leader last heard of it.
         self.heard_at: dict[tuple[int, str, int], float] = {}
         self.asked: set[tuple[int, int, int]] = set()
-        self.newest_merged: dict[str, int] = {}
+        self.newest_merged: dict[tuple[str, int], int] = {}  # by learner and fragment
         self.admitted: dict[tuple[str, str], int] = {}  # (leader, learner) -> incarnation
         # (learner, incarnation) that trains -> rounds until it must have been merged.
         self.waiting: dict[tuple[str, int], int] = {}
@@ -396,13 +396,16 @@ class KnownMembers:
         for v in r.verdicts:
             if v.outcome != "merged":
                 continue
-            newest = self.newest_merged.get(v.learner, -1)
+            # Of one fragment: what an older life has sent for another one may wait for the quorum
+            # of a round before it, in which a newer life has its part by then.
+            place = v.learner, r.fragment
+            newest = self.newest_merged.get(place, -1)
             if v.incarnation < newest:
                 self.report(
                     "I10",
                     f"round {r.round} merges {v.learner} {v.incarnation} after {newest}",
                 )
-            self.newest_merged[v.learner] = max(v.incarnation, newest)
+            self.newest_merged[place] = max(v.incarnation, newest)
             self.merged_at[v.learner] = now
         merged = {(v.learner, v.incarnation) for v in r.verdicts if v.outcome == "merged"}
         for key, left in self.waiting.items():
