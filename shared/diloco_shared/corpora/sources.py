@@ -5,7 +5,8 @@ A source is one of these:
 - `stdlib`, the source code of the running Python's standard library: real text, no download;
 - a file: text of any kind, `.jsonl`, `.parquet`, or text and JSON lines with `.gz` behind;
 - a data set that Hugging Face `datasets` saved on disk;
-- a folder of any such files. What is not text is left out and counted; so are hidden files.
+- a folder of any such files, and of links to folders, each read once. What is not text is left out
+  and counted; hidden files are left out.
 
 Of conversations (`chat`) the records are read, each as one document; plain text holds none.
 """
