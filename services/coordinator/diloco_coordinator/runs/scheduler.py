@@ -72,8 +72,10 @@ def schedule(
 
     A run begins with a syncer for each of its shards and at least `learners_min` living learners;
     from then on it gets every free learner up to `learners_max` living ones, and free syncers until
-    `syncers` of every shard live. A run that waits for a syncer gets the standby of another one;
-    so does a shard whose syncers are gone for longer than `GRACE_S`.
+    `syncers` of every shard live. One that was led before, and that nobody works for any more (its
+    end is not in the backup that the hub was put back from), needs no `learners_min`. A run that
+    waits for a syncer gets the standby of another one; so does a shard whose syncers are gone for
+    longer than `GRACE_S`.
     """
     return _Scheduling(members, runs, assigned).plan()
 
@@ -181,7 +183,8 @@ class _Scheduling:
                 least = f"{len(candidates)} of {run.shards} syncers free"
                 self.waiting[run.name] = "queued: " + (least if candidates else "no free syncer")
                 return
-            if not led and have < run.learners_min:
+            # One that was led before goes on with fewer: it says itself what it lacks.
+            if not led and not any(run.leaders) and have < run.learners_min:
                 self.waiting[run.name] = f"queued: {have} of {run.learners_min} learners free"
                 return
             for shard, candidate in zip(unled, candidates, strict=False):
