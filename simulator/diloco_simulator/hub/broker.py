@@ -8,7 +8,7 @@ itself.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -81,6 +81,20 @@ class _Stream:
         return max(int(self.config.get("max_bytes", 0)), 0)
 
     @property
+    def per_subject(self) -> int:
+        """How many messages of a subject there may be; 0: as many as fit."""
+        return max(int(self.config.get("max_msgs_per_subject", 0)), 0)
+
+    def fit(self, subjects_: Iterable[str]) -> None:
+        """The oldest go that are too many of their subject, or too many bytes."""
+        for subject in subjects_ if self.per_subject else ():
+            for seq in self.of(subject)[: -self.per_subject]:
+                self.remove(seq)
+        if self.config.get("discard") == "old" and self.bytes_max:
+            while self.messages and self.bytes > self.bytes_max:
+                self.remove(next(iter(self.messages)))
+
+    @property
     def first_seq(self) -> int:
         if self.messages:
             return next(iter(self.messages))
@@ -91,15 +105,15 @@ class _Stream:
         self.bytes -= _size(message)
         self.expiries.pop(seq, None)
         if self.last_by_subject.get(message.subject) == seq:
-            alone = self.config.get("max_msgs_per_subject", -1) == 1
-            rest = () if alone else self._of(message.subject)
+            rest = () if self.per_subject == 1 else self.of(message.subject)
             if rest:
                 self.last_by_subject[message.subject] = rest[-1]
             else:
                 del self.last_by_subject[message.subject]
         return message
 
-    def _of(self, subject: str) -> list[int]:
+    def of(self, subject: str) -> list[int]:
+        """Sequences of a subject's messages."""
         return [s for s, m in self.messages.items() if m.subject == subject]
 
 
@@ -184,6 +198,8 @@ class MemoryBroker:
         if copies > self.nodes:
             raise TooFewNodes(f"create stream {name}: {copies} copies on {self.nodes} nodes")
         config = {**config, "num_replicas": copies}
+        if min(config.get("max_bytes", -1), there.get("max_bytes", -1)) > 0:  # a raised one stays
+            config["max_bytes"] = max(config["max_bytes"], there["max_bytes"])
         for other, stream in self._streams.items():
             if other != name and any(
                 overlap(a, b) for a in config["subjects"] for b in stream.config["subjects"]
@@ -196,6 +212,7 @@ class MemoryBroker:
                 raise StreamFull(f"create stream {name}: insufficient storage resources available")
         if name in self._streams:
             self._streams[name].config = config
+            self._streams[name].fit([*self._streams[name].last_by_subject])
         else:
             self._streams[name] = _Stream(config)
         self._by_subject.clear()
@@ -269,6 +286,8 @@ class MemoryBroker:
         expect_last: int | None = None,
     ) -> int:
         stream = self._of_subject(subject)
+        if 0 < stream.config.get("max_msg_size", -1) < len(payload) + _headers_size(headers):
+            raise Refused(f"append on {subject}: message size exceeds maximum allowed")
         last = stream.last_by_subject.get(subject, 0)
         if expect_last is not None and expect_last != last:
             raise Conflict(f"append on {subject}: wrong last sequence: {last}")
@@ -467,26 +486,30 @@ class MemoryBroker:
         raise Unavailable(f"nobody listens on {subject}")
 
     def _make_room(self, stream: _Stream, message: Stored) -> None:
-        per_subject = stream.config.get("max_msgs_per_subject", -1)
-        replaced = stream.last_by_subject.get(message.subject)
-        bytes_max = stream.config.get("max_bytes", -1)
-        freed = 0
-        if per_subject == 1 and replaced is not None:
-            freed = _size(stream.messages[replaced])
-        if bytes_max > 0 and stream.bytes - freed + _size(message) > bytes_max:
+        """Before it is stored; raises StreamFull."""
+        # Of a bucket that is written again and again the one before is the only one.
+        before = stream.last_by_subject.get(message.subject)
+        replaced = before if stream.per_subject == 1 else None
+        freed = 0 if replaced is None else _size(stream.messages[replaced])
+        if stream.bytes_max and stream.bytes - freed + _size(message) > stream.bytes_max:
             if stream.config.get("discard") != "old":
                 raise StreamFull(f"append on {message.subject}: maximum bytes exceeded")
-            while stream.messages and stream.bytes + _size(message) > bytes_max:
+            while stream.messages and stream.bytes + _size(message) > stream.bytes_max:
                 stream.remove(next(iter(stream.messages)))
-        if freed and replaced in stream.messages:
+        if replaced in stream.messages:
             stream.remove(replaced)
+        elif stream.per_subject > 1:
+            for seq in stream.of(message.subject)[: 1 - stream.per_subject]:
+                stream.remove(seq)
 
 
 def _size(message: Stored) -> int:
     size = len(message.payload) + len(message.subject) + _OVERHEAD_BYTES
-    for name, value in message.headers.items():
-        size += len(name) + len(value) + 4
-    return size
+    return size + _headers_size(message.headers)
+
+
+def _headers_size(headers: dict[str, str]) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in headers.items())
 
 
 def _forget_ids(stream: _Stream, now: float) -> None:

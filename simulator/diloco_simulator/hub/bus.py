@@ -16,7 +16,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from diloco_shared.bus.deliveries import Answers, Deliveries, Trail
-from diloco_shared.bus.nats.api import API_TIMEOUT_S, PATIENCE_S, without_server_headers
+from diloco_shared.bus.nats.api import (
+    API_TIMEOUT_S,
+    NS_PER_S,
+    PATIENCE_S,
+    without_server_headers,
+)
 from diloco_shared.bus.nats.link import MAJORITY_LOST
 from diloco_shared.bus.port import (
     Delivery,
@@ -220,6 +225,9 @@ class MemoryBus(StreamKv):
                 "subjects": list(spec.subjects),
                 "max_bytes": spec.bytes_max,
                 "discard": "old" if spec.drop_oldest else "new",
+                "max_msgs_per_subject": spec.subject_messages_max or -1,
+                "max_msg_size": spec.message_bytes_max or -1,
+                "max_age": int(spec.age_s_max * NS_PER_S),
                 "num_replicas": spec.replicas,
             }
         )
@@ -298,6 +306,8 @@ class MemoryBus(StreamKv):
         return await self._told(stream, lambda: self.broker.last(stream, subject))
 
     async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
+        if below_seq is not None and below_seq <= 1:
+            return 0
         return await self._api(stream, lambda: self.broker.purge(stream, subject, below_seq))
 
     async def stream_info(self, stream: str) -> StreamInfo:

@@ -155,6 +155,17 @@ async def test_last_is_of_exactly_that_subject(open_buses: Open) -> None:
         assert await two.last("S", "s.a") == Stored("s.a", b"2", {}, 2)
 
 
+async def test_a_purge_below_the_first_sequence_removes_nothing(open_buses: Open) -> None:
+    async with open_buses() as (bus, _):
+        await bus.ensure_stream(SPEC)
+        for text in (b"1", b"2", b"3"):
+            await bus.append("s.a", text)
+        for below in (1, 0):
+            assert await bus.purge("S", "s.>", below_seq=below) == 0
+            assert await bus.purge("S", "s.a", below_seq=below) == 0
+        assert (await bus.stream_info("S")).messages == 3
+
+
 async def test_purge_counts_and_forgets_the_sequence(open_buses: Open) -> None:
     async with open_buses() as (one, two):
         await one.ensure_stream(SPEC)

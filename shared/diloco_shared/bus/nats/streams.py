@@ -161,10 +161,7 @@ class NatsStreams(StreamKv):
     async def heads(
         self, stream: str, subject: str, *, messages_max: int, messages_min: int = 1
     ) -> list[Stored]:
-        what = f"how many messages {stream} has on {subject}"
-        body = {"subjects_filter": subject}
-        answer = await api_call(self._link, f"STREAM.INFO.{stream}", body, what=what)
-        there = sum((answer["state"].get("subjects") or {}).values())
+        there = await self._there(stream, subject)
         found: list[Stored] = []
         if there < max(messages_min, 1):
             return found
@@ -179,14 +176,21 @@ class NatsStreams(StreamKv):
             await reader.close()
         return found
 
+    async def _there(self, stream: str, subject: str) -> int:
+        """How many messages match: a reader waits in vain where none does."""
+        what = f"how many messages {stream} has on {subject}"
+        body = {"subjects_filter": subject}
+        answer = await api_call(self._link, f"STREAM.INFO.{stream}", body, what=what)
+        return sum((answer["state"].get("subjects") or {}).values())
+
     async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
         found: dict[str, int] = {}
-        if not (await self.stream_info(stream)).messages:
+        if not await self._there(stream, subject):
             return found
         reader = Reader(self._link, stream, subject, 1, _SIZES_BATCH, headers_only=True)
         try:
             for _ in range(messages_max):
-                # Nothing at all may match; and what did may have gone meanwhile.
+                # What matched may have gone meanwhile.
                 async with asyncio.timeout(API_TIMEOUT_S):
                     message = await anext(reader)
                 size = int(message.headers.get("Nats-Msg-Size", "0"))
@@ -254,6 +258,8 @@ class NatsStreams(StreamKv):
     async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
         body: dict[str, Any] = {"filter": subject}
         if below_seq is not None:
+            if below_seq <= 1:
+                return 0  # nothing is; and to the server 0 and 1 say that everything may go
             body["seq"] = below_seq
         answer = await api_call(self._link, f"STREAM.PURGE.{stream}", body, what=f"purge {subject}")
         return int(answer["purged"])

@@ -1,0 +1,150 @@
+"""The bus in memory answers as a server does: random operations on both, one after another.
+
+What the simulator shows of the product holds as far as this does. Sizes in bytes may differ by what
+a server adds to a message; everything else is compared, errors by their kind.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Any
+
+import pytest
+
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import (
+    Bus,
+    BusError,
+    Conflict,
+    NoStream,
+    Refused,
+    StreamFull,
+    StreamSpec,
+    Unavailable,
+)
+from diloco_shared.process.nats_server import NatsServer
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+
+pytestmark = pytest.mark.live
+
+SUBJECTS = ["s.a", "s.b", "s.a.x", "s.b.x", "s.a.y.z"]
+FILTERS = [*SUBJECTS, "s.*", "s.>", "s.*.x", "s.a.>", "s.*.*", "s.none"]
+KEYS = ["k", "l", "k.m", "k.n"]
+OPERATIONS = 250
+# Of errors, the narrowest first.
+KINDS = (Conflict, StreamFull, NoStream, Refused, Unavailable)
+
+Ask = Callable[[Bus], Awaitable[Any]]
+
+
+class Dice:
+    """Draws operations: a name to show, and what to ask of either bus."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(f"parity {seed}")
+        self.ids: list[str] = ["m0"]
+
+    def drawn(self) -> tuple[str, Ask]:
+        kinds = [self.append, self.append, self.append, self.read, self.purge, self.keys, self.keys]
+        return self.rng.choice([*kinds, self.stream])()
+
+    def append(self) -> tuple[str, Ask]:
+        rng = self.rng
+        subject, payload = rng.choice(SUBJECTS), rng.randbytes(rng.choice([0, 1, 100, 3000]))
+        more: dict[str, Any] = {}
+        if rng.random() < 0.3:
+            more["headers"] = {rng.choice(["A", "b"]): rng.choice(["", "1", "x y"])}
+        if rng.random() < 0.3:
+            self.ids.append(f"m{len(self.ids)}")
+            more["msg_id"] = rng.choice(self.ids[-3:])
+        if rng.random() < 0.3:
+            more["expect_last"] = rng.randrange(12)
+        return f"append {subject} {len(payload)} {more}", lambda bus: bus.append(
+            subject, payload, **more
+        )
+
+    def read(self) -> tuple[str, Ask]:
+        rng = self.rng
+        filter_, start = rng.choice(FILTERS), rng.choice([0, 1, 2, 5, 20, 1000])
+        limit = rng.choice([None, None, 1, 3])
+        most = rng.choice([1, 3, 1000])
+        asks: list[tuple[str, Ask]] = [
+            (
+                f"fetch {filter_} {start} {limit}",
+                lambda bus: bus.fetch("S", filter_, start_seq=start, limit=limit),
+            ),
+            (f"held {filter_} {most}", lambda bus: bus.held("S", filter_, messages_max=most)),
+            (f"heads {filter_} {most}", lambda bus: bus.heads("S", filter_, messages_max=most)),
+            (f"last {filter_}", lambda bus: bus.last("S", rng_subject)),
+            ("info", lambda bus: bus.stream_info("S")),
+        ]
+        rng_subject = rng.choice([*SUBJECTS, "s.none"])
+        return rng.choice(asks)
+
+    def purge(self) -> tuple[str, Ask]:
+        filter_ = self.rng.choice([*FILTERS, "other.a"])
+        below = self.rng.choice([None, 0, 1, 2, 4, 8, 16, 10_000])
+        if below is None and self.rng.random() < 0.7:
+            below = self.rng.randrange(1, 12)
+        return f"purge {filter_} {below}", lambda bus: bus.purge("S", filter_, below_seq=below)
+
+    def stream(self) -> tuple[str, Ask]:
+        rng = self.rng
+        if rng.random() < 0.1:
+            return "delete", lambda bus: bus.delete_stream("S")
+        spec = StreamSpec(
+            "S",
+            ("s.>",),
+            rng.choice([10_000, 20_000, 30_000]),
+            drop_oldest=rng.random() < 0.5,
+            subject_messages_max=rng.choice([0, 0, 1, 3]),
+            message_bytes_max=rng.choice([0, 0, 1000]),
+        )
+        return f"ensure {spec}", lambda bus: bus.ensure_stream(spec)
+
+    def keys(self) -> tuple[str, Ask]:
+        rng = self.rng
+        key, value, revision = rng.choice(KEYS), rng.randbytes(3), rng.randrange(1, 30)
+        asks: list[tuple[str, Ask]] = [
+            (f"kv_get {key}", lambda bus: bus.kv_get("B", key)),
+            (f"kv_create {key}", lambda bus: bus.kv_create("B", key, value)),
+            (f"kv_put {key}", lambda bus: bus.kv_put("B", key, value)),
+            (f"kv_update {key} {revision}", lambda bus: bus.kv_update("B", key, value, revision)),
+            (f"kv_delete {key}", lambda bus: bus.kv_delete("B", key)),
+            (
+                f"kv_delete {key} {revision}",
+                lambda bus: bus.kv_delete("B", key, revision=revision),
+            ),
+            ("kv_all", lambda bus: bus.kv_all("B")),
+        ]
+        return rng.choice(asks)
+
+
+async def answer(bus: Bus, ask: Ask) -> Any:
+    """What a bus says, in a form that compares."""
+    try:
+        said = await ask(bus)
+    except BusError as error:
+        return next(kind for kind in KINDS if isinstance(error, kind))
+    if hasattr(said, "first_seq"):
+        return said.messages, said.first_seq, said.last_seq, said.bytes_max
+    return said
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_random_operations_are_answered_alike(nats_server: NatsServer, seed: int) -> None:
+    dice, told = Dice(seed), []
+    async with AsyncExitStack() as stack:
+        real = await NatsBus.connect(nats_server.url, name="real")
+        stack.push_async_callback(real.close)
+        memory = MemoryBus(MemoryBroker(), "memory")
+        stack.push_async_callback(memory.close)
+        for bus in (real, memory):
+            await bus.ensure_stream(StreamSpec("S", ("s.>",), 10_000))
+            await bus.ensure_bucket("B")
+        for _ in range(OPERATIONS):
+            what, ask = dice.drawn()
+            expected, found = await answer(real, ask), await answer(memory, ask)
+            told.append(what)
+            assert found == expected, "\n".join(told[-30:])
