@@ -74,6 +74,7 @@ def specification() -> RunSpec:
         {
             "name": RUN,
             "algorithm": {"fragments": FRAGMENTS, "sync_every_steps": 4 * FRAGMENTS, "quorum": 1},
+            "model": {"factory": "churn:tensors"},
             "membership": {"learners_min": 1, "lease_s": 5.0},
             "budget": {"steps": 1_000_000_000},
         }
@@ -106,7 +107,14 @@ class Churn:
         keys = tuple(subjects.initial(RUN, self.fleet[0].name, 0, p) for p in range(FRAGMENTS))
         self._give(
             InitSeen(
-                self.fleet[0].name, 0, self.voice.hash, TENSORS, keys, (DIGEST,) * FRAGMENTS, True
+                self.fleet[0].name,
+                0,
+                self.voice.hash,
+                TENSORS,
+                keys,
+                (DIGEST,) * FRAGMENTS,
+                (VALUES,) * FRAGMENTS,
+                finite=True,
             )
         )
 

@@ -67,6 +67,7 @@ class Term:
                     "fragments": fragments,
                     "sync_every_steps": self.every,
                 },
+                "model": {"factory": "scale:tensors"},
                 "membership": {"learners_min": learners, "learners_max": learners},
                 "budget": {"steps": 10**6},
             }
@@ -97,7 +98,8 @@ class Term:
             self._at(0.0, JoinSeen(self.voice.join(name)))
         named = tuple(subjects.initial("scale", self.names[0], 0, p) for p in range(a.fragments))
         digests = (DIGEST,) * a.fragments
-        init = InitSeen(self.names[0], 0, self.voice.hash, self.tensors, named, digests, True)
+        sizes, voice = (VALUES,) * a.fragments, self.voice.hash
+        init = InitSeen(self.names[0], 0, voice, self.tensors, named, digests, sizes, finite=True)
         self._at(0.0, init)
         self._until(0.0)
 

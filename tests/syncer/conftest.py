@@ -55,6 +55,7 @@ def spec(**algorithm: Any) -> RunSpec:
         {
             "name": "t",
             "algorithm": settings,
+            "model": {"factory": "tests:two_tensors"},
             "membership": {"learners_min": 2, "lease_s": 5.0},
             "budget": {"steps": 80},
         }
@@ -178,6 +179,7 @@ class Driver:
                 LAYOUT,
                 ("up.t.a.init.0.0", "up.t.a.init.0.1"),
                 ("0" * 32, "1" * 32),
+                Layout.build(LAYOUT, 2).sizes,
                 True,
             )
         )

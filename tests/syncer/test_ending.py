@@ -102,7 +102,7 @@ def test_bootstrapping_ends_at_once_and_what_comes_late_begins_nothing(driver: A
     driver.give(STOP)
     assert ended(driver)
     late = ("up.t.a.init.0.0", "up.t.a.init.0.1")
-    told = driver.give(InitSeen("a", 0, driver.machine.history.config_hash, (), late, (), True))
+    told = driver.give(InitSeen("a", 0, driver.machine.history.config_hash, (), late, (), (), True))
     assert told == [Drop(subject) for subject in late], "nobody will ever read them"
     assert not any(isinstance(r, TapeInit) for r in driver.tape)
 

@@ -50,13 +50,20 @@ class Rig:
         self.payloads = Payloads(lambda: self.room)
         self.events: list[Event] = []
         self.begun = False
+        self.strangers: set[str] = set()  # whom nobody asked
         self.stream = subjects.up_stream("r")
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         await self.bus.ensure_stream(StreamSpec(self.stream, ("up.r.>",), 1 << 20))
         sets = InitialSets(
-            SPEC, range(3), self.data, self.payloads, self.events.append, lambda: self.begun
+            SPEC,
+            range(3),
+            self.data,
+            self.payloads,
+            self.events.append,
+            lambda: self.begun,
+            lambda learner: learner not in self.strangers,
         )
         task = asyncio.create_task(sets.work())
         try:
@@ -119,6 +126,33 @@ async def test_each_fragment_is_fetched_while_the_rest_is_being_sent(rig: Rig) -
         (seen,) = rig.all(InitSeen)
         assert (seen.learner, seen.finite) == ("a", True)
         assert rig.held() == sorted(seen.subjects)
+
+
+async def test_nothing_is_fetched_of_whom_nobody_asked(rig: Rig) -> None:
+    """Else whoever may write to the stream would choose the model that a run begins with."""
+    rig.strangers = {"thief", "b"}
+    async with rig.working():
+        for learner in ("thief", "b"):
+            for p in range(3):
+                await rig.send(learner, p)
+        await until(lambda: any("thief" in e.senders for e in rig.all(InitMoved)))
+        await asyncio.sleep(1.0)
+        assert not rig.held() and not rig.all(InitSeen)
+        rig.strangers = {"thief"}  # b is asked now, and need not send anything again
+        await until(lambda: rig.all(InitSeen))
+        assert [seen.learner for seen in rig.all(InitSeen)] == ["b"]
+        assert not any("thief" in key for key in rig.held())
+
+
+async def test_sets_of_strangers_push_out_nobodys_that_was_asked(rig: Rig) -> None:
+    rig.strangers = {f"s{n}" for n in range(20)}
+    async with rig.working():
+        await rig.send("a", 0)
+        for name in sorted(rig.strangers):
+            await rig.send(name, 0)
+        for p in (1, 2):
+            await rig.send("a", p)
+        await until(lambda: rig.all(InitSeen))
 
 
 async def test_a_shard_that_starts_in_the_middle_finds_what_is_there(rig: Rig) -> None:

@@ -17,6 +17,8 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.shapes import layout_of
 from diloco_syncer.events import (
     BusBack,
     JoinSeen,
@@ -214,17 +216,40 @@ def test_a_donor_that_failed_is_not_named_again_and_none_is_said_so(running: Any
 def test_how_large_the_run_is_told_by_those_who_are_let_in(driver: Any) -> None:
     """The streams' limits follow it; so a stranger must not."""
     driver.lead()
-    for learner, parameters, layout in (
-        ("a", 7000, "e" * 32),
-        ("b", 5000, "e" * 32),
-        ("c", 10**12, "f" * 32),
-    ):
-        config = driver.config | {"layout": layout}
+
+    def ask(learner: str, layout: str, parameters: int) -> int:
+        config = driver.config | {"layout": layout * 32}
         join = Join(
             learner=learner, incarnation=0, nonce=learner, config=config, parameters=parameters
         )
         driver.give(JoinSeen(join))
-    assert size(driver.machine) == Size(7000, 2)
+        return size(driver.machine).parameters
+
+    assert ask("a", "e", 10**12) == 0, "one alone is not believed where two are needed"
+    assert ask("b", "e", 5000) == 5000, "who has the same tensors has as many parameters"
+    assert ask("c", "f", 10**12) == 5000
+    assert size(driver.machine) == Size(5000, 2)
+
+
+def test_the_first_word_about_the_layout_binds_nobody_once_more_say_another(driver: Any) -> None:
+    driver.lead()
+    grants = [
+        of(driver.join(learner, layout=layout * 32), SendGrant)[0].grant.accepted
+        for learner, layout in (("thief", "f"), ("a", "e"), ("b", "e"), ("a", "e"), ("c", "g"))
+    ]
+    assert grants == [True, False, True, True, False]
+
+
+def test_of_a_preset_the_specification_says_the_layout_and_how_large_it_is(driver: Any) -> None:
+    model = {"preset": "nano"}
+    spec = RunSpec.model_validate({**driver.spec.model_dump(), "model": model})
+    driver.spec, driver.machine = spec, Machine(spec, History(spec))
+    expected = layout_of(spec.model, spec.algorithm.fragments)
+    driver.lead()
+    assert size(driver.machine).parameters == sum(expected.sizes)
+    grant = of(driver.join("thief"), SendGrant)[0].grant
+    assert not grant.accepted and "layout: here " in grant.reason
+    assert of(driver.join("a", layout=expected.digest()), SendGrant)[0].grant.accepted
 
 
 def test_another_layout_is_refused(running: Any) -> None:

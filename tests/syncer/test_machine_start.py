@@ -3,10 +3,12 @@
 import itertools
 from typing import Any
 
-from tests.syncer.conftest import LAYOUT
+import pytest
+from tests.syncer.conftest import LAYOUT, spec
 
-from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeInit
-from diloco_shared.spec.run import config_hash
+from diloco_shared.numerics.arrays import Layout
+from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeInit, TensorSpec
+from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -17,8 +19,9 @@ from diloco_syncer.events import (
     InitSeen,
     Led,
     SendBeat,
+    Tell,
 )
-from diloco_syncer.history.history import History
+from diloco_syncer.history.history import History, TapeFault
 from diloco_syncer.machine import Machine
 from diloco_syncer.status.announce import INITIALIZER_S
 
@@ -32,6 +35,7 @@ def parameters(driver: Any, learner: str, **over: Any) -> InitSeen:
         "layout": LAYOUT,
         "subjects": tuple(f"up.t.{learner}.init.0.{p}" for p in range(2)),
         "digests": ("0" * 32, "1" * 32),
+        "sizes": Layout.build(LAYOUT, 2).sizes,
         "finite": True,
     }
     return InitSeen(**{**fields, **over})
@@ -39,6 +43,70 @@ def parameters(driver: Any, learner: str, **over: Any) -> InitSeen:
 
 def dropped(effects: list[Effect]) -> list[str]:
     return [e.key for e in effects if isinstance(e, Drop)]
+
+
+@pytest.mark.parametrize(
+    ("over", "why"),
+    [
+        ({"layout": LAYOUT[:1]}, "1 tensors cannot fill 2 fragments"),
+        ({"layout": ()}, "0 tensors cannot fill"),
+        ({"layout": (LAYOUT[0], LAYOUT[0])}, "two tensors share a name"),
+        ({"layout": (TensorSpec(name="a", shape=(0,), embedding=False),)}, "tensors"),
+        ({"sizes": (8, 7)}, "fragment 1 is of another size"),
+        ({"sizes": (0, 0)}, "fragment 0 is of another size"),
+        ({"finite": False}, "not finite"),
+        ({"config_hash": "0" * 32}, "another configuration"),
+    ],
+)
+def test_initial_parameters_that_no_run_can_begin_with_bind_no_leader(
+    driver: Any, over: dict[str, Any], why: str
+) -> None:
+    """I11: a record of them on the tape would end every leader that reads it."""
+    driver.lead()
+    driver.join("a")
+    driver.join("b")
+    effects = driver.give(parameters(driver, "a", **over))
+    assert not any(isinstance(r, TapeInit) for r in driver.tape)
+    (told,) = [e for e in effects if isinstance(e, Tell) and e.kind == "refused"]
+    assert why in told.text, told.text
+    driver.give(parameters(driver, "b"))
+    assert driver.machine.history.initialised, "somebody else's are taken"
+
+
+def test_a_preset_begins_with_its_own_tensors_alone(driver: Any) -> None:
+    spec = RunSpec.model_validate({**driver.spec.model_dump(), "model": {"preset": "nano"}})
+    driver.spec, driver.machine = spec, Machine(spec, History(spec))
+    driver.lead()
+    effects = driver.give(parameters(driver, "a"))
+    (told,) = [e for e in effects if isinstance(e, Tell) and e.kind == "refused"]
+    assert "not the tensors of this model" in told.text
+
+
+def test_a_tape_that_nobody_can_begin_with_says_so() -> None:
+    history = History(spec())
+    record = TapeInit(
+        run="t",
+        config_hash=history.config_hash,
+        layout=(),
+        anchor_digests=("0" * 32,) * 2,
+        subjects=("u",) * 2,
+        learner="a",
+        incarnation=0,
+        at=1.0,
+    )
+    with pytest.raises(TapeFault, match="cannot be cut"):
+        history.apply(record, 1)
+
+
+def test_who_sent_them_under_an_earlier_leader_is_asked_first(driver: Any) -> None:
+    driver.lead()
+    driver.give(InitMoved(("b", "stranger")))
+    driver.join("a")
+    driver.join("b")
+    announcer = driver.machine.announcer
+    assert announcer.initializer == "b" and announcer.appointed == {"b"}
+    driver.wait(2 * INITIALIZER_S)
+    assert "stranger" not in announcer.appointed
 
 
 def test_initial_parameters_that_are_not_taken_are_given_back(driver: Any) -> None:

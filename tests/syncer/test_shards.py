@@ -75,7 +75,8 @@ def begun(driver_of: Any, shard: int) -> Any:
         driver.join(learner)
     subjects = tuple(f"up.t.a.init.{p}.0" if p in owned else "" for p in range(4))
     digests = tuple(f"{p:032x}" if p in owned else "" for p in range(4))
-    driver.give(InitSeen("a", 0, config_hash(driver.spec), TENSORS, subjects, digests, True))
+    sizes = tuple(n if p in owned else 0 for p, n in enumerate(Layout.build(TENSORS, 4).sizes))
+    driver.give(InitSeen("a", 0, config_hash(driver.spec), TENSORS, subjects, digests, sizes, True))
     for learner in ("a", "b"):
         driver.step(learner, 0)
     return driver

@@ -56,12 +56,15 @@ class InitSeen:
     layout: tuple[TensorSpec, ...]
     subjects: tuple[str, ...]
     digests: tuple[str, ...]
+    sizes: tuple[int, ...]  # values of each fragment; 0 of another shard's
     finite: bool
 
 
 @dataclass(frozen=True, slots=True)
 class InitMoved:
-    """More of somebody's initial parameters is on the bus, or here."""
+    """More of somebody's initial parameters is on the bus, or here. `senders`: whose is there."""
+
+    senders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

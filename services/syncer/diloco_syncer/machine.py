@@ -167,7 +167,7 @@ class Machine:
                 seen = self.beginning.seen(event, wall, on_the_way, leading=self.leading)
                 return self._put(seen)
             case InitMoved():
-                self.announcer.initial_moved(now)
+                self.announcer.initial_moved(event.senders, now)
             case ContributionSeen():
                 if not self.leading:
                     return [Drop(event.manifest.blob.subject)]

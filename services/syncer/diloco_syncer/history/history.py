@@ -252,6 +252,10 @@ class History:
             raise TapeFault("a second init record")
         if record.config_hash != self.config_hash:
             raise TapeFault("the tape's configuration is not this run's")
+        try:
+            Layout.build(record.layout, self.fragments)
+        except ValueError as error:
+            raise TapeFault(f"an init record whose tensors cannot be cut: {error}") from None
 
     def _apply_init(self, record: TapeInit) -> None:
         self.layout = record.layout

@@ -5,10 +5,12 @@ Pure. Answers with effects, and with the record that the machine appends.
 
 from collections.abc import Collection
 
+from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import TapeInit, TapeRecord, TapeRestore
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import Drop, Effect, InitSeen
 from diloco_syncer.history.history import History
+from diloco_syncer.members.layouts import known_layout
 from diloco_syncer.members.roster import Roster
 from diloco_syncer.rounds.gate import Refusals
 
@@ -40,9 +42,8 @@ class Beginning:
             before, self.early = self.early, event
             kept = set(event.subjects)
             return [Drop(s) for s in before.subjects if s not in kept] if before else []
-        known = self.roster.newest(event.learner)
-        if event.config_hash != h.config_hash or not event.finite or event.incarnation < known:
-            return [*self.refused.tell("init", event.learner, "initial parameters"), *drops]
+        if why := self._fault(event):
+            return [*self.refused.tell("init", event.learner, f"initial parameters: {why}"), *drops]
         return [
             TapeInit(
                 run=self.spec.name,
@@ -55,6 +56,24 @@ class Beginning:
                 at=wall,
             )
         ]
+
+    def _fault(self, event: InitSeen) -> str:
+        """Why a run cannot begin with them, or "". What is on the tape binds every leader."""
+        if event.config_hash != self.history.config_hash:
+            return "of another configuration"
+        if not event.finite:
+            return "not finite"
+        if event.incarnation < self.roster.newest(event.learner):
+            return "of an earlier life"
+        try:
+            layout = Layout.build(event.layout, self.history.fragments)
+        except ValueError as error:
+            return str(error)[:200]
+        expected = known_layout(self.spec)
+        if expected is not None and layout.digest() != expected.digest():
+            return "not the tensors of this model"
+        wrong = [p for p in self.history.owned if event.sizes[p] != layout.sizes[p]]
+        return f"fragment {wrong[0]} is of another size than its tensors" if wrong else ""
 
     def leads(self, wall: float, pending: Collection[TapeRecord]) -> list[Effect | TapeRecord]:
         """The term is on the tape: what came before it counts now."""

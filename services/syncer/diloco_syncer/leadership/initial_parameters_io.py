@@ -4,9 +4,11 @@
 
 One set is in memory at a time: that of the learner whose manifests came first, until another's are
 all there before it. Which one that is follows from what is known of all of them, whenever more is:
-nobody sends again what is on the stream. What is fetched stays, whatever becomes of the rest; what
-the stream does not hold although a manifest names it is taken off the stream, so that its sender
-sees that it is missing. As long as anything moves the machine is told so (InitMoved).
+nobody sends again what is on the stream. Only what a learner sends that the leader has asked for it
+is fetched: whoever may write to the stream does not choose where a run begins. What is fetched
+stays, whatever becomes of the rest; what the stream does not hold although a manifest names it is
+taken off the stream, so that its sender sees that it is missing. As long as anything moves the
+machine is told so (InitMoved).
 """
 
 import asyncio
@@ -42,13 +44,21 @@ STRETCH = 1 << 20
 Whose = tuple[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a fragment's payload is."""
+
+    digest: str
+    size: int  # values
+    finite: bool  # all of them
+
+
 @dataclass(slots=True)
 class InitialSet:
     """What one life of a learner has sent so far."""
 
     parts: dict[int, InitManifest] = field(default_factory=dict)
-    # By fragment: digest, and whether every value is finite.
-    fetched: dict[int, tuple[str, bool]] = field(default_factory=dict)
+    fetched: dict[int, Fetched] = field(default_factory=dict)  # by fragment
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     roomless: bool = False  # there was no room for some of it
 
@@ -68,6 +78,7 @@ class InitialSets:
         payloads: Payloads,
         put: Callable[[Event], None],
         begun: Callable[[], bool],
+        appointed: Callable[[str], bool],
     ) -> None:
         self.run, self.fragments = spec.name, spec.algorithm.fragments
         self.owned = owned
@@ -75,6 +86,7 @@ class InitialSets:
         self.payloads = payloads
         self.put = put
         self.begun = begun  # whether the shard has parameters
+        self.appointed = appointed  # whether a learner was asked for them
         self.stream = subjects.up_stream(spec.name)
         self.sets: dict[Whose, InitialSet] = {}
         self.current: Whose | None = None  # whose set is being fetched
@@ -84,7 +96,7 @@ class InitialSets:
         """Take in manifests, fetch what they name, hand on complete sets, until one is taken."""
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read(tasks))
-            await self._watch()
+            await self._watch(tasks)
             reading.cancel()
             self._choose(None)
 
@@ -95,23 +107,25 @@ class InitialSets:
                 if manifest is not None:
                     self._take(manifest, tasks)
 
-    async def _watch(self) -> None:
-        """Tell whenever more is on the stream, or here.
+    async def _watch(self, tasks: asyncio.TaskGroup) -> None:
+        """Tell whenever more is on the stream, or here; and fetch once somebody is asked for it.
 
         Before a run begins the stream holds nothing else. Of several shards one may begin while
         others go on: then their learners' contributions count as well, and an initializer is
         passed over once it is silent for its lease.
         """
-        seen = (0, 0)
+        seen: tuple[int, int, tuple[str, ...]] = (0, 0, ())
 
         async def look() -> bool:
             nonlocal seen
             if self.begun():
                 return True
             info = await self.data.stream_info(self.stream)
-            if (there := (info.last_seq, self.chunks)) != seen:
+            senders = tuple(sorted({learner for learner, _ in self.sets}))
+            if (there := (info.last_seq, self.chunks, senders)) != seen:
                 seen = there
-                self.put(InitMoved())
+                self.put(InitMoved(senders))
+            self._fetch_best(tasks)
             return False
 
         await again_and_again(look, "initial parameters", LOOK_S)
@@ -133,14 +147,27 @@ class InitialSets:
         if m.fragment not in self.owned:
             return  # another shard's
         whose = (m.learner, m.incarnation)
+        lives = [life for learner, life in self.sets if learner == m.learner]
+        if any(life > m.incarnation for life in lives):
+            return
+        for life in lives:
+            if life < m.incarnation:
+                self._forget((m.learner, life))
         found = self.sets.setdefault(whose, InitialSet())
         if found.parts.get(m.fragment) == m:
             return
         self._forget_part(found, m.fragment)
         found.parts[m.fragment] = m
         self._fetch_best(tasks)
-        for other in [w for w in self.sets if w not in (whose, self.current)][: -SETS_MAX + 1]:
+        others = [w for w in self.sets if w != whose and not self.appointed(w[0])]
+        for other in others[: -SETS_MAX + 1]:
             del self.sets[other]
+
+    def _forget(self, whose: Whose) -> None:
+        """A set that a later life of the learner replaces."""
+        if whose == self.current:
+            self._choose(None)
+        del self.sets[whose]
 
     def _fetch_best(self, tasks: asyncio.TaskGroup) -> None:
         """After every change: fetch what is missing of the set that promises most by now."""
@@ -156,7 +183,8 @@ class InitialSets:
             of = self.sets[whose]
             return not of.complete(self.owned), of.roomless, whose != self.current
 
-        return min((w for w, of in self.sets.items() if of.parts), key=later, default=None)
+        asked = (w for w, of in self.sets.items() if of.parts and self.appointed(w[0]))
+        return min(asked, key=later, default=None)
 
     def _choose(self, whose: Whose | None) -> None:
         """From now on this set is fetched; what is held of another goes."""
@@ -196,7 +224,7 @@ class InitialSets:
         p = m.fragment
         try:
             payload = await self._payload(of, m, tasks)
-            digest, finite = await asyncio.to_thread(_look_at, payload)
+            looked = await asyncio.to_thread(_look_at, payload)
         except asyncio.CancelledError:
             self.payloads.drop(m.blob.subject)
             raise
@@ -208,7 +236,7 @@ class InitialSets:
             self._fetch_best(tasks)
             await self._purge(m)
             return
-        of.fetched[p] = (digest, finite)
+        of.fetched[p] = looked
         del of.tasks[p]
         if all(q in of.fetched for q in self.owned):
             self._hand_on(whose, of)
@@ -256,21 +284,32 @@ class InitialSets:
     def _hand_on(self, whose: Whose, of: InitialSet) -> None:
         """The payloads are the machine's from now on: it drops them if it does not take them."""
         digests, names = [""] * self.fragments, [""] * self.fragments
+        sizes = [0] * self.fragments
         for p in self.owned:
-            digests[p], names[p] = of.fetched[p][0], of.parts[p].blob.subject
-        finite = all(of.fetched[p][1] for p in self.owned)
+            digests[p], names[p] = of.fetched[p].digest, of.parts[p].blob.subject
+            sizes[p] = of.fetched[p].size
+        finite = all(of.fetched[p].finite for p in self.owned)
         first = of.parts[self.owned[0]]
         del self.sets[whose]
         self.current = None
         self.put(
-            InitSeen(*whose, first.config_hash, first.layout, tuple(names), tuple(digests), finite)
+            InitSeen(
+                *whose,
+                first.config_hash,
+                first.layout,
+                tuple(names),
+                tuple(digests),
+                tuple(sizes),
+                finite,
+            )
         )
 
 
-def _look_at(payload: Buffer) -> tuple[str, bool]:
-    """(digest, whether all is finite) of a fragment in fp32; ValueError when it is none."""
+def _look_at(payload: Buffer) -> Fetched:
+    """A fragment in fp32; ValueError when it is none."""
     values_F = codec.view(payload, codec.count("fp32", payload))
-    return digest_array(values_F), all(
+    finite = all(
         bool(np.isfinite(values_F[at : at + STRETCH]).all())
         for at in range(0, values_F.size, STRETCH)
     )
+    return Fetched(digest_array(values_F), values_F.size, finite)

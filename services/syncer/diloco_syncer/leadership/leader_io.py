@@ -109,7 +109,13 @@ class Leader:
         self.payloads = Payloads(lambda: context.payload_bytes_max or self._payload_bytes())
         self.queue = Arrivals(lambda key: key in self.payloads.held)
         self.inbox = Inbox(
-            context, self.payloads, self._put, self._wanted, self._pieces, self._up_rewound
+            context,
+            self.payloads,
+            self._put,
+            self._wanted,
+            self._pieces,
+            self._up_rewound,
+            lambda learner: learner in self.machine.announcer.appointed,
         )
         self.outbox = Outbox(context)
         self.purger = UpPurger(context, self.outbox)

@@ -1,11 +1,11 @@
 """Who may work for the run, and from whom a newcomer gets its inner state (paper section 4)."""
 
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import Donate, Grant, Join
 from diloco_shared.spec.run import RunSpec, shared_keys
 from diloco_syncer.events import Effect, SendDonate, SendGrant, Tell
 from diloco_syncer.history.history import History
 from diloco_syncer.members.donations import Donations, choose_donor
+from diloco_syncer.members.layouts import Layouts
 from diloco_syncer.members.roster import MEMBERS_MAX, Roster
 
 # Grants remembered for repeated joins: far more than learners can join within a heartbeat.
@@ -21,9 +21,7 @@ class Admission:
         self.roster = roster
         self.donations = Donations()
         self.grants: dict[str, Grant] = {}
-        self.layout = ""  # digest, of the first who joined or of the initial parameters
-        self.layout_final = False
-        self.parameters = 0  # N, as whoever was let in told it
+        self.layouts = Layouts(spec, history)
 
     def due(self, now: float) -> list[Effect]:
         """Requests to donors that are to be sent (again) now."""
@@ -32,6 +30,7 @@ class Admission:
     def join(self, join: Join, now: float) -> list[Effect]:
         if self.roster.over(join.learner, join.incarnation, now):
             return []  # not refused for good: a beat tells it to begin a new life
+        self.layouts.hear(join.learner, join.config.get("layout", ""), join.parameters)
         cached = self.grants.get(join.nonce)
         asked = (join.learner, join.incarnation)
         why = self._refuses(join, now)
@@ -45,7 +44,6 @@ class Admission:
                 Tell("join-refused", f"{join.learner}: {why}"[:500]),
             ]
         self.roster.join(join.learner, join.incarnation, join.nonce, now)
-        self.parameters = max(self.parameters, join.parameters)
         donor = None
         # One shard names a donor for all: the learner puts the grants together.
         if self.history.initialised and self.history.shard == 0:
@@ -91,18 +89,11 @@ class Admission:
             return f"the run is over ({self.history.outcome})"
         if self.roster.full(join.learner, now):
             return f"the run has {MEMBERS_MAX} learners: as many as it can take"
-        differing = differing_keys(self._config(join.config.get("layout", "")), join.config)
+        ours = shared_keys(self.spec) | {"layout": self.layouts.digest()}
+        differing = differing_keys(ours, join.config)
         if differing:
             return "the configuration differs: " + "; ".join(differing[:5])
         return ""
-
-    def _config(self, layout: str) -> dict[str, str]:
-        """What all must share; before there are parameters, the first to join sets the layout."""
-        h = self.history
-        if h.initialised and not self.layout_final:
-            self.layout, self.layout_final = Layout.build(h.layout, h.fragments).digest(), True
-        self.layout = self.layout or layout
-        return shared_keys(self.spec) | {"layout": self.layout}
 
     def _grant(self, join: Join, donor: str, *, accepted: bool, reason: str) -> Grant:
         h = self.history

@@ -56,6 +56,7 @@ class Inbox:
         wanted: Callable[[ContributionManifest], bool],
         pieces: Callable[[int], Sequence[Piece]] = lambda _: (),
         rewound: Callable[[int], None] = lambda end: None,
+        appointed: Callable[[str], bool] = lambda learner: True,
     ) -> None:
         self.spec = spec = context.spec
         self.owned = spec.algorithm.owned(context.shard)
@@ -66,6 +67,7 @@ class Inbox:
         self.wanted = wanted  # whether an open round asks for it: nothing else is fetched
         self.pieces = pieces  # of a fragment, as far as known
         self.rewound = rewound  # told where UP ended when its sequences come again
+        self.appointed = appointed  # whether a learner was asked for initial parameters
         self.bytes_in = 0
         self.up_seq = 0  # of the newest contribution's manifest
         self.under_way: set[str] = set()
@@ -231,7 +233,15 @@ class Inbox:
 
     async def initial(self) -> None:
         """Initial parameters, set after set, until there are parameters."""
-        sets = InitialSets(self.spec, self.owned, self.data, self.payloads, self.put, self._begun)
+        sets = InitialSets(
+            self.spec,
+            self.owned,
+            self.data,
+            self.payloads,
+            self.put,
+            self._begun,
+            self.appointed,
+        )
         await sets.work()
 
     def _begun(self) -> bool:

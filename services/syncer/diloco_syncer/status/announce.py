@@ -28,6 +28,10 @@ class Announcer:
         self.alive: tuple[str, ...] = ()
         self.initializer = ""
         self.initializer_moved_at = 0.0  # or appointed
+        # Whoever was an initializer in this term: what others send nobody asked for. Of learners
+        # that joined, so there are no more than MEMBERS_MAX at once.
+        self.appointed: set[str] = set()
+        self.senders: tuple[str, ...] = ()  # of initial parameters, whoever asked for them
         self.evaluator = ""
         self.evaluated = False
         self.beat_at = 0.0
@@ -43,9 +47,9 @@ class Announcer:
         self._appoint(now)
         return told
 
-    def initial_moved(self, now: float) -> None:
+    def initial_moved(self, senders: tuple[str, ...], now: float) -> None:
         """More of the initial parameters is on its way: whoever sends them is given time."""
-        self.initializer_moved_at = now
+        self.initializer_moved_at, self.senders = now, senders
 
     def _changes(self, alive: tuple[str, ...], now: float) -> list[Effect]:
         told: list[Effect] = []
@@ -72,9 +76,12 @@ class Announcer:
         slow = now - self.initializer_moved_at > INITIALIZER_S
         if self.initializer in self.alive and not slow:
             return
-        # In turn: any of them may be the only one that can.
+        # In turn: any of them may be the only one that can. But first whoever sent them under an
+        # earlier leader: it need not send them again.
         later = [x for x in self.alive if x > self.initializer] or list(self.alive)
-        self.initializer, self.initializer_moved_at = later[0], now
+        sent = [x for x in self.senders if x in self.alive and x not in self.appointed]
+        self.initializer, self.initializer_moved_at = (sent or later)[0], now
+        self.appointed.add(self.initializer)
 
     def _evaluation_made(self) -> bool:
         """Whether the evaluator left with the last versions: it evaluates before it leaves."""

@@ -13,9 +13,8 @@ from diloco_syncer.members.roster import Member
 def size(machine: Machine) -> Size:
     """The run as large as it is known to be."""
     h, spec = machine.history, machine.spec
-    own = sum(h.sizes_P) * spec.algorithm.shards  # they are about as large
     return Size(
-        parameters=max(own, machine.admission.parameters),
+        parameters=machine.admission.layouts.parameters(),
         learners=len(machine.announcer.alive),
         rounds=rounds_at(spec.budget.seconds, h.stamp.round + 1, h.stamp.fraction),
     )
