@@ -1,5 +1,6 @@
 """`tape verify` and `replay`: what is whole says so (I9), and what is not is named."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from diloco_shared.spec.run import config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history import audit_io as audit
+from diloco_syncer.history import follow_io as follow
 from diloco_syncer.history.audit_io import reexecute, verify
 from diloco_syncer.history.follow_io import payloads_of
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
@@ -136,6 +138,31 @@ async def test_of_several_manifests_of_a_subject_the_one_counts_that_was_merged_
     assert (replayed.rounds, replayed.fault) == (ROUNDS, None)
     payloads = await payloads_of("t", bus, recording.tape[5])
     assert payloads[subject] == recording.payloads[subject]
+
+
+async def test_what_a_record_needs_is_fetched_side_by_side(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after another, each with its round trips, takes longer than the next round to come."""
+    bus, real = await bus_with(recording), follow.get_blob
+    at_once, most = [0], [0]
+
+    async def fetching(*args: Any, **more: Any) -> Any:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        await asyncio.sleep(0.01)
+        try:
+            return await real(*args, **more)
+        finally:
+            at_once[0] -= 1
+
+    monkeypatch.setattr(follow, "get_blob", fetching)
+    record = recording.tape[5]
+    payloads = await payloads_of("t", bus, record)
+    assert most[0] == len(payloads) > 1
+    monkeypatch.setattr(follow, "FETCHES", 1)
+    most[0] = 0
+    assert await payloads_of("t", bus, record) == payloads and most[0] == 1
 
 
 async def replay(bus: MemoryBus, tape: list[tuple[int, TapeRecord]], *folders: Path) -> Any:

@@ -80,6 +80,7 @@ def test_the_pull_timeout_doubles_with_every_skip_up_to_its_limit() -> None:
     assert [timeout(0.0, n) for n in range(4)] == [2.0, 4.0, 8.0, 16.0]
     assert timeout(5.0, 0) == 20.0
     assert timeout(0.0, 8) == timeout(0.0, 10**9) == 300.0
+    assert timeout(100.0, 0) == timeout(100.0, 9) == 400.0, "what four transfers take is given"
 
 
 def pulled(running: Any) -> float:

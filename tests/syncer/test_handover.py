@@ -12,8 +12,8 @@ from syncer.contexts import context
 
 from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import SnapshotWish
-from diloco_shared.protocol.wire import decode
+from diloco_shared.protocol.records import MemberRecord, SnapshotWish
+from diloco_shared.protocol.wire import decode, encode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
@@ -171,6 +171,54 @@ async def test_one_standby_at_a_time_until_it_falls_silent(
             await two.fetch("other")
         sender.busy_until = 0.0
         assert await two.fetch("other") == 5
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_what_a_living_standby_still_reads_is_kept_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, lives: bool
+) -> None:
+    """A file of 30 GB is read, checked and written for longer than nothing may be heard of it."""
+    two, real = Two(tmp_path), handover.get_blob
+    monkeypatch.setattr(handover, "IDLE_S", 0.05)
+    two.theirs.save(5, {}, arrays(1))
+    await two.control.ensure_bucket(subjects.MEMBERS)
+    if lives:
+        record = MemberRecord(
+            id="standby", role="syncer", boot="b", host="h", pid=1, lock="l", started_at=1.0
+        )
+        await two.control.kv_put(subjects.MEMBERS, "standby", encode(record))
+    kept: list[bool] = []
+
+    async def slowly(*args: Any, **more: Any) -> memoryview:
+        if kept or not args[2].bytes > 10_000:  # what describes it
+            return await real(*args, **more)
+        await asyncio.sleep(0.5)
+        kept.append("r" in str(sender.snapshots.pinned))
+        return await real(*args, **more)
+
+    monkeypatch.setattr(handover, "get_blob", slowly)
+    async with two.sending() as sender:
+        assert await two.fetch() == 5
+        assert kept == [lives]
+        await asyncio.sleep(0.5)
+        assert not sender.snapshots.pinned, "and no longer than that"
+
+
+async def test_a_purge_that_takes_longer_than_an_answer_breaks_no_transfer(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    two.theirs.save(5, {}, arrays(1))
+    purge, tries = two.data.purge, [0]
+
+    async def slow(stream: str, subject: str, *, below_seq: int | None = None) -> int:
+        tries[0] += 1
+        if tries[0] % 2:
+            raise Unavailable("no answer within 5 s")
+        return await purge(stream, subject, below_seq=below_seq)
+
+    two.data.purge = slow  # type: ignore[method-assign]
+    async with two.sending():
+        assert await two.fetch() == 5
+    assert len(two.asked) == len(set(two.asked)), "nothing was sent twice"
 
 
 async def test_two_that_ask_at_once_are_served_one_after_the_other(

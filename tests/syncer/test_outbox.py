@@ -71,6 +71,27 @@ def looking(bus: MemoryBus, out: Outbox, d: Driver) -> tuple[Fullness, list[Even
     return Fullness(context(d.spec, bus), d.machine, out, tape, storage, put, *no), told
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_all_of_up_is_purged_without_a_filter_where_one_shard_has_it(
+    shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one the server reads all that it removes, and the stream stands still meanwhile."""
+    bus, filters = await hub(), list[str]()
+    for p in (0, 1):
+        await bus.append(f"up.t.a.0.{p}.0.1", b"x")
+    purge = bus.purge
+
+    async def noted(stream: str, subject: str, *, below_seq: int | None = None) -> int:
+        filters.append(subject)
+        return await purge(stream, subject, below_seq=below_seq)
+
+    monkeypatch.setattr(bus, "purge", noted)
+    await Outbox(context(spec(shards=shards), bus)).purge_up(lambda: 3)
+    assert (filters == [">"]) == (shards == 1), filters
+    left = (await bus.stream_info(subjects.up_stream("t"))).messages
+    assert left == shards - 1, "the other shard's stays"
+
+
 async def test_no_more_than_the_rounds_in_flight_and_one_go_out_at_a_time() -> None:
     bus, d = await hub(5000), driver()
     out = Outbox(context(d.spec, bus))

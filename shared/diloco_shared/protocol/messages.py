@@ -25,6 +25,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # 16 bytes, in hex
 MaybeDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
 Reason = Annotated[str, Field(max_length=500)]
+# A name, an id or a kind that a learner says, and that is kept or shown.
+Word = Annotated[str, Field(max_length=128)]
 
 
 class Message(BaseModel):
@@ -138,8 +140,8 @@ class RecoveryTimes(Message):
     donor_s: Seconds | None = None
     settled_s: Seconds | None = None
     stepping_s: Seconds | None = None
-    donor: str = ""
-    source: str = ""
+    donor: Word = ""
+    source: Word = ""
     attempts: Count = 0
 
 
@@ -177,7 +179,7 @@ class Progress(Message):
     steps_skipped: Count = 0
     sockets: SocketBytes = SocketBytes()
     recovery: RecoveryTimes | None = None
-    run_id: str = ""  # a run deleted and submitted again is another one
+    run_id: Word = ""  # a run deleted and submitted again is another one
 
 
 class Join(Message):
@@ -185,7 +187,7 @@ class Join(Message):
 
     learner: Id
     incarnation: Count
-    nonce: str  # of this attempt: the grant echoes it
+    nonce: Word  # of this attempt: the grant echoes it
     config: dict[str, str]  # config.shared_keys, and `layout`: a digest of the fragments
     # Donors that did not deliver in earlier attempts of this incarnation.
     failed_donors: tuple[Id, ...] = ()
@@ -209,7 +211,7 @@ class ContributionManifest(Message):
     tokens_from: Count
     tokens_to: Count
     cursor: Cursor | None
-    codec: str
+    codec: Word
     values: Count
     config_hash: Digest
     checkpoint: Count = 0  # newest mark that this learner had met

@@ -213,6 +213,16 @@ class Algorithm(Spec):
         owned = self.fragments // self.shards
         return max(1, -(-self.overlap_steps * owned // self.sync_every_steps))
 
+    def deltas_since(self, fragment: int, version: int) -> int:
+        """How many versions a fragment's version is behind its keyframe; 0: it is one.
+
+        Each fragment's turn is another one: if all had it at once, every `keyframe_every`-th turn
+        would carry all of the model in fp32, and take several times as long as the others.
+        """
+        if version <= 0:
+            return 0  # the first one is whole
+        return min((version + fragment) % self.keyframe_every, version)
+
     def owned(self, shard: int) -> tuple[int, ...]:
         """Fragments of one shard, in the order of its rounds."""
         return tuple(range(shard, self.fragments, self.shards))

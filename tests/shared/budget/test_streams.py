@@ -163,8 +163,7 @@ def test_a_byte_less_than_a_run_stores_is_refused_by_the_stream() -> None:
     run = Stored(job(keyframe_every=5))
     fill_down(run)
     short = Stored(job(keyframe_every=5))
-    config = {"name": "DN-run", "subjects": ["dn.run.>"], "max_bytes": run.worst["DN"] - 1}
-    short.broker.ensure(config)
+    short.broker.narrow("DN-run", run.worst["DN"] - 1)
     with pytest.raises(StreamFull):
         fill_down(short)
 

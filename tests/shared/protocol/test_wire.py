@@ -11,6 +11,7 @@ from next_release import speaking
 from pydantic import ValidationError
 from syncer.recording import Recording
 
+from diloco_shared.protocol.messages import Join, RecoveryTimes
 from diloco_shared.protocol.records import Fault
 from diloco_shared.protocol.wire import (
     MESSAGE_BYTES_MAX,
@@ -96,6 +97,17 @@ def test_anything_else_is_refused(data: bytes) -> None:
 def test_a_whole_message_that_is_wrong_says_what_is(envelope: Any, said: str) -> None:
     with pytest.raises(WireError, match=said):
         decode(sealed(msgpack.packb(envelope)), Fault)
+
+
+@pytest.mark.parametrize("field", ["donor", "source"])
+def test_no_learner_tells_a_text_that_fills_the_status_of_its_run(field: str) -> None:
+    with pytest.raises(ValidationError, match=field):
+        RecoveryTimes.model_validate({"age_s": 1.0, field: "x" * 129})
+
+
+def test_no_nonce_is_larger_than_those_that_are_remembered_may_be() -> None:
+    with pytest.raises(ValidationError, match="nonce"):
+        Join(learner="a", incarnation=0, nonce="x" * 129, config={})
 
 
 def test_a_message_has_a_largest_size() -> None:

@@ -42,6 +42,7 @@ from diloco_syncer.history.replay import (
 from diloco_syncer.history.tape_io import Purged as Purged
 from diloco_syncer.history.tape_io import Tape, Unread
 from diloco_syncer.leadership.rebirth import Reborn
+from diloco_syncer.merging.payloads_io import FETCHES
 from diloco_syncer.merging.published_io import (
     Unpublished,
     manifests_on,
@@ -347,15 +348,26 @@ async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, byte
     stream = subjects.up_stream(run)
     # Initial parameters become the store's arrays.
     take = fresh if isinstance(record, TapeInit) else None
-    payloads: dict[str, bytes] = {}
-    for subject in payloads_needed(record):
-        blob = await blob_of(data, stream, record, subject)
-        if blob is None:
-            raise Purged(f"the tape needs {subject}, which is no longer in {stream}")
-        try:
-            payloads[subject] = await get_blob(data, stream, blob, take=take)
-        except BlobIncomplete:
-            if await data.last(stream, subject + ".m") is None:
-                raise Purged(f"{subject} was purged from {stream} while it was read") from None
-            raise
-    return payloads
+    turns = asyncio.Semaphore(FETCHES)
+
+    async def fetched(subject: str) -> bytes:
+        async with turns:
+            blob = await blob_of(data, stream, record, subject)
+            if blob is None:
+                raise Purged(f"the tape needs {subject}, which is no longer in {stream}")
+            try:
+                return await get_blob(data, stream, blob, take=take)
+            except BlobIncomplete:
+                if await data.last(stream, subject + ".m") is None:
+                    raise Purged(f"{subject} was purged from {stream} while it was read") from None
+                raise
+
+    needed = [*payloads_needed(record)]
+    tasks = [asyncio.create_task(fetched(subject)) for subject in needed]
+    try:
+        return dict(zip(needed, await asyncio.gather(*tasks), strict=True))
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+# Contributions fetched at once: enough to fill a link, few enough to bound memory.
+FETCHES = 8
+
 
 class PayloadsFull(Exception):
     """More bytes at once than this syncer may hold."""

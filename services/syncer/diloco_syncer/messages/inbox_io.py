@@ -32,13 +32,11 @@ from diloco_syncer.events import (
     Wanted,
 )
 from diloco_syncer.leadership.initial_parameters_io import InitialSets
-from diloco_syncer.merging.payloads_io import Payloads, PayloadsFull
+from diloco_syncer.merging.payloads_io import FETCHES, Payloads, PayloadsFull
 from diloco_syncer.rounds.norms import inspect
 
 log = structlog.get_logger()
 
-# Contributions fetched at once: enough to fill a link, few enough to bound memory.
-FETCHES = 8
 # Between two looks at whether a round still waits for what is being fetched, in seconds.
 LOOK_S = 0.3
 

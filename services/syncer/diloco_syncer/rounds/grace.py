@@ -56,6 +56,11 @@ def stragglers_s(*, factor: float, overlap_steps: int, step_s: float, timings: T
 
 
 def pull_timeout_s(*, transfer_s: float, skips: int, least_s: float, limit_s: float) -> float:
-    """Four usual transfers, at least `least_s`, doubled for every skip in a row, up to a limit."""
+    """Four usual transfers, at least `least_s`, doubled for every skip in a row, up to a limit.
+
+    Where four transfers take longer than the limit, they are given that time: else no contribution
+    would ever arrive.
+    """
+    usual_s = max(least_s, 4 * transfer_s)
     doublings = min(skips, 32)  # beyond this the limit has long been reached
-    return float(min(max(least_s, 4 * transfer_s) * 2**doublings, limit_s))
+    return float(max(usual_s, min(usual_s * 2**doublings, limit_s)))

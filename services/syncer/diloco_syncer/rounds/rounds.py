@@ -359,7 +359,8 @@ class Rounds:
         return [*effects, Stage(h.epoch, r.n, r.fragment, r.chosen, r.keyframe, r.fraction)]
 
     def _keyframe(self, r: Round) -> bool:
-        regular = (self.history.versions[r.fragment] + 1) % self.algorithm.keyframe_every == 0
+        version = self.history.versions[r.fragment] + 1
+        regular = self.algorithm.deltas_since(r.fragment, version) == 0
         return regular or self.room.keyframe_due(r.fragment)
 
     def _refuse_outliers(self, r: Round) -> list[Effect]:

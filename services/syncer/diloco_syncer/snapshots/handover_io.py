@@ -5,7 +5,8 @@ file it does not have, one after the other; it removes each from STATE before it
 So STATE holds one file at a time (two while a broken attempt gives way to the next), the receiver's
 memory one, the sender's none: it sends from the page cache. What moves forward is not given up;
 what was received stays on the standby's disk, and a transfer that breaks goes on with the file
-where it was. The sender keeps the snapshot until it is fetched.
+where it was. The sender keeps the snapshot until it is fetched: as long as what it sent lies in
+STATE, and the standby lives that is to fetch it.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ import structlog
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import fresh, get_blob, put_blob
 from diloco_shared.bus.port import Bus, BusError, Delivery
+from diloco_shared.bus.repeating import PROMPT, until_done
+from diloco_shared.bus.stored_records import members_of
 from diloco_shared.memory.pages import Pages
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import Buffer
@@ -33,6 +36,11 @@ log = structlog.get_logger()
 # A standby that asks for nothing for so long, in seconds, has gone: another may be served, and the
 # snapshot kept for it be removed. It asks for the next file as soon as it has one.
 IDLE_S = 60.0
+# Bytes a second, at the least, at which a disk is read and digested before anything is sent: the
+# standby waits so much longer for the first word of a large file.
+READ_PER_S_MIN = 50 << 20
+# Of one file at the hub: at half a second a gigabyte, the largest that there is, and its disk slow.
+PURGE_S = 120.0
 # For an answer: who is asked looks at its disk, and asks the hub one thing.
 ANSWER_S = 10.0
 
@@ -128,6 +136,9 @@ class SnapshotSender:
             async with asyncio.timeout(wait_s):
                 wish = await self.wishes.get()
         except TimeoutError:
+            if await self._being_fetched():
+                self.busy_until = ambient.monotonic() + IDLE_S
+                return
             self.busy_with = ""  # has all of it, or is gone
             self._unpin()
             return
@@ -138,6 +149,17 @@ class SnapshotSender:
             self.sending.cancel()
             self.sending = None
         self.busy_until = ambient.monotonic() + IDLE_S
+
+    async def _being_fetched(self) -> bool:
+        """Whether the standby lives, and has yet to remove what was sent: a large file takes longer
+        to read, to check and to write than nothing may be heard of it."""
+        sent = f"state.{self.run}.{self.me}.{self.busy_with}.*.m"
+        try:
+            if not await self.data.fetch(subjects.state_stream(self.run), sent, limit=1):
+                return False
+            return any(m.id == self.busy_with for m in await members_of(self.control))
+        except BusError:
+            return False
 
     def _unpin(self) -> None:
         self.snapshots.pinned.pop(self.where, None)
@@ -236,8 +258,18 @@ class _Fetch:
         self.stream = subjects.state_stream(run)
 
     async def purge(self) -> None:
-        """What was sent to us is here, or of no use any more."""
-        await self.data.purge(self.stream, f"state.{self.run}.*.{self.standby}.>")
+        """What was sent to us is here, or of no use any more.
+
+        A server reads what it removes, which takes longer than it may be silent where that is
+        large; it goes on after nobody waits any more, and finds less the next time.
+        """
+        filter_ = f"state.{self.run}.*.{self.standby}.>"
+        await until_done(
+            lambda: self.data.purge(self.stream, filter_),
+            f"purge of {filter_}",
+            pauses=PROMPT,
+            until=ambient.monotonic() + PURGE_S,
+        )
 
     async def description(self) -> tuple[int, bytes]:
         """(record covered, meta.json) of the newest snapshot of whoever is asked."""
@@ -249,9 +281,11 @@ class _Fetch:
 
     async def file(self, covers: int, listed: Listed) -> memoryview:
         """One of its files."""
-        return (await self._get(covers, listed.digest))[1]
+        return (await self._get(covers, listed.digest, listed.bytes))[1]
 
-    async def _get(self, covers: int, digest: str) -> tuple[SnapshotManifest, memoryview]:
+    async def _get(
+        self, covers: int, digest: str, size: int = 0
+    ) -> tuple[SnapshotManifest, memoryview]:
         nonce = ambient.unique()
         wish = SnapshotWish(
             standby=self.standby, nonce=nonce, after=self.after, covers=covers, digest=digest
@@ -261,9 +295,10 @@ class _Fetch:
         if not reply.accepted:
             raise NoSnapshot(reply.reason)
         where = f"state.{self.run}.*.{self.standby}.{nonce}.m"
+        wait_s = silence_s() + size / READ_PER_S_MIN
         try:
-            async with asyncio.timeout(silence_s()), self.data.read(self.stream, where) as messages:
+            async with asyncio.timeout(wait_s), self.data.read(self.stream, where) as messages:
                 m = decode((await anext(messages)).payload, SnapshotManifest)
         except TimeoutError:
-            raise NoSnapshot(f"nothing of it came within {silence_s():.0f} s") from None
+            raise NoSnapshot(f"nothing of it came within {wait_s:.0f} s") from None
         return m, await get_blob(self.data, self.stream, m.blob, take=fresh)

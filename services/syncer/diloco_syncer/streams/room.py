@@ -103,9 +103,9 @@ class Room:
         told = self.behind_P.get(fragment)
         if told is not None:
             return told
-        since = self.history.versions[fragment] % self.algorithm.keyframe_every
+        since = self.algorithm.deltas_since(fragment, self.history.versions[fragment])
         keyframe = self._stored("fp32", self.history.sizes_P[fragment])
-        return keyframe + max(since, 0) * self.delta_bytes(fragment)
+        return keyframe + since * self.delta_bytes(fragment)
 
     def published(self, fragment: int, *, keyframe: bool) -> None:
         """A publication of `fragment` is on DN."""
