@@ -216,12 +216,14 @@ class Algorithm(Spec):
     def deltas_since(self, fragment: int, version: int) -> int:
         """How many versions a fragment's version is behind its keyframe; 0: it is one.
 
-        Each fragment's turn is another one: if all had it at once, every `keyframe_every`-th turn
-        would carry all of the model in fp32, and take several times as long as the others.
+        Fragments have theirs in a quarter of the turns: if all had it in one, that turn would carry
+        the whole model in fp32, and take several times as long as the others. In the other turns
+        there are versions that can be had of every fragment, which an export may name.
         """
         if version <= 0:
             return 0  # the first one is whole
-        return min((version + fragment) % self.keyframe_every, version)
+        turns = max(self.keyframe_every // 4, 1)
+        return min((version + fragment % turns) % self.keyframe_every, version)
 
     def owned(self, shard: int) -> tuple[int, ...]:
         """Fragments of one shard, in the order of its rounds."""
