@@ -78,8 +78,8 @@ def test_no_turn_carries_the_whole_model_where_keyframes_are_rarer(driver_of: An
     """The keyframes of all fragments at once would take longer than the turn itself."""
     d = driver_of(keyframe_every=8)
     d.start("a", "b")
-    found = staged(d, 40)
-    by_version = [[s.keyframe for s in found[n : n + 2]] for n in range(0, 40, 2)]
+    found = staged(d, 20)
+    by_version = [[s.keyframe for s in found[n : n + 2]] for n in range(0, 20, 2)]
     assert all(sum(turn) <= 1 for turn in by_version), by_version
     for p in range(2):
         of_p = [s.keyframe for s in found if s.fragment == p]
