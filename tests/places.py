@@ -23,14 +23,17 @@ SETTINGS: dict[str, type[BaseSettings]] = {
     "learner": LearnerSettings,
 }
 # Other people's variables that files here may set.
-FOREIGN = {
-    "SSL_CERT_FILE",
+OF_BUCKETS = {
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_ENDPOINT_URL_S3",
     "AWS_SHARED_CREDENTIALS_FILE",
-    "GOMEMLIMIT",
-    "NUMBA_CACHE_DIR",
+    "AWS_PROFILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
 }
+FOREIGN = {"SSL_CERT_FILE", "GOMEMLIMIT", "NUMBA_CACHE_DIR"} | OF_BUCKETS
 
 
 def names_of(program: str) -> set[str]:

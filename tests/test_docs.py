@@ -78,6 +78,14 @@ def test_every_command_that_is_named_is_one_and_takes_its_options(page: Path) ->
     assert not faults
 
 
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_what_is_packed_with_keys_is_for_its_owner_alone(page: Path) -> None:
+    """Everybody on the machine could speak as the site, until the archive is gone."""
+    for block in blocks(page):
+        for before, what in re.findall(r"((?:.*\n)*?.*)\btar cf (.*)", block.body):
+            assert "credentials" not in what or "umask 077" in before, what
+
+
 def test_readme_is_short() -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     assert len(lines) <= README_LINES

@@ -181,6 +181,8 @@ def test_credentials_of_another_process_are_named(role: Role) -> None:
     outcome = judged("oslo", "rome", outcomes(identity, "rome"))
     assert (outcome.role, outcome.finding.verdict) == (None, "FAIL")
     assert "DILOCO_ID" in outcome.finding.remedy and "rome" in outcome.finding.text
+    if role == "learner":
+        assert "diloco site learners oslo --add rome" in outcome.finding.remedy
 
 
 def test_every_single_right_too_many_or_too_few_is_found() -> None:

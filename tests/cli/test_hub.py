@@ -39,6 +39,17 @@ def test_a_hub_and_its_sites(
     assert "--signal reload=PID" in said
     first = read_credentials(hub / "credentials" / "rome").public_key
 
+    assert run(monkeypatch, "site", "learners", "rome", "--hub", hub) == 0
+    assert capsys.readouterr().out == "rome: learner of rome-1, rome-2\n"
+    change = ("--add", "rome-3", "--add", "rome-4", "--remove", "rome-2", "--remove", "rome-3")
+    assert run(monkeypatch, "site", "learners", "rome", "--hub", hub, *change) == INVALID
+    assert "rome-3: add it, or remove it, not both" in capsys.readouterr().err
+    assert run(monkeypatch, "site", "learners", "rome", "--hub", hub, *change[2:6]) == 0
+    said = capsys.readouterr().out
+    assert "rome: learner of rome-1, rome-4\n" in said and "--signal reload=PID" in said
+    assert "give it to" not in said
+    back = ("--add", "rome-2", "--remove", "rome-4")
+    assert run(monkeypatch, "site", "learners", "rome", "--hub", hub, *back) == 0
     assert run(monkeypatch, "site", "rotate", "rome", "--hub", hub) == 0
     capsys.readouterr()
     assert run(monkeypatch, "site", "list", "--hub", hub) == 0
@@ -68,8 +79,10 @@ def test_a_hub_that_demands_certificates(
     said = capsys.readouterr().out
     certificate = hub / "certificates" / "rome.pem"
     assert f"{certificate}: give it to rome alone, as DILOCO_NATS_CLIENT_CERT" in said
-    assert run(monkeypatch, "hub", "renew", hub, "--host", "hub.example.org") == 0
-    assert "certificate is new" in capsys.readouterr().out
+    assert run(monkeypatch, "hub", "renew", hub, "--host", "nats") == 0
+    said = capsys.readouterr().out
+    assert f"{hub / 'hub.pem'}: the message server's certificate is new" in said
+    assert "for hub.example.org, nats\n" in said
     for wrong, text in (
         (("--mutual-tls",), "--mutual-tls needs --host"),
         (("--host", "h", "--cert", "c", "--key", "k"), "--host is for a certificate that is made"),
@@ -95,7 +108,9 @@ def test_a_hub_of_three_nodes(
     assert run(monkeypatch, "site", "add", "rome", "--hub", hub) == 0
     assert "copy accounts.conf of that folder" in capsys.readouterr().out
     assert run(monkeypatch, "hub", "renew", hub) == 0
-    assert "copy all files *.pem of that folder" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "copy all files *.pem of that folder" in said
+    assert f"{hub / 'node-2' / 'hub.pem'}: the message server's certificate is new, for b" in said
     for words, text in (
         (("hub", "init", tmp_path / "two", *nodes[:4]), "2 nodes: a hub of several has 3 or 5"),
     ):
@@ -187,6 +202,9 @@ def test_a_site_makes_its_key_itself(
         (("site", "revoke", "x", "--hub", "HUB"), "no identity x; known: coordinator"),
         (("site", "rotate", "reader", "--hub", "HUB", "--finish", "--public-key", "U"), "--finish"),
         (("site", "list", "--hub", "none"), "diloco hub init"),
+        (("site", "learners", "x", "--hub", "HUB"), "no identity x; known: coordinator"),
+        (("site", "learners", "reader", "--hub", "HUB"), "reader is a reader: only a site has"),
+        (("site", "learners", "x", "--hub", "none", "--add", "y"), "no hub's folder to write in"),
         (("hub", "renew", "HUB"), "had it from"),
     ],
 )

@@ -1,6 +1,7 @@
 """Commands about tokens and the audit log, against a server that answers from a table."""
 
 import json
+import os
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import diloco_cli.api
 from diloco_cli.__main__ import main
 from diloco_cli.cluster import Where, endpoint_of, token_of
 from diloco_cli.commands.tokens import audit_lines, expiry_of, seconds_of, token_line
-from diloco_cli.up.folder import Folder
+from diloco_cli.up.folder import Folder, supervisor_of
 from diloco_cli.words import CONFLICT, INVALID, REFUSED, CliError
 from diloco_client import Client
 
@@ -161,12 +162,91 @@ def test_other_commands_find_the_token_where_the_coordinator_was_told_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Folder(tmp_path)
-    folder.announce(url="http://here:1")
+    folder.announce(url="http://127.0.0.1:1")
     assert endpoint_of(tmp_path)["token_file"] == str(tmp_path / "admin-token")
     monkeypatch.setenv("DILOCO_ADMIN_TOKEN_FILE", str(tmp_path / "given"))
-    folder.announce(url="http://here:1")
+    folder.announce(url="http://127.0.0.1:1")
     (tmp_path / "given").write_text("t0ken\n")
     assert token_of(Where(data=tmp_path)) == "t0ken"
+
+
+@pytest.fixture
+def announced(tmp_path: Path) -> Path:
+    """A data folder in which a cluster runs."""
+    (tmp_path / "admin-token").write_text("t0ken\n")
+    Folder(tmp_path).announce(url="http://127.0.0.1:1", nats="127.0.0.1:2")
+    return tmp_path
+
+
+def refusal(data: Path) -> str:
+    """Why what is said there of a cluster is not believed."""
+    with pytest.raises(CliError) as caught:
+        token_of(Where(data=data))
+    assert caught.value.status == REFUSED
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "endpoint.json"])
+def test_what_everybody_may_write_is_not_believed(announced: Path, name: str) -> None:
+    """Somebody else's folder, where a command is typed, would be sent any file's beginning."""
+    assert token_of(Where(data=announced)) == "t0ken"
+    path = announced / name
+    path.chmod(path.stat().st_mode | stat.S_IWOTH)
+    assert f"everybody may write {path}" in refusal(announced)
+    assert f"chmod o-w {path}" in refusal(announced)
+
+
+def test_a_cluster_begins_in_no_folder_that_everybody_may_write(tmp_path: Path) -> None:
+    """No other command would believe what it says there."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(CliError, match="everybody may write"):
+        Folder(tmp_path).take()
+    assert supervisor_of(tmp_path) == 0
+
+
+@pytest.mark.parametrize("name", ["", "endpoint.json"])
+def test_what_somebody_else_owns_is_not_believed(
+    announced: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = announced / name
+    if os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        path = announced
+    else:
+        os.chown(path, 4711, 4711)
+    assert f"{path} belongs to somebody else (user {path.stat().st_uid})" in refusal(announced)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"url": "http://evil:80"}, "http://evil:80 is not on this machine"),
+        ({"url": "http://127.0.0.1:80@evil:80"}, "is not on this machine"),
+        ({"url": "http://127.0.0.1.evil.org:80"}, "is not on this machine"),
+        ({"nats": "evil:4222"}, "evil:4222 is not on this machine"),
+        ({"token_file": "/etc/hostname"}, "set DILOCO_ADMIN_TOKEN_FILE=/etc/hostname"),
+        ({"token_file": "{data}/../secret"}, "lies outside"),
+        ({"token_file": ""}, "lies outside"),
+    ],
+)
+def test_an_endpoint_names_this_machine_and_its_own_folder_alone(
+    announced: Path, written: dict[str, str], said: str
+) -> None:
+    path = announced / "endpoint.json"
+    named = {key: value.format(data=announced) for key, value in written.items()}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    assert said in refusal(announced)
+    path.write_text("[]")
+    assert "not what 'diloco up' writes" in refusal(announced)
+
+
+def test_an_endpoint_is_believed_whatever_the_umask_was(announced: Path) -> None:
+    before = os.umask(0)
+    try:
+        Folder(announced).announce(url="http://localhost:1", nats="[::1]:2")
+    finally:
+        os.umask(before)
+    assert endpoint_of(announced)["url"] == "http://localhost:1"
 
 
 def test_lists_say_what_each_may_and_until_when() -> None:

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from diloco_coordinator.runs.events import BY_ONE_MAX, EVENT_BYTES_MAX, Events
+from diloco_coordinator.runs.events import (
+    BY_ONE_MAX,
+    DEPTH_MAX,
+    EVENT_BYTES_MAX,
+    Events,
+    _unsayable,
+)
 from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
@@ -186,3 +192,45 @@ def test_an_event_without_what_is_shown_of_its_kind_is_left_out(
     whole = {"steps": 8, "val_loss": 2.0, "each": {"code": 1}}
     whole |= {"id": "f", "kind": "kill", "target": "a"}
     assert told.by("oslo", kind=kind, data=whole)
+
+
+def nested(depth: int) -> Any:
+    """A list in a list, so deep."""
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"x": b"\xff"},
+        {"x": b"text"},
+        {"x": {b"a": 1}},
+        {"x": [1, {"y": b""}]},
+        {"x": nested(300)},
+        {"x": nested(DEPTH_MAX)},
+        {"x": "a" * EVENT_BYTES_MAX},
+    ],
+)
+def test_an_event_that_json_cannot_say_is_left_out(data: dict[str, Any]) -> None:
+    """One of them would leave everybody without the list, and a restart would read it again."""
+    told = Told()
+    assert not told.by("oslo", data=data)
+    where = subjects.event("r", "note")
+    assert not told.tell(where, event("s").model_copy(update={"data": data}))
+    assert told.events.newest == 2, "it is read, and passed over"
+
+
+def test_half_a_character_is_not_kept() -> None:
+    """Msgpack gives none such, and a bus in memory might."""
+    assert _unsayable({"x": "\ud800"}) and _unsayable({"\udfff": 1})
+    assert _unsayable({"x": 2**64}) and not _unsayable({"x": 2**64 - 1})
+
+
+def test_whatever_is_plain_is_kept() -> None:
+    told = Told()
+    assert told.by("oslo", data={"loss": float("nan")}), "a run whose loss is none may say so"
+    data = {"x": None, "y": [True, -(2**63), 2**64 - 1, 0.5, "\u00e9"], "z": nested(DEPTH_MAX - 1)}
+    assert told.by("oslo", data=data)

@@ -4,10 +4,14 @@ from diloco_coordinator.runs.membership import (
     FORGET_S,
     MEMBERS_MAX,
     SPEED_S_MAX,
+    UNHEARD_S,
+    UNRENEWED_S,
     MemberNote,
+    Renewals,
     Roll,
     Speeds,
 )
+from diloco_shared.process.membership import REFRESH_S, TTL_S
 from diloco_shared.protocol.records import LearnerSpeed, MemberRecord
 
 
@@ -109,6 +113,51 @@ def test_how_long_a_member_is_there_counts_from_its_return() -> None:
     assert roll.notes["a"].since_s(75.0) == 5.0
     roll.seen(record(), 80.0)
     assert roll.notes["a"].since_s(81.0) == 1.0, "it stood still, and goes on"
+
+
+def renewed(renewals: Renewals, member: str, since: float, until: float) -> None:
+    """Every second, by a living process."""
+    for at in range(int(since), int(until) + 1):
+        renewals.hear(member, member, at, float(at))
+
+
+def test_who_renews_its_key_no_more_is_overdue_after_some_lifetimes() -> None:
+    """A key without a lifetime stays on the server for ever."""
+    assert UNRENEWED_S > 5 * TTL_S and 2 * REFRESH_S < UNHEARD_S <= TTL_S
+    renewals = Renewals()
+    assert renewals.hear("a", "LEARNER.a", 7, 100.0)
+    renewed(renewals, "b", 100.0, 100.0 + UNRENEWED_S)
+    assert renewals.overdue() == []
+    renewed(renewals, "b", 101.0 + UNRENEWED_S, 101.0 + UNRENEWED_S)
+    assert renewals.overdue() == ["a"]
+    assert not renewals.hear("a", "LEARNER.a", 7, 132.0), "a watch that begins again tells it"
+    assert renewals.overdue() == ["a"]
+    assert renewals.hear("a", "LEARNER.a", 900, 132.0)
+    assert renewals.overdue() == []
+
+
+def test_time_without_the_message_server_is_nobodys_silence() -> None:
+    renewals = Renewals()
+    for member in ("a", "b"):
+        renewals.hear(member, member, 1, 100.0)
+    assert renewals.overdue() == []
+    renewed(renewals, "b", 101.0, 120.0)
+    # It is away for a minute, or the coordinator stands still: b is heard first.
+    renewed(renewals, "b", 180.0, 180.0 + UNRENEWED_S)
+    assert renewals.overdue() == []
+    renewed(renewals, "b", 181.0 + UNRENEWED_S, 181.0 + UNRENEWED_S)
+    assert renewals.overdue() == ["a"]
+
+
+def test_whose_key_is_gone_is_overdue_no_more() -> None:
+    renewals = Renewals()
+    for member in ("a", "c"):
+        renewals.hear(member, member, 1, 100.0)
+    renewed(renewals, "b", 100.0, 101.0 + UNRENEWED_S)
+    assert renewals.overdue() == ["a", "c"]
+    renewals.end("a")
+    renewals.keep(["a", "b"])
+    assert renewals.overdue() == [] and renewals.heard.keys() == {"b"}
 
 
 def speed(learner: str, run: str = "demo") -> LearnerSpeed:

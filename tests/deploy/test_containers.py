@@ -11,9 +11,20 @@ from typing import Any
 
 import pytest
 import yaml
-from places import COMPOSE, FOREIGN, ROOT, SETTINGS, TOLD, compose, images, names_of, understood
+from places import (
+    COMPOSE,
+    FOREIGN,
+    OF_BUCKETS,
+    ROOT,
+    SETTINGS,
+    TOLD,
+    compose,
+    images,
+    names_of,
+    understood,
+)
 
-from diloco_learner.work_io import WITHDRAW_S
+from diloco_learner.settings import CLOSES_S, STOP_S
 from diloco_shared.bus.nats.hub_config import ACCOUNTS
 from diloco_shared.process import hub_folder
 from diloco_shared.process.hub_watch import LOOK_S
@@ -23,6 +34,8 @@ FILES = ("compose.yaml", "hub.yaml", "site.yaml")
 OURS = [(file, name) for file in FILES for name in compose(file)]
 ALL = [*OURS, *(("observability.yaml", name) for name in compose("observability.yaml"))]
 USER = 10001
+HEALTHY = {"condition": "service_healthy"}
+TOKEN = "token"
 OF_THE_CLI = {"DILOCO_URL", "DILOCO_TOKEN_FILE"}
 
 
@@ -112,9 +125,10 @@ def test_every_setting_is_one_of_its_process_and_is_taken(
         assert not environment
         return
     assert environment.keys() <= names_of(program) | FOREIGN
-    settings: Any = understood(program, environment, tmp_path / "token")
-    assert settings.nats_token == ""
+    (token := tmp_path / "token").write_text("s3cret\n")
+    settings: Any = understood(program, environment, token)
     apart = file != "compose.yaml"
+    assert settings.nats_token == ("" if apart else "s3cret")
     assert bool(settings.nats_credentials) == apart == (settings.nats_tls is not None)
     assert settings.chaos is False, "faults are inflicted only where somebody says so"
 
@@ -148,11 +162,30 @@ def test_what_a_hub_s_containers_are_given_is_what_its_folder_has(tmp_path: Path
         assert (tmp_path / "hub" / file).is_file()
     of = {name: set(said.get("secrets", ())) for name, said in compose("hub.yaml").items()}
     for name in ("coordinator", "syncer-a", "syncer-b"):
-        assert of[name] == {"authority.pem", name, f"{name}.pem"}
+        # Of a reader the coordinator makes use, to take weights out of runs.
+        more = {"reader"} if name == "coordinator" else set()
+        assert of[name] == {"authority.pem", name, f"{name}.pem"} | more
     whole = {n for n, s in compose("hub.yaml").items() if any(":/hub" in v for v in s["volumes"])}
     assert whole == {"nats", "operator"}
     reloads = [a for a in compose("hub.yaml")["nats"]["entrypoint"] if a.startswith("--reload=")]
     assert {Path(r.partition("=")[2]).name for r in reloads} == {ACCOUNTS, "hub.pem"}
+
+
+def test_the_secret_of_one_machine_lies_in_a_volume_of_those_who_connect() -> None:
+    """Made by the message server, and written by nobody else: `live/test_compose_server.py`."""
+    has = {
+        name: [v for v in said.get("volumes", ()) if v.startswith("secret:")]
+        for name, said in compose("compose.yaml").items()
+    }
+    theirs = {name: ["secret:/secret:ro"] for name in SETTINGS}
+    assert has == {"nats": ["secret:/secret"], **theirs, "submit": []}
+    for name in SETTINGS:
+        environment = compose("compose.yaml")[name]["environment"]
+        assert environment["DILOCO_NATS_TOKEN_FILE"] == f"/secret/{TOKEN}"
+        assert compose("compose.yaml")[name]["depends_on"]["nats"] == HEALTHY
+    _, final = stages(images()["diloco-nats"])
+    assert "install -d -o diloco -g diloco -m 700 /secret" in final
+    assert "COPY compose/nats/with_secret.py /opt/hub/\n" in final
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -175,7 +208,8 @@ def test_a_process_that_is_told_to_stop_has_the_time_that_it_needs(file: str) ->
         if name.partition("-")[0] in (*SETTINGS, "nats"):
             assert said["init"] is True
             grace_s = float(said["stop_grace_period"].removesuffix("s"))
-            assert grace_s > max(2 * WITHDRAW_S, ENDS_S + LOOK_S)
+            stop_s = float((said.get("environment") or {}).get("DILOCO_STOP_S", STOP_S))
+            assert grace_s >= max(stop_s + 2 * CLOSES_S, ENDS_S + LOOK_S)
 
 
 def test_a_hub_has_no_learners_and_a_site_nothing_else() -> None:
@@ -188,8 +222,41 @@ def test_a_hub_has_no_learners_and_a_site_nothing_else() -> None:
             assert url.startswith("tls://"), f"{file} {name} speaks in the clear"
 
 
+def test_keys_of_a_bucket_come_to_whoever_keeps_checkpoints() -> None:
+    """What is not set stays so: an empty key would be one that the bucket refuses."""
+    for file, names in (
+        ("hub.yaml", ("coordinator", "syncer-a", "syncer-b")),
+        ("site.yaml", ("learner",)),
+    ):
+        for name in names:
+            said = compose(file)[name]
+            passed = {k for k, v in said["environment"].items() if v is None}
+            assert passed == OF_BUCKETS, f"{file} {name}"
+            assert "/dev/null:/bucket-keys:ro" in said["volumes"], "BUCKET_FILE is not set"
+
+
+def test_learners_on_gpus_are_built_with_cuda_and_are_the_same_otherwise() -> None:
+    text = (COMPOSE / "gpu.yaml").read_text("utf-8")
+    ((name, said),) = yaml.safe_load(text)["services"].items()
+    assert name in compose("site.yaml") and name in compose("compose.yaml")
+    assert said.keys() == {"build", "image", "shm_size", "deploy"}
+    assert said["image"] == "diloco-learner-cuda"
+    extras = said["build"]["args"]["EXTRAS"]
+    assert any(r.startswith("jax[cuda") for r in requirements(*extras.split()))
+    assert 'ARG EXTRAS="learner"' in images()["diloco-learner"].read_text("utf-8")
+    (device,) = said["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+
+
 @pytest.mark.parametrize(
-    "files", [*((f,) for f in FILES), ("compose.yaml", "observability.yaml")], ids="+".join
+    "files",
+    [
+        *((f,) for f in FILES),
+        ("compose.yaml", "observability.yaml"),
+        ("site.yaml", "gpu.yaml"),
+        ("compose.yaml", "gpu.yaml"),
+    ],
+    ids="+".join,
 )
 @pytest.mark.parametrize("command", ["docker-compose", "docker compose"])
 def test_compose_takes_the_files(files: tuple[str, ...], command: str) -> None:
@@ -214,6 +281,11 @@ def test_compose_takes_the_files(files: tuple[str, ...], command: str) -> None:
     assert all("image" in s and s["read_only"] for s in services.values())
     ours = [f for f in files if f in FILES]
     assert services.keys() >= {name for file in ours for name in compose(file)}
+    if "gpu.yaml" in files:
+        learner = services["learner"]
+        assert learner["image"] == "diloco-learner-cuda" and learner["build"]["args"]["EXTRAS"]
+        (device,) = learner["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
     if "hub.yaml" in files or "site.yaml" in files:
         told = {
             s["environment"]["DILOCO_CHECKPOINTS"] for n, s in services.items() if n in SETTINGS

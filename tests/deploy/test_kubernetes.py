@@ -1,5 +1,7 @@
 """deploy/kubernetes: sound by Kubernetes' own schemas, and in keeping with the code."""
 
+import json
+import re
 import shutil
 import subprocess
 import tomllib
@@ -9,10 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
+from pages import DOCS, blocks
 from places import (
     FOREIGN,
     KUBERNETES,
     ROOT,
+    compose,
     containers,
     images,
     kubernetes_environment,
@@ -23,9 +27,10 @@ from places import (
     understood,
 )
 
-from diloco_learner.work_io import WITHDRAW_S
+from diloco_learner.settings import CLOSES_S, STOP_S
+from diloco_shared.bus.nats.hub_config import HANDSHAKE_S, hub_conf
 from diloco_shared.process.health import Health, HealthServer
-from diloco_shared.process.hub_watch import LOOK_S
+from diloco_shared.process.hub_watch import LOOK_S, UNANSWERED_S
 from diloco_shared.process.keep_hub import ENDS_S
 
 PLACES = ("hub", "site", "site-gpu")
@@ -57,6 +62,18 @@ def configs(place: str) -> dict[str, dict[str, str]]:
 def test_every_document_is_sound(place: str, version: str, validator: ModuleType) -> None:
     for document in rendered(place):
         validator.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("page", ["kubernetes", "backup"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:kubernetes_validate.*")
+def test_every_document_that_a_page_shows_is_sound(page: str, validator: ModuleType) -> None:
+    shown = [b for b in blocks(DOCS / "how-to" / f"{page}.md") if b.language == "yaml"]
+    documents = [d for b in shown for d in yaml.safe_load_all(b.body) if "kind" in d]
+    assert documents
+    for document in documents:
+        assert document["metadata"]["namespace"] == "diloco"
+        for version in VERSIONS:
+            validator.validate(document, version, strict=True)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:kubernetes_validate.*")
@@ -157,7 +174,8 @@ def test_probes_and_scrapes_ask_where_something_answers(place: str) -> None:
             conf = configs(place)["nats"]["nats.conf"]
             assert f"listen: 0.0.0.0:{ports['nats']}\n" in conf
         elif program == "coordinator":
-            assert ports == {"api": int(environment["DILOCO_PORT"])}
+            health_port = int(environment["DILOCO_HEALTH_PORT"])
+            assert ports == {"api": int(environment["DILOCO_PORT"]), "health": health_port}
         else:
             assert ports == {"health": int(environment["DILOCO_HEALTH_PORT"])}
         for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -172,9 +190,63 @@ def test_probes_and_scrapes_ask_where_something_answers(place: str) -> None:
             assert f'@app.get("{path}"' in api
         scraped = workload["spec"]["template"]["metadata"].get("annotations", {})
         if scraped:
-            assert int(scraped["prometheus.io/port"]) in ports.values()
+            # Nowhere else: the coordinator's API answers who has no token with 401.
+            assert int(scraped["prometheus.io/port"]) == ports["health"]
+            assert environment["DILOCO_HEALTH_HOST"] == "0.0.0.0"
             assert scraped["prometheus.io/path"] == "/metrics"
         assert bool(scraped) == (program != "nats")
+
+
+def test_the_message_server_is_told_what_every_hub_s_is_told() -> None:
+    conf = configs("hub")["nats"]["nats.conf"]
+    said = hub_conf(
+        listen="0.0.0.0:4222",
+        store="/data",
+        pid_file="/tmp/nats-server.pid",
+        certificate="/run/secrets/diloco/hub.pem",
+        key="/run/secrets/diloco/hub-key.pem",
+        monitor="127.0.0.1:8222",
+    )
+    plain = re.compile(r'^\s*(\w+): *"?([^"\s]+)"?', re.MULTILINE)
+    told, theirs = dict(plain.findall(conf)), dict(plain.findall(said))
+    assert {"ping_interval", "ping_max", "max_payload", "sync_interval"} <= theirs.keys()
+    assert told.pop("max_payload") == f"{int(theirs.pop('max_payload')) >> 20}MB"
+    assert theirs.items() <= told.items()
+    assert told["timeout"] == str(HANDSHAKE_S)
+
+
+def test_the_message_server_reads_anew_what_a_secret_brings() -> None:
+    """Whoever is revoked is out once Kubernetes has replaced the files, as in Compose."""
+    (nats,) = [w for w in workloads("hub") if w["metadata"]["name"] == "nats"]
+    command = containers(nats)[0]["command"]
+    image = images()["diloco-nats"].read_text("utf-8")
+    start = json.loads(re.findall(r"^ENTRYPOINT (.*)$", image, re.MULTILINE)[-1])
+    reloads = [word for word in command if word.startswith("--reload=")]
+    assert [word for word in command if word not in reloads] == start
+    theirs = [w for w in compose("hub.yaml")["nats"]["entrypoint"] if w.startswith("--reload=")]
+    assert [r.rpartition("/")[2] for r in reloads] == [r.rpartition("/")[2] for r in theirs]
+
+
+def test_a_message_server_that_reads_its_store_for_long_is_left_to_it() -> None:
+    (nats,) = [w for w in workloads("hub") if w["metadata"]["name"] == "nats"]
+    probe = containers(nats)[0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] > UNANSWERED_S
+
+
+def test_no_process_of_a_hub_has_the_keys_of_a_kind_that_may_do_other_things() -> None:
+    has = {}
+    for workload in workloads("hub"):
+        for volume in pod_of(workload)["volumes"]:  # type: ignore[index]
+            for source in volume.get("projected", {}).get("sources", ()):
+                secret = source["secret"]
+                keys = {item["key"] for item in secret["items"]}
+                has.setdefault(workload["metadata"]["name"], set()).update(keys)
+                # Nodes may have the right to the bucket themselves; all else must be there.
+                assert secret.get("optional", False) == (keys == {"bucket"})
+    assert has == {
+        "coordinator": {"coordinator", "reader", "hub-ca.pem", "bucket"},
+        "syncer": {"syncer-0", "syncer-1", "hub-ca.pem", "bucket"},
+    }
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -207,7 +279,8 @@ def test_a_process_that_is_told_to_stop_has_the_time_that_it_needs(place: str) -
         pod = pod_of(workload)
         assert pod is not None
         # A learner says good-bye after that; and whoever watches the message server looks up first.
-        needed_s = max(2 * WITHDRAW_S, ENDS_S + LOOK_S)
+        told = {e["name"]: e.get("value") for c in containers(workload) for e in c.get("env", ())}
+        needed_s = max(float(told.get("DILOCO_STOP_S", STOP_S)) + 2 * CLOSES_S, ENDS_S + LOOK_S)
         assert pod["terminationGracePeriodSeconds"] > needed_s
 
 

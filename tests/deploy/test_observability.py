@@ -149,7 +149,9 @@ def test_prometheus_reads_where_the_processes_answer() -> None:
     for job in config["scrape_configs"]:
         environment = ours[job["job_name"]]["environment"]
         for found in job.get("static_configs", ()):
-            assert found["targets"] == [f"coordinator:{environment['DILOCO_PORT']}"]
+            # Its API answers who has no token with 401.
+            assert found["targets"] == [f"coordinator:{environment['DILOCO_HEALTH_PORT']}"]
+            assert environment["DILOCO_HEALTH_HOST"] == "0.0.0.0"
         for found in job.get("dns_sd_configs", ()):
             assert found["names"] == [job["job_name"]]
             assert found["port"] == int(environment["DILOCO_HEALTH_PORT"])

@@ -16,6 +16,7 @@ from places import (
     COMPOSE,
     DEPLOY,
     FOREIGN,
+    OF_BUCKETS,
     ROOT,
     SETTINGS,
     env_file,
@@ -26,11 +27,13 @@ from places import (
 )
 from waiting import wait_until
 
-from diloco_learner.work_io import WITHDRAW_S
+from diloco_learner.settings import CLOSES_S, STOP_S
 from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.keep_hub import ENDS_S
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+# After which Slurm kills what it has told to stop, in seconds, unless a site says otherwise.
+KILL_WAIT_S = 30
 SBATCH = DEPLOY / "slurm" / "learner.sbatch"
 PAGES = ("deploy", "kubernetes", "slurm", "systemd", "troubleshooting")
 PROGRAM = re.compile(r"diloco-(\w+)@?\.service")
@@ -99,7 +102,8 @@ def test_a_unit_starts_its_process_with_settings_that_it_takes(path: Path, tmp_p
 def test_a_unit_restarts_for_ever_and_may_do_little(path: Path) -> None:
     said = dict(unit(path))
     assert said["Restart"] == "always" and said["StartLimitIntervalSec"] == "0"
-    assert float(said["TimeoutStopSec"]) > max(2 * WITHDRAW_S, ENDS_S + LOOK_S)
+    stop_s = float(unit_environment(path).get("DILOCO_STOP_S", STOP_S))
+    assert float(said["TimeoutStopSec"]) >= max(stop_s + 2 * CLOSES_S, ENDS_S + LOOK_S)
     assert said["User"] == said["Group"] == "diloco"
     assert said["NoNewPrivileges"] == "yes" and said["CapabilityBoundingSet"] == ""
     assert said["ProtectSystem"] == "strict"
@@ -287,6 +291,29 @@ def test_a_site_without_a_name_is_told_how_to_give_it_one(job: Job) -> None:
     assert process.returncode != 0 and "name this site" in error and job.lines() == []
 
 
+def test_keys_of_a_bucket_come_from_a_file_that_need_not_be_there(job: Job) -> None:
+    """In the other tests there is no such file."""
+    keys = job.folder / ".diloco" / "bucket.env"
+    keys.parent.mkdir()
+    keys.write_text("AWS_ACCESS_KEY_ID=known\n")
+    learner = job.folder / "bin" / "diloco-learner"
+    learner.write_text(LEARNER.replace('"start ', '"with $AWS_ACCESS_KEY_ID start '))
+    process = job.start()
+    wait_until(lambda: job.lines() == [f"with known {STARTED}"])
+    job.cancel()
+    process.wait(timeout=60)
+
+
+def test_the_file_with_keys_names_what_compose_passes_on_too() -> None:
+    text = (DEPLOY / "bucket.env").read_text("utf-8")
+    named = set(re.findall(r"^#([A-Z_0-9]+)=", text, flags=re.MULTILINE))
+    assert named and named < OF_BUCKETS
+    assert env_file(DEPLOY / "bucket.env") == {}, "nobody's keys"
+    for path in UNITS:
+        files = [value for key, value in unit(path) if key == "EnvironmentFile"]
+        assert ("-/etc/diloco/bucket.env" in files) == (path.name != "diloco-nats.service")
+
+
 def test_the_script_tells_the_learner_settings_that_it_takes(tmp_path: Path) -> None:
     text = SBATCH.read_text("utf-8")
     told = set(re.findall(r"export (\w+)=", text)) | env_file(DEPLOY / "site.env").keys()
@@ -296,7 +323,10 @@ def test_the_script_tells_the_learner_settings_that_it_takes(tmp_path: Path) -> 
     directives = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, flags=re.MULTILINE))
     assert "requeue" in directives and directives["open-mode"] == "append"
     found = re.fullmatch(r"B:USR1@(\d+)", directives["signal"])
-    assert found is not None and int(found[1]) > 10 * WITHDRAW_S
+    stop_s = re.search(r"export DILOCO_STOP_S=.*:-(\d+)", text)
+    assert found is not None and stop_s is not None
+    assert int(found[1]) > 3 * int(stop_s[1]), "a busy controller takes a while, too"
+    assert int(stop_s[1]) + 2 * CLOSES_S <= KILL_WAIT_S
 
 
 # --------------------------------------------------------------------------------------------------

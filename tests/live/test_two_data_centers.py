@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -87,6 +88,7 @@ class Places:
         for place in PLACES[1:]:
             packed = self.folder / "hub" / f"{place}.tar"
             if packed.exists():
+                assert stat.S_IMODE(packed.stat().st_mode) == 0o600, "it holds the site's keys"
                 packed.rename(self.folder / place / packed.name)
 
     def end(self) -> None:

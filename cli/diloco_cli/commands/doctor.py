@@ -28,6 +28,7 @@ from diloco_shared.budget import Job, Need, known, streams
 from diloco_shared.budget.memory import disks
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.process.settings import WorkerSettings, said_of
+from diloco_shared.spec.mesh import AUTO, mesh_of
 
 app = typer.Typer()
 # Columns of a line: the verdict, and the name of the check.
@@ -189,8 +190,10 @@ def _checker(data_root: str) -> Checker:
     cache = Path(corpora) if corpora else HERE / "corpora" if HERE.is_dir() else None
     checkpoints = os.environ.get("DILOCO_CHECKPOINTS", "") or str(HERE / "checkpoints")
     further = os.environ.get("DILOCO_CHECKPOINT_ROOTS", "")
+    mesh = os.environ.get("DILOCO_MESH", "") or AUTO
     try:
-        return Checker(data_root, cache, checkpoints, further, own_factories())
+        mesh_of(mesh)
+        return Checker(data_root, cache, checkpoints, further, own_factories(), mesh)
     except ValueError as error:
         raise CliError(str(error), INVALID) from None
 

@@ -131,8 +131,8 @@ def renew(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name or address of the hub, several times for several. A node has one for its "
-            "HOST anyway."
+            help="Another name or address under which sites reach the hub, several times for "
+            "several. The names in the present certificate stay."
         ),
     ] = None,
 ) -> None:
@@ -141,7 +141,8 @@ def renew(
         made = hub_folder.renew(folder, host or ())
     except (ValueError, OSError) as error:
         raise amiss(folder, error) from None
-    print(f"{made}: the message server's certificate is new")
+    for path, names in made.items():
+        print(f"{path}: the message server's certificate is new, for {', '.join(names)}")
     reload(folder, changed="all files *.pem")
 
 

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from rich.console import Console
 
 from diloco_cli.api import connect
-from diloco_cli.cluster import HERE, Where, endpoint_of
+from diloco_cli.cluster import HERE, Where, endpoint_of, own
 from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, CliError, counted, why
 from diloco_shared.spec.mesh import DEVICES_MAX
@@ -129,6 +129,7 @@ def down(data: Folder = HERE) -> None:
     pid = supervisor_of(data)
     if not pid:
         raise CliError(f"no cluster runs in {data}", NO_CLUSTER)
+    own(data)
     try:
         supervisor = psutil.Process(pid)
         os.kill(pid, signal.SIGTERM)

@@ -87,6 +87,34 @@ def rotate(
     reload(folder)
 
 
+@site.command()
+def learners(
+    name: Name,
+    folder: Hub = HERE,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(help="Id of a further learner of the site; several times for several."),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(help="Id of a learner that the site has no more; several times for several."),
+    ] = None,
+) -> None:
+    """Show the learners of a site, let further ones in, or take some out.
+
+    The site's credentials stay as they are.
+    """
+    change = bool(add or remove)
+    try:
+        if change:
+            hub_folder.change_learners(folder, name, added=add or (), removed=remove or ())
+        print(f"{name}: learner of {', '.join(hub_folder.learners_of(folder, name))}")
+    except (ValueError, OSError) as error:
+        raise amiss(folder, error) from None
+    if change:
+        reload(folder)
+
+
 @site.command("list")
 def list_(folder: Hub = HERE, as_json: Json = False) -> None:
     """Show who may connect."""

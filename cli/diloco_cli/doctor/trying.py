@@ -96,8 +96,8 @@ def _not_mine(role: Role, identity: str, me: str) -> Finding:
         return failed(
             "rights",
             f"the identity {identity} may not speak for {me}",
-            f"set DILOCO_ID to one of its learners, or let it in with 'diloco site add' and "
-            f"--learner {me}",
+            f"set DILOCO_ID to one of its learners, or let it in at the hub: 'diloco site learners "
+            f"{identity} --add {me}'",
         )
     return failed(
         "rights",

@@ -8,10 +8,11 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.cluster import ENDPOINT
+from diloco_cli.cluster import ENDPOINT, TOKEN_FILE, own
 from diloco_cli.words import CONFLICT, FAILED, CliError
 from diloco_shared.durable import replace
 
@@ -23,8 +24,6 @@ _THROWAWAY = "throwaway"
 _STATE = ("nats", "coordinator", "syncer-*", "learner-*", "logs")
 # As `diloco up` names its own members. A name that a member finds for itself is longer.
 _OWN = re.compile(r"(syncer|learner)-\d{1,2}")
-# Names a file of the administrator's token that something else writes, as to the coordinator.
-TOKEN_FILE = "DILOCO_ADMIN_TOKEN_FILE"
 # In `logs`: what `diloco up --detach` would show.
 DETACHED_OUT = "supervisor.out"
 
@@ -53,9 +52,11 @@ class Folder:
         return Path(given).absolute() if given else self.path / "admin-token"
 
     def take(self) -> None:
-        """Create and lock; CliError when it cannot be used or another instance works in it."""
+        """Create and lock; CliError when it cannot be used, others may write it, so that no other
+        command would believe what it says, or another instance works in it."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
+            own(self.path)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             free = shutil.disk_usage(self.path).free
         except OSError as error:
@@ -137,8 +138,10 @@ class Folder:
     def announce(self, **endpoint: Any) -> None:
         """Tell other commands where the cluster listens, whole or not at all."""
         body = {**endpoint, "token_file": str(self.token_file), "pid": os.getpid()}
+        path = self.path / ENDPOINT
         try:
-            replace(self.path / ENDPOINT, json.dumps(body))
+            replace(path, json.dumps(body))
+            path.chmod(path.stat().st_mode & ~stat.S_IWOTH)  # whatever the umask is: see `own`
         except OSError as error:
             raise unusable(self.path, error) from None
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from diloco_cli.cluster import TOKEN_FILE
 from diloco_cli.commands.options import own_factories
-from diloco_cli.up.folder import DETACHED_OUT, TOKEN_FILE, Folder, unusable
+from diloco_cli.up.folder import DETACHED_OUT, Folder, unusable
 from diloco_cli.up.process import Child, bound, last_line
 from diloco_cli.words import CONFLICT, INVALID, CliError, counted
 from diloco_shared.bus.nats.bus import NatsBus

@@ -73,6 +73,16 @@ def ends_at(certificate: str) -> datetime:
     return x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
 
 
+def names_of(certificate: str) -> list[str]:
+    """The names and addresses that a certificate (PEM) is for. Raises ValueError."""
+    found = x509.load_pem_x509_certificate(certificate.encode())
+    try:
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(n.value) for n in names if isinstance(n, (x509.DNSName, x509.IPAddress))]
+
+
 # --------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -165,24 +165,26 @@ def _store_of(config: Path) -> Path:
     return Path(json.loads(found[1]) if found[1].startswith('"') else found[1].strip("'"))
 
 
-def renew(folder: Path, hosts: Sequence[str]) -> Path:
-    """Another certificate of the message server, by the hub's own authority; where it is.
+def renew(folder: Path, hosts: Sequence[str] = ()) -> dict[Path, list[str]]:
+    """Another certificate of the message server, by the hub's own authority, for the names in the
+    present one and for `hosts`: the names by where it is.
 
-    Of a hub of several, each node's, for its name and `hosts`: where the first is. Raises
-    ValueError where the hub has no authority, and OSError.
+    Of a hub of several message servers, each node's. Raises ValueError where the hub has no
+    authority, and OSError.
     """
     for host in hosts:
         hub_nodes.checked_host(host)
     with _locked(folder):
         nodes = nodes_of(folder)
-        first = (folder / nodes[0].name if nodes else folder) / HUB_CERTIFICATE
-        if not (folder / AUTHORITY_KEY).exists() or not first.exists():
+        places = [folder / node.name / HUB_CERTIFICATE for node in nodes]
+        places = places or [folder / HUB_CERTIFICATE]
+        if not (folder / AUTHORITY_KEY).exists() or not places[0].exists():
             raise ValueError(
                 f"{folder} has no authority that signed the hub's certificate: renew it where you "
                 "had it from"
             )
-        _sign_for_hub(folder, hosts, nodes, own=True)
-        return first
+        _sign_for_hub(folder, hosts, nodes, own=True, again=True)
+        return {place: _names_in(place) for place in places}
 
 
 def identities_of(folder: Path) -> list[Identity]:
@@ -253,6 +255,34 @@ def retire(folder: Path, name: str) -> None:
     """Only the newest key of an identity is good from now on. Raises ValueError."""
     with _locked(folder):
         _change(folder, name, lambda i: replace(i, keys=i.keys[-1:]))
+
+
+def learners_of(folder: Path, name: str) -> tuple[str, ...]:
+    """The ids of a site's learners. Raises ValueError."""
+    return _learners(_one(identities_of(folder), name))
+
+
+def change_learners(
+    folder: Path, name: str, *, added: Sequence[str] = (), removed: Sequence[str] = ()
+) -> None:
+    """Other ids of a site's learners; its keys stay. Raises ValueError.
+
+    To add one that it has already is no error: whoever is interrupted repeats the command.
+    """
+
+    def changed(identity: Identity) -> Identity:
+        there = _learners(identity)
+        if both := [member for member in removed if member in added]:
+            raise ValueError(f"{', '.join(both)}: add it, or remove it, not both")
+        if unknown := [member for member in removed if member not in there]:
+            raise ValueError(f"{name} has no learner {', '.join(unknown)}; known: {_names(there)}")
+        left = tuple(m for m in dict.fromkeys((*there, *added)) if m not in removed)
+        if not left:
+            raise ValueError(f"{name} would have no learner left: 'diloco site revoke' it instead")
+        return replace(identity, members=left)
+
+    with _locked(folder):
+        _change(folder, name, changed)
 
 
 def reload(folder: Path, *, changed: str = ACCOUNTS, between_s: float = BETWEEN_S) -> str:
@@ -364,8 +394,18 @@ def _one(identities: Sequence[Identity], name: str) -> Identity:
     for identity in identities:
         if identity.name == name:
             return identity
-    known = ", ".join(i.name for i in identities) or "none"
-    raise ValueError(f"there is no identity {name}; known: {known}")
+    raise ValueError(f"there is no identity {name}; known: {_names(i.name for i in identities)}")
+
+
+def _learners(identity: Identity) -> tuple[str, ...]:
+    """Raises ValueError for an identity that is no site's."""
+    if identity.role != "learner":
+        raise ValueError(f"{identity.name} is a {identity.role}: only a site has learners")
+    return identity.members
+
+
+def _names(known: Iterable[str]) -> str:
+    return ", ".join(known) or "none"
 
 
 def _change(folder: Path, name: str, how: Callable[[Identity], Identity]) -> None:
@@ -439,26 +479,41 @@ def _routes(folder: Path, node: Node, nodes: Sequence[Node], address: str) -> Ro
     return hub_nodes.routes_of(node, nodes, at, address, password, encrypted=encrypted)
 
 
-def _sign_for_hub(folder: Path, hosts: Sequence[str], nodes: Sequence[Node], *, own: bool) -> None:
+def _sign_for_hub(
+    folder: Path, hosts: Sequence[str], nodes: Sequence[Node], *, own: bool, again: bool = False
+) -> None:
     """For what is reached under `hosts`, or for each node; `own`: sites know its authority.
 
-    Nodes get certificates for each other whatever certificate they show to sites.
+    `again`: for the names in the present certificates as well. Nodes get certificates for each
+    other whatever certificate they show to sites.
     """
     if own and not nodes:
-        _write_signed(_authority(folder), hosts, folder / HUB_CERTIFICATE, folder / HUB_KEY)
+        kept = _names_in(folder / HUB_CERTIFICATE) if again else []
+        named = list(dict.fromkeys((*kept, *hosts)))
+        _write_signed(_authority(folder), named, folder / HUB_CERTIFICATE, folder / HUB_KEY)
     for node in nodes:
         at = folder / node.name
         _make(at)
-        named = list(dict.fromkeys((node.host, *hosts)))
+        kept = _names_in(at / HUB_CERTIFICATE) if again else []
+        named = list(dict.fromkeys((node.host, *kept, *hosts)))
         if own:
             _write_signed(_authority(folder), named, at / HUB_CERTIFICATE, at / HUB_KEY)
         if own or (folder / CERTIFICATES).is_dir():
             _write(at / AUTHORITY, _authority(folder).certificate)
-        kept = (folder / hub_nodes.ROUTES_AUTHORITY, folder / hub_nodes.ROUTES_AUTHORITY_KEY)
-        among = _authority_in(*kept)
+        authority = (folder / hub_nodes.ROUTES_AUTHORITY, folder / hub_nodes.ROUTES_AUTHORITY_KEY)
+        among = _authority_in(*authority)
         pair = at / hub_nodes.ROUTE_CERTIFICATE, at / hub_nodes.ROUTE_KEY
         _write_signed(among, [node.host], *pair, days=_signing().AUTHORITY_DAYS)
         _write(at / hub_nodes.ROUTES_AUTHORITY, among.certificate)
+
+
+def _names_in(certificate: Path) -> list[str]:
+    """What a certificate is for; nothing where there is none, or one that cannot be read."""
+    try:
+        found: list[str] = _signing().names_of(certificate.read_text("ascii"))
+    except (OSError, ValueError):
+        return []
+    return found
 
 
 def _write_signed(

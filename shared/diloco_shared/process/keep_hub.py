@@ -4,7 +4,8 @@
     python -m diloco_shared.process.keep_hub --at 10.0.0.1:4222 STORE nats-server -c nats.conf
 
 A server that wants TLS or credentials is asked at its monitoring, `http: 127.0.0.1:8222` in its
-configuration, which only this machine reaches (--monitor says where it is elsewhere).
+configuration, which only this machine reaches (--monitor says where it is elsewhere). One that
+wants a token is asked with that of --token-file: it logs each connection that has none.
 Where a file of --reload changes, such as accounts.conf of a hub's folder, the server reads its
 configuration again: `diloco site revoke` counts within seconds, wherever it was typed. A server
 that cannot read it goes on with what it knew, so it is asked until it says that it has.
@@ -99,6 +100,7 @@ def run(
     told: threading.Event,
     monitor: Place | None = None,
     files: Sequence[str] = (),
+    token: str = "",
 ) -> int | None:
     """One life of the server: its exit status; None: it shall be started anew."""
     changes = Changes(_versions(files))
@@ -120,7 +122,7 @@ def run(
             continue
         asked_at = time.monotonic()
         if not told.is_set():
-            heard = answers(*at, monitor=monitor)
+            heard = answers(*at, token, monitor=monitor)
             why = watch.look(time.monotonic(), answers=heard, free_bytes=_free(store))
         if why or told.is_set():
             status = _ended(process)
@@ -206,15 +208,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[],
         help="a file that the configuration includes; several times for several",
     )
+    parser.add_argument("--token-file", default="", help="with the token that the server wants")
     parser.add_argument("store", help="its folder: `store_dir` in its configuration")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="nats-server and its options")
     args = parser.parse_args(arguments)
     at, monitor = _place(args.at), _place(args.monitor) if args.monitor else None
+    token = Path(args.token_file).read_text("ascii").strip() if args.token_file else ""
     told_to_stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told_to_stop.set())
     while True:
-        status = run(args.store, at, args.command, told_to_stop, monitor, args.reload)
+        status = run(args.store, at, args.command, told_to_stop, monitor, args.reload, token)
         if status is not None:
             return status
 

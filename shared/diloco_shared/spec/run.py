@@ -54,8 +54,9 @@ class Model(Spec):
 
     preset: str = Field(
         "nano",
-        description="Named shape: 'nano' (0.1M parameters), 'micro' (0.8M), 'small' (24M) or "
-        "'gemma-12b' (11.8B).",
+        description="Named shape, from 'nano' (0.1M parameters) to '30b-a3b' (30.5B, of which a "
+        "token takes 3.4B): docs/how-to/models.md lists all, 'diloco model describe PRESET' "
+        "shows one.",
     )
     factory: str | None = Field(
         None, description="module:factory of your own model; replaces preset."

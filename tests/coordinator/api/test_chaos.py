@@ -125,6 +125,24 @@ async def test_the_message_server_is_everybodys(world: Any) -> None:
         assert answer.status_code == 503, "let in; no supervisor is here who could do it"
 
 
+async def test_who_may_not_see_a_member_is_not_told_its_name(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", {"name": "demo", "budget": {"steps": 96}})
+        await world.joins("syncer-1", role="syncer")
+        await world.joins("a", run="demo")
+        await until(lambda: {"a", "syncer-1"} <= desk.registry.assigned.keys())
+        await world.joins("idle", role="supervisor")
+        await world.joins("mine-1", role="coordinator")
+        await until(lambda: "mine-1" in desk.registry.roll.living)
+        eve = await desk.makes("eve", "read", "fault", runs=["other"], sites=["mine-*"])
+        asked = {"kind": "kill", "target": "mine-2"}
+        answer = await desk.asks_as(eve, "POST", "/v1/chaos", asked)
+        assert answer.status_code == 404
+        assert answer.json()["detail"].endswith("'mine-2'; known: mine-1, nats")
+        every = await desk.ask("POST", "/v1/chaos", asked)
+        assert every.json()["detail"].endswith("known: a, mine-1, nats, syncer-1")
+
+
 async def test_chaos_is_off_unless_the_deployment_says_so(world: Any) -> None:
     async with world.coordinator(chaos=False) as desk:
         await world.joins("a")

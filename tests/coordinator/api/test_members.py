@@ -3,12 +3,14 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from waiting import until
 
-from diloco_coordinator.runs.membership import SPEED_S_MAX
+from diloco_coordinator.api.sse_io import STREAMS_MAX, STREAMS_OF_ONE_MAX
+from diloco_coordinator.runs.membership import SPEED_S_MAX, UNRENEWED_S
 from diloco_shared import ambient
 from diloco_shared.bus.port import KeyEntry
 from diloco_shared.protocol import subjects
@@ -145,6 +147,37 @@ async def test_the_dead_stay_assigned_until_they_are_forgotten(world: Any) -> No
         assert (await desk.ask("GET", "/v1/members/a")).status_code == 404
 
 
+async def test_a_member_that_renews_its_key_no_more_is_gone_and_can_be_forgotten(
+    world: Any,
+) -> None:
+    """Its site wrote the key without a lifetime, and was revoked: the server keeps it for ever."""
+    async with world.coordinator() as desk:
+        await world.joins("a", key="LEARNER.a")
+        for _ in range(int(UNRENEWED_S) + 2):
+            await world.joins("b")
+            await asyncio.sleep(1.0)
+        await until(lambda: not desk.registry.roll.notes["a"].alive)
+        assert desk.registry.roll.notes["b"].alive
+        # A watch that begins again tells of it as before.
+        there = await world.bus.kv_get(subjects.MEMBERS, "LEARNER.a")
+        await desk.registry._take(subjects.MEMBERS, there)
+        assert not (await desk.get("/v1/members/a"))["alive"]
+        assert (await desk.ask("DELETE", "/v1/members/a")).status_code == 204
+        assert (await world.bus.kv_all(subjects.MEMBERS)).keys() == {"b"}
+        assert (await desk.ask("GET", "/v1/members/a")).status_code == 404
+
+
+async def test_who_comes_back_while_it_is_forgotten_keeps_its_key(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await world.joins("a")
+        await until(lambda: desk.registry.roll.living)
+        desk.registry.renewals.heard["a"] = replace(desk.registry.renewals.heard["a"], revision=0)
+        await desk.registry.forget("a")
+        assert (await world.bus.kv_all(subjects.MEMBERS)).keys() == {"a"}
+        await world.joins("a")
+        await until(lambda: desk.registry.roll.living)
+
+
 async def test_a_drained_member_loses_its_work_and_gets_none(world: Any) -> None:
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", SPEC)
@@ -274,14 +307,57 @@ async def test_events_are_streamed_that_came_again_after_a_server_was_killed(wor
         await chunks.aclose()
 
 
+async def test_an_event_that_cannot_be_shown_costs_nobody_the_others(world: Any) -> None:
+    """Nor does a restart read it again."""
+    async with world.coordinator() as desk:
+        await world.tells("join", n=0, x=b"\xff")
+        await world.tells("join", n=1)
+        await until(lambda: desk.registry.events)
+        assert [e["data"] for e in (await desk.get("/v1/events"))["events"]] == [{"n": 1}]
+        # Even if one were kept.
+        (seq, good), *_ = desk.registry.events
+        bad = good.model_copy(update={"data": {"x": b"\xff"}})
+        desk.registry.told.kept.append((seq + 1, bad))
+        listed = (await desk.get("/v1/events"))["events"]
+        assert [e["data"] for e in listed] == [{"n": 1}, {}]
+        chunks = desk.streams.events(seq, "").body_iterator
+        assert await anext(chunks) == ": open\n\n"
+        assert json.loads((await anext(chunks)).split("data: ")[1])["data"] == {}
+        await chunks.aclose()
+
+
 async def test_streams_are_bounded(world: Any) -> None:
     """I12."""
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", SPEC)
-        desk.streams.open = 64
+        desk.streams.held.update({f"t{n}": STREAMS_OF_ONE_MAX for n in range(4)})
+        assert desk.streams.open == STREAMS_MAX
         answer = await desk.ask("GET", "/v1/runs/demo/stream")
         assert answer.status_code == 503
         assert "Retry-After" in answer.headers
+
+
+async def test_one_token_takes_no_more_than_its_share_of_the_streams(world: Any) -> None:
+    """I12: who may only read locks out nobody."""
+    async with world.coordinator() as desk:
+        eve = await desk.makes("eve", "read")
+
+        def asks(token: str) -> asyncio.Task[Any]:
+            sent = {"Authorization": f"Bearer {token}"}
+            return asyncio.create_task(desk.http.get("/v1/events/stream", headers=sent))
+
+        at_once = [asks(eve) for _ in range(STREAMS_OF_ONE_MAX + 4)]
+        await until(lambda: sum(task.done() for task in at_once) == 4)
+        assert desk.streams.held == {"eve": STREAMS_OF_ONE_MAX}
+        answer = await asks(eve)
+        assert answer.status_code == 429 and "Retry-After" in answer.headers
+        assert "16 of the token 'eve' are open" in answer.json()["detail"]
+        owner = asks(desk.token)
+        await until(lambda: desk.streams.held["admin"] == 1)
+        for task in (*at_once, owner):
+            task.cancel()
+        await asyncio.gather(*at_once, owner, return_exceptions=True)
+        assert desk.streams.open == 0 and not desk.streams.held
 
 
 async def test_a_reader_with_an_impossible_cursor_is_answered(world: Any) -> None:

@@ -76,6 +76,18 @@ def test_the_oldest_go_and_those_that_nobody_asked_for_before_others() -> None:
     assert names(surplus([record("1", state="running"), *found], 1, None, "a"))[:2] == ["2", "4"]
 
 
+def test_no_run_pushes_out_the_only_export_of_another() -> None:
+    """Whoever may operate one run alone could else remove everybody's."""
+    others = [record("1", run_id="b"), record("2", run_id="c", automatic=True)]
+    mine = [record("3"), record("4"), record("5")]
+    assert names(surplus([*others, *mine], 3, None, "a")) == ["3", "4"]
+    assert names(surplus([*others, *mine], 1, None, "a")) == ["3", "4"]
+    assert names(surplus([*others, record("3")], 1, None, "a")) == [], "one of each run"
+    assert names(surplus([*others, *mine], 3, None, "d")) == ["3", "4"], "older ones may go"
+    more = [record("0", run_id="b"), *others, *mine]
+    assert names(surplus(more, 2, None, "a")) == ["3", "4", "0"], "the run's own go first"
+
+
 def test_few_that_failed_are_listed() -> None:
     found = [record(str(n), state="failed") for n in range(FAILED_MAX + 2)]
     assert names(surplus(found, 1, 1, "a")) == ["0", "1"]

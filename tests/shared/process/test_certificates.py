@@ -15,6 +15,7 @@ from diloco_shared.process.certificates import (
     ends_at,
     for_hub,
     for_site,
+    names_of,
     new_authority,
 )
 
@@ -94,6 +95,14 @@ def test_what_ends_when() -> None:
     left = ends_at(for_site(authority, "rome", NOW).certificate) - NOW
     assert left.days in (DAYS - 1, DAYS)
     assert ends_at(authority.certificate) > NOW + timedelta(days=3649)
+
+
+def test_what_a_certificate_is_for_stands_in_it() -> None:
+    authority, hosts = new_authority(NOW), ["hub.example.org", "10.0.0.1", "fd00::1", "nats"]
+    assert names_of(for_hub(authority, hosts, NOW).certificate) == hosts
+    assert names_of(for_site(authority, "rome", NOW).certificate) == []
+    with pytest.raises(ValueError):
+        names_of("no certificate")
 
 
 def test_a_key_is_in_no_representation_and_a_wrong_one_signs_nothing() -> None:

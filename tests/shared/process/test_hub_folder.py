@@ -11,7 +11,7 @@ import pytest
 
 from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
-from diloco_shared.process import hub_folder
+from diloco_shared.process import certificates, hub_folder
 
 
 @pytest.fixture
@@ -72,6 +72,23 @@ def test_adding_rotating_retiring_and_revoking(hub: Path) -> None:
     assert not (hub / "credentials" / "rome").exists()
 
 
+def test_a_site_gets_further_learners_and_keeps_its_key(hub: Path) -> None:
+    path = hub_folder.add(hub, "rome", "learner", ("rome-1", "rome-2"))
+    secret, key = path.read_bytes() if path else b"", key_in(path)
+    before = keys_in_accounts(hub)
+    assert hub_folder.learners_of(hub, "rome") == ("rome-1", "rome-2")
+    for _ in range(2):  # whoever was interrupted types it again
+        hub_folder.change_learners(hub, "rome", added=("rome-3", "rome-2"))
+        assert hub_folder.learners_of(hub, "rome") == ("rome-1", "rome-2", "rome-3")
+    hub_folder.change_learners(hub, "rome", added=("rome-4",), removed=("rome-1", "rome-3"))
+    (rome,) = [i for i in hub_folder.identities_of(hub) if i.name == "rome"]
+    assert (rome.members, rome.keys) == (("rome-2", "rome-4"), (key,))
+    assert keys_in_accounts(hub) == before and path is not None and path.read_bytes() == secret
+    accounts = (hub / "accounts.conf").read_text()
+    assert "up.*.rome-4.>" in accounts and "up.*.rome-2.>" in accounts
+    assert "rome-1" not in accounts and "rome-3" not in accounts
+
+
 def test_a_site_may_keep_its_secret_to_itself(hub: Path, tmp_path: Path) -> None:
     mine = Credentials.new("rome")
     hub_folder.write_secret(tmp_path / "mine", mine.document())
@@ -95,6 +112,30 @@ def test_a_site_may_keep_its_secret_to_itself(hub: Path, tmp_path: Path) -> None
         (lambda hub: hub_folder.rotate(hub, "rome"), "no identity rome"),
         (lambda hub: hub_folder.retire(hub, "rome"), "no identity rome"),
         (
+            lambda hub: hub_folder.change_learners(hub, "rome", added=("x",)),
+            "no identity rome; known: coordinator",
+        ),
+        (
+            lambda hub: hub_folder.change_learners(hub, "syncer-a", added=("x",)),
+            "syncer-a is a syncer: only a site has learners",
+        ),
+        (
+            lambda hub: hub_folder.change_learners(hub, "oslo", removed=("rome-1",)),
+            "oslo has no learner rome-1; known: oslo-1, oslo-2",
+        ),
+        (
+            lambda hub: hub_folder.change_learners(hub, "oslo", removed=("oslo-1", "oslo-2")),
+            "oslo would have no learner left",
+        ),
+        (
+            lambda hub: hub_folder.change_learners(hub, "oslo", added=("x",), removed=("x",)),
+            "x: add it, or remove it, not both",
+        ),
+        (
+            lambda hub: hub_folder.change_learners(hub, "oslo", added=("syncer-a",)),
+            "member syncer-a is of",
+        ),
+        (
             lambda hub: hub_folder.create(hub, listen="h:1", store=hub),
             "a hub's folder already: nothing was changed",
         ),
@@ -103,6 +144,7 @@ def test_a_site_may_keep_its_secret_to_itself(hub: Path, tmp_path: Path) -> None
 def test_what_is_refused_changes_nothing(
     hub: Path, change: Callable[[Path], object], text: str
 ) -> None:
+    hub_folder.add(hub, "oslo", "learner", ("oslo-1", "oslo-2"))
     before = {p: p.read_bytes() for p in hub.rglob("*") if p.is_file() and p.name != "lock"}
     with pytest.raises(ValueError, match=text):
         change(hub)
@@ -157,8 +199,13 @@ def test_a_named_hub_has_a_certificate_of_its_own_authority(tmp_path: Path) -> N
     assert hub_folder.add(hub, "rome", "learner") is not None
     assert not hub_folder.certificate_of(hub, "rome").exists()
     first = (hub / "hub.pem").read_text()
-    assert hub_folder.renew(hub, ("hub.example.org",)) == hub / "hub.pem"
+    kept = ["hub.example.org", "10.0.0.1"]
+    assert hub_folder.renew(hub) == {hub / "hub.pem": kept}
     assert (hub / "hub.pem").read_text() != first
+    # Containers of the hub's own know it by another name than sites: whoever adds one loses none.
+    more = [*kept, "nats"]
+    assert hub_folder.renew(hub, ("10.0.0.1", "nats")) == {hub / "hub.pem": more}
+    assert certificates.names_of((hub / "hub.pem").read_text()) == more
     files = [path for path in hub.rglob("*") if path.is_file()]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
@@ -207,6 +254,16 @@ def test_certificates_are_demanded_over_tls_only(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="over TLS only"):
         created(tmp_path / "hub", mutual_tls=True)
     assert not (tmp_path / "hub").exists()
+
+
+def test_a_certificate_that_is_damaged_is_replaced_by_one_for_the_names_given(
+    tmp_path: Path,
+) -> None:
+    hub = created(tmp_path / "hub", hosts=("hub.example.org",))
+    (hub / "hub.pem").write_text("damaged")
+    with pytest.raises(ValueError, match="give 1 to 32 names"):
+        hub_folder.renew(hub)
+    assert hub_folder.renew(hub, ("10.0.0.1",)) == {hub / "hub.pem": ["10.0.0.1"]}
 
 
 def test_without_the_package_it_is_said_which_one(

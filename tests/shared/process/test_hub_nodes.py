@@ -156,9 +156,11 @@ def test_a_server_that_may_not_be_told_is_named_beside_the_others(
 def test_certificates_of_all_nodes_are_renewed(hub: Path) -> None:
     files = [hub / n.name / f for n in nodes_of(hub) for f in ("hub.pem", "route.pem")]
     before = [path.read_text() for path in files]
-    assert hub_folder.renew(hub, ["new.example.org"]) == hub / "node-1" / "hub.pem"
+    made = hub_folder.renew(hub, ["new.example.org"])
     assert not {path.read_text() for path in files} & {*before}
-    assert names_in(hub / "node-2" / "hub.pem") == ["b.example.org", "new.example.org"]
+    assert [*made] == [hub / n.name / "hub.pem" for n in nodes_of(hub)]
+    for (path, names), node in zip(made.items(), nodes_of(hub), strict=True):
+        assert names_in(path) == names == [node.host, "hub.example.org", "new.example.org"]
 
 
 def test_sites_are_told_of_all_nodes(hub: Path) -> None:

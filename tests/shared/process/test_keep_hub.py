@@ -123,3 +123,16 @@ def test_one_that_cannot_be_asked_is_taken_to_have_read_it(
     server.reading.ask(100.0)
     server.reading.look(100.1)
     assert server.cut == [["accounts"]]
+
+
+def test_a_server_that_wants_a_token_is_asked_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It logs each connection that has none, every two seconds."""
+    (tmp_path / "token").write_text("s3cret\n")
+    asked: list[Any] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(keep_hub, "run", lambda *given: asked.append(given) or 0)
+    assert keep_hub.main(["--token-file", str(tmp_path / "token"), "/data", "nats-server"]) == 0
+    assert keep_hub.main(["/data", "nats-server"]) == 0
+    assert [given[-1] for given in asked] == ["s3cret", ""]

@@ -102,13 +102,12 @@ class Chaos:
         r = self.registry
         # The supervisor harms the message server for us, and nobody would start it again.
         members = [m for m, record in r.roll.living.items() if record.role != "supervisor"]
-        known = sorted([*members, *OTHER_TARGETS])
-        if request.target not in known:
-            raise Problem(
-                404,
-                "No such target",
-                f"there is no living target {request.target!r}; known: {', '.join(known)}",
-            )
+        if request.target not in (*members, *OTHER_TARGETS):
+            token = asker()
+            seen = (m for m in members if sees(token, r.assigned.get(m, "")))
+            known = ", ".join(sorted([*seen, *OTHER_TARGETS]))
+            text = f"there is no living target {request.target!r}; known: {known}"
+            raise Problem(404, "No such target", text)
         run = r.assigned.get(request.target, "")
         if request.run not in ("", run):
             text = f"{request.target!r} works for {run or 'no run'}, not for {request.run!r}"

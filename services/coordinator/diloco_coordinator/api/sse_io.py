@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi.responses import StreamingResponse
 
-from diloco_coordinator.access import ASKING, Asking, TokenRecord, asker, sees
+from diloco_coordinator.access import ASKING, Asking, TokenRecord, actor, asker, sees
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.api.views import event_view
 from diloco_coordinator.runs.registry_io import Registry
@@ -15,6 +16,8 @@ from diloco_shared import ambient
 
 # Open streams at once: pages and scripts of a team. Each is a task and a socket.
 STREAMS_MAX = 64
+# Of one token: whoever holds it leaves places to others, the administrator among them.
+STREAMS_OF_ONE_MAX = 16
 # A silent stream says something this often, so that proxies keep it open.
 KEEP_ALIVE_S = 15.0
 # States are sent at most this often: the eye takes in no more.
@@ -22,7 +25,7 @@ STATE_S = 0.25
 
 
 class Streams:
-    """Opens streams over one registry, up to STREAMS_MAX.
+    """Opens streams over one registry, up to STREAMS_MAX, and STREAMS_OF_ONE_MAX of a token.
 
     `good`: whether who asked for one may go on reading it.
     """
@@ -32,7 +35,12 @@ class Streams:
     ) -> None:
         self.registry = registry
         self.good = good
-        self.open = 0
+        self.held: Counter[str] = Counter()  # by name of the token; "" where nobody asked
+
+    @property
+    def open(self) -> int:
+        """How many streams are read."""
+        return self.held.total()
 
     def events(self, after: int, run: str) -> StreamingResponse:
         """Events with a greater sequence than `after`; the sequence is the event's id."""
@@ -45,14 +53,12 @@ class Streams:
         return self.opened(self._states(now, over))
 
     def opened(self, chunks: AsyncIterator[str]) -> StreamingResponse:
-        """A stream of these chunks, each a whole event. 503 while too many are open."""
+        """A stream of these chunks, each a whole event. 503 while too many are open, 429 while too
+        many of them are of one token."""
+        if self.held[actor()] >= STREAMS_OF_ONE_MAX:
+            raise _too_many(429, f"{STREAMS_OF_ONE_MAX} of the token {actor()!r}")
         if self.open >= STREAMS_MAX:
-            raise Problem(
-                503,
-                "Too many open streams",
-                f"{STREAMS_MAX} are open: close some, or ask now and then instead",
-                headers={"Retry-After": "10"},
-            )
+            raise _too_many(503, f"{STREAMS_MAX}")
         return StreamingResponse(
             self._counted(chunks, ASKING.get()),
             media_type="text/event-stream",
@@ -63,14 +69,17 @@ class Streams:
     async def _counted(
         self, chunks: AsyncIterator[str], asking: Asking | None
     ) -> AsyncIterator[str]:
-        self.open += 1
+        who = asking.actor if asking else ""
+        self.held[who] += 1
         try:
+            if self.held[who] > STREAMS_OF_ONE_MAX or self.open > STREAMS_MAX:
+                return  # many were asked for at once, before the first of them was open
             async for chunk in chunks:
                 if not self.good(asking):
                     return  # the token was revoked, or has expired
                 yield chunk
         finally:
-            self.open -= 1
+            self.held -= Counter([who])  # without those that hold none
             # Whoever writes them must know that nobody listens any more: a sample ends its process.
             if (close := getattr(chunks, "aclose", None)) is not None:
                 await close()
@@ -125,3 +134,8 @@ class Streams:
         except TimeoutError:
             return False
         return True
+
+
+def _too_many(status: int, which: str) -> Problem:
+    text = f"{which} are open: close some, or ask now and then instead"
+    return Problem(status, "Too many open streams", text, headers={"Retry-After": "10"})

@@ -161,7 +161,9 @@ def surplus(
     """Which go, after one of the run `run_id` ended: the oldest, never one that is being made.
 
     Of the run's own automatic ones `automatic_max` stay (None: nobody knows how many); of all
-    together `kept_max`, and automatic ones go before those that somebody asked for.
+    together `kept_max`, and automatic ones go before those that somebody asked for. The run's own
+    go first, and of no other run the newest: whoever may operate one run alone pushes out nobody
+    else's only one. So there may be more than `kept_max`, but then no more than one of each run.
     """
     ended = sorted((r for r in records if r.state != "running"), key=lambda r: r.begun_at)
     failed = [r for r in ended if r.state == "failed"]
@@ -171,5 +173,13 @@ def surplus(
         own = [r for r in kept if r.automatic and r.run_id == run_id]
         gone += own[: max(len(own) - automatic_max, 0)]
     rest = [r for r in kept if r not in gone]
-    rest.sort(key=lambda r: (not r.automatic, r.begun_at))
-    return gone + rest[: max(len(rest) - kept_max, 0)]
+    return gone + _spare(rest, run_id)[: max(len(rest) - kept_max, 0)]
+
+
+def _spare(kept: Sequence[ExportRecord], run_id: str) -> list[ExportRecord]:
+    """What may go of those that are kept (oldest first), in the order in which it goes."""
+    wanted = sorted(kept, key=lambda r: (not r.automatic, r.begun_at))
+    own = [r for r in wanted if r.run_id == run_id]
+    newest = {r.run_id: r.id for r in kept}
+    others = [r for r in wanted if r.run_id != run_id and r.id != newest[r.run_id]]
+    return own[:-1] + others

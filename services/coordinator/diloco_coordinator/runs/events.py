@@ -29,6 +29,11 @@ BY_ONE_PER_S = 2.0
 # An event is a line or two and a few figures. Sixteen learners find room in the stream with all
 # that they may say, at its largest, and most say far less.
 EVENT_BYTES_MAX = 16 << 10
+# How deep an event's data go: losses by their names lie two deep. What makes JSON gives up at some
+# hundred, and then nobody would be shown any event.
+DEPTH_MAX = 8
+# Whole numbers of 64 bits, with or without a sign.
+INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 # Seconds since 1970, in the year 5138: pages and terminals show dates up to there.
 AT_MAX = 1e11
 NAMED_BYTES_MAX = 16 * BY_ONE_MAX * EVENT_BYTES_MAX
@@ -144,11 +149,15 @@ class Events:
 
 
 def _read(subject: str, payload: bytes, teller: str) -> Event:
-    """Raises WireError for one that cannot be read, or stands elsewhere than it says."""
+    """Raises WireError for one that cannot be read or shown, or stands elsewhere than it says."""
+    if len(payload) > EVENT_BYTES_MAX:
+        raise WireError(f"of {len(payload)} bytes, an event has at most {EVENT_BYTES_MAX}")
     event = decode(payload, Event)
     where = subjects.event_by(event.source) if teller else subjects.event(event.run, event.kind)
     if subject != where:
         raise WireError(f"of {where}, but it stands at {subject}")
+    if fault := _unsayable(event.data):
+        raise WireError(f"{event.kind} with data that JSON cannot say: {fault}")
     if fault := _misses(event):
         raise WireError(f"{event.kind} {fault}")
     if event.at > AT_MAX:
@@ -157,6 +166,33 @@ def _read(subject: str, payload: bytes, teller: str) -> Event:
         data = {key: value for key, value in event.data.items() if key != "actor"}
         event = event.model_copy(update={"data": data})
     return event
+
+
+def _unsayable(value: object, depth: int = 0) -> str:
+    """What of an event's data JSON cannot say, or nobody wants to read; "" if it is all plain.
+
+    One such event in a list would leave everybody without the list.
+    """
+    if depth > DEPTH_MAX:
+        return f"values within values, {DEPTH_MAX} deep and more"
+    match value:
+        case None | bool() | float():
+            return ""  # what is not finite is shown as none
+        case int():
+            return "" if INT_MIN <= value <= INT_MAX else "a number of more than 64 bits"
+        case str():
+            return "half a character" if any("\ud800" <= c <= "\udfff" for c in value) else ""
+        case list() | tuple():
+            return _first(_unsayable(v, depth + 1) for v in value)
+        case dict() if all(isinstance(key, str) and not _unsayable(key) for key in value):
+            return _first(_unsayable(v, depth + 1) for v in value.values())
+        case dict():
+            return "a name that is no text"
+    return f"a value of type {type(value).__name__}"
+
+
+def _first(faults: Iterable[str]) -> str:
+    return next(filter(None, faults), "")
 
 
 def _misses(event: Event) -> str:

@@ -16,6 +16,13 @@ from diloco_shared.protocol.records import LearnerSpeed, MemberRecord
 # A member that is gone this many seconds leaves the list by itself, unless a run needs it back: a
 # host that is rebooted, or a container that is moved to another one, has returned by then.
 FORGET_S = 900.0
+# A member renews its key every 1.5 s, and the key is good for 5 s (`process/membership.py`). A key
+# that was written without a lifetime, by a site that is cut off now, stays for good. So many
+# seconds without a renewal mean that nobody is there: six lifetimes, which no living member misses.
+UNRENEWED_S = 30.0
+# Where nobody's key is renewed for a lifetime, it is the server that is away, or this process that
+# stood still: that says nothing of members.
+UNHEARD_S = 5.0
 # Members kept in mind; when there are more, those gone the longest are forgotten.
 MEMBERS_MAX = 1000
 
@@ -113,6 +120,55 @@ class Roll:
     @property
     def living(self) -> dict[str, MemberRecord]:
         return {m: n.record for m, n in self.notes.items() if n.alive}
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A member's key, as it was written last: its revision, and when that was heard of."""
+
+    key: str
+    revision: int
+    at: float
+
+
+@dataclass(slots=True)
+class Renewals:
+    """Who renews its key. All times are seconds of the coordinator's own monotonic clock.
+
+    Silence is measured up to the newest renewal of anybody, the coordinator's own among them: time
+    in which none was heard is nobody's silence.
+    """
+
+    heard: dict[str, Renewal] = field(default_factory=dict)  # by member
+    newest: float = 0.0
+    listening_since: float = 0.0
+
+    def hear(self, member: str, key: str, revision: int, now: float) -> bool:
+        """A key is there; whether that is news. A watch that begins again tells what it told."""
+        before = self.heard.get(member)
+        if before is not None and (before.key, before.revision) == (key, revision):
+            return False
+        if now - self.newest > UNHEARD_S:
+            self.listening_since = now
+        self.newest = now
+        self.heard[member] = Renewal(key, revision, now)
+        return True
+
+    def overdue(self) -> list[str]:
+        """Members whose keys are there, and who renew them no more."""
+        return [
+            member
+            for member, renewal in self.heard.items()
+            if self.newest - max(renewal.at, self.listening_since) > UNRENEWED_S
+        ]
+
+    def end(self, member: str) -> None:
+        """Its key is gone."""
+        self.heard.pop(member, None)
+
+    def keep(self, members: Collection[str]) -> None:
+        """Those of others are let go."""
+        self.heard = {m: renewal for m, renewal in self.heard.items() if m in members}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from diloco_coordinator.runs.events import (
     Events,
 )
 from diloco_coordinator.runs.history import Histories
-from diloco_coordinator.runs.membership import MemberNote, Roll, Speeds
+from diloco_coordinator.runs.membership import MemberNote, Renewals, Roll, Speeds
 from diloco_coordinator.runs.statuses import Standings, run_id_of
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec, TooFewNodes
@@ -75,6 +75,7 @@ class Registry:
         self.bus = bus
         self._replicas = replicas
         self.roll = Roll()
+        self.renewals = Renewals()
         self.speeds = Speeds()
         self.runs: dict[str, RunRecord] = {}
         self.standings = Standings()
@@ -253,6 +254,8 @@ class Registry:
             self._keep_ends(0)  # tokens that are made now would look like echoes
         if entry.revision < self.revisions.get(place, 0):
             return  # an echo of what was overwritten meanwhile
+        if bucket == subjects.MEMBERS and not self._renewed(entry):
+            return
         if bucket in (subjects.RUNS, subjects.ASSIGNMENTS, NOTES, TOKENS):
             self.revisions[place] = entry.revision
         if value is None and bucket == TOKENS:
@@ -271,6 +274,23 @@ class Registry:
             where = [(".".join(map(str, e["loc"])) or "(whole)", e["msg"]) for e in error.errors()]
             why = "; ".join(f"{place}: {what}" for place, what in where)
             log.error("unreadable record", bucket=bucket, key=key, error=why)
+
+    def _renewed(self, entry: KeyEntry) -> bool:
+        """Whether a member's key says something new."""
+        member = subjects.member_of(entry.key)
+        if entry.value is None:
+            self.renewals.end(member)
+            return True
+        return self.renewals.hear(member, entry.key, entry.revision, ambient.monotonic())
+
+    async def miss(self) -> None:
+        """Who has not renewed its key for long is gone, though the key may be there for ever."""
+        self.renewals.keep(self.roll.notes)
+        for member in self.renewals.overdue():
+            note = self.roll.silent(member, ambient.wall())
+            if note is not None:
+                log.warning("nobody renews the key of a member: it counts as gone", member=member)
+                await self._note(note)
 
     def _keep_ends(self, most: int) -> None:
         """Of revoked tokens: whatever was said of one before must not bring it back."""
@@ -497,10 +517,13 @@ class Registry:
             self.roll.drain(member, wanted)
 
     async def forget(self, member: str) -> None:
-        """Remove a member that is gone, and its assignment.
+        """Remove a member that is gone, and its assignment; and its key, if that is still there.
 
         Should it come back this instant, its key makes a new note, and it is a free member.
         """
+        if (left := self.renewals.heard.get(member)) is not None:
+            with suppress(Conflict):
+                await self.bus.kv_delete(subjects.MEMBERS, left.key, revision=left.revision)
         await self.bus.kv_delete(subjects.ASSIGNMENTS, member)
         await self.bus.kv_delete(NOTES, member)
         self.roll.forget(member)
