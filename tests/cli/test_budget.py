@@ -64,7 +64,7 @@ def test_what_is_derived_by_hand_is_within_a_percent(
     assert found["parameters"] == pytest.approx(n, rel=0.001)
     for kind, size in by_hand.items():
         assert found["streams"][kind]["bytes"] == pytest.approx(size, rel=0.01)
-    syncer = 12 * n + 2 * 4 * four_bits * f + 2 * 16 * f + 2 * 12 * f
+    syncer = 12 * n + 2 * 4 * four_bits * f + 2 * 16 * f + 2 * 12 * f + 4 * f
     assert found["memory"]["syncer"]["bytes"] == pytest.approx(syncer, rel=0.01)
     seconds = {t["name"]: t["seconds"] for t in found["transfers"]}
     assert seconds["initial parameters"] == pytest.approx(75.3, rel=0.01)
@@ -72,6 +72,42 @@ def test_what_is_derived_by_hand_is_within_a_percent(
     assert seconds["a standby's snapshot"] == pytest.approx(301, rel=0.01)
     assert found["bits_per_s"]["learner_up"] == pytest.approx(0.4e9, rel=0.01)
     assert found["bits_per_s"]["hub_out"] == pytest.approx(5.46e9, rel=0.01)
+    assert found["disk"]["syncer"]["bytes"] == pytest.approx(3 * 16 * n + 4 * n + 16 * n, rel=0.01)
+    # Every 24 rounds, of a step each, a snapshot and an anchor of every fragment.
+    written = found["disk_bytes_per_s"]["syncer"]
+    assert written == pytest.approx((16 + 4) * n / (24 * 5), rel=0.01)
+
+
+@pytest.mark.parametrize(("every", "shards"), [(24, 1), (240, 1), (6, 1), (24, 3)])
+def test_what_snapshots_write(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    every: int,
+    shards: int,
+) -> None:
+    """A snapshot writes what rounds have changed: at most every fragment once."""
+    file = tmp_path / "run.toml"
+    file.write_text(
+        in_page().replace("fragments = 24", f"fragments = 24\nshards = {shards}")
+        + f"[keeping]\nsnapshot_every_rounds = {every}\n"
+    )
+    assert run(monkeypatch, str(file), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["disk_bytes_per_s"] is None
+    fragment = found["parameters"] / 24
+    steps = every * shards  # a shard opens a round every so many of 24 steps
+    changed = min(every, 24 // shards)
+    by_hand = (16 * changed + 4 * every) * fragment / steps
+    assert found["disk_bytes_per_step"]["syncer"] == pytest.approx(by_hand, rel=0.01)
+
+
+def test_the_disk_of_a_syncer_is_shown_as_a_rate(
+    large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, str(large), "--step-s", "5") == 0
+    shown = capsys.readouterr().out.partition("Written to disks, on average per second")[2]
+    assert re.search(r"syncer +1\.961 GB/s", shown)
 
 
 def test_every_term_says_what_it_is(

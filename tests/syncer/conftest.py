@@ -166,23 +166,19 @@ class Driver:
         self.steps[learner] = self.steps.get(learner, 0) + steps
         return self.give(ProgressSeen(self.progress(learner, self.steps[learner], **over)))
 
+    def initial(self, learner: str) -> InitSeen:
+        """Its parameters, complete and sound."""
+        n, hash_ = self.spec.algorithm.fragments, config_hash(self.spec)
+        names = tuple(f"up.t.a.init.0.{p}" for p in range(n))
+        digests, sizes = tuple(f"{p:x}" * 32 for p in range(n)), Layout.build(LAYOUT, n).sizes
+        return InitSeen(learner, 0, hash_, LAYOUT, names, digests, sizes, finite=True)
+
     def start(self, *learners: str) -> None:
         """Lead, join, initialise."""
         self.lead()
         for learner in learners:
             self.join(learner)
-        self.give(
-            InitSeen(
-                learners[0],
-                0,
-                config_hash(self.spec),
-                LAYOUT,
-                ("up.t.a.init.0.0", "up.t.a.init.0.1"),
-                ("0" * 32, "1" * 32),
-                Layout.build(LAYOUT, 2).sizes,
-                True,
-            )
-        )
+        self.give(self.initial(learners[0]))
         for learner in learners:
             self.step(learner, 0)
 

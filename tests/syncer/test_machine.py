@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeEnd, TapeSetting, TapeTerm, TensorSpec
-from diloco_shared.spec.run import config_hash
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -17,7 +15,6 @@ from diloco_syncer.events import (
     ContributionSeen,
     Drop,
     Ended,
-    InitSeen,
     Install,
     Led,
     Malformed,
@@ -468,12 +465,6 @@ def test_a_record_that_cannot_follow_never_reaches_the_tape(running: Any) -> Non
     assert running.tape == before
 
 
-def initial(d: Any) -> InitSeen:
-    n = d.spec.algorithm.fragments
-    names, digests, sizes = ("u",) * n, ("0" * 32,) * n, Layout.build(LAYOUT, n).sizes
-    return InitSeen("a", 0, config_hash(d.spec), LAYOUT, names, digests, sizes, finite=True)
-
-
 def test_a_skipped_round_is_never_numbered_again(driver_of: Any) -> None:
     d = driver_of(overlap_steps=8, fragments=4, sync_every_steps=8)
     assert d.spec.algorithm.rounds_in_flight_max == 4
@@ -481,7 +472,7 @@ def test_a_skipped_round_is_never_numbered_again(driver_of: Any) -> None:
     d.lead()
     for learner in "ab":
         d.join(learner)
-    d.give(initial(d))
+    d.give(d.initial("a"))
     for _ in range(5):
         for learner in "ab":
             d.step(learner, 2, **idle)
@@ -497,7 +488,7 @@ def test_no_two_rounds_of_one_fragment_are_open(driver_of: Any) -> None:
     for learner in "ab":
         d.join(learner)
         d.adopted_at[learner] = [0]
-    d.give(initial(d))
+    d.give(d.initial("a"))
     for _ in range(4):
         for learner in "ab":
             d.step(learner, 4)

@@ -116,12 +116,18 @@ def budget_lines(found: dict[str, Any], rate: str) -> list[str]:
         f"  {t['name']:<32}{shown(t['bytes']):>10} {_time(t['seconds']):>11}  {t['how']}"
         for t in found["transfers"]
     ]
-    per_s = found["bits_per_s"]
-    lines += ["", "Links, on average " + ("per second" if per_s else "per inner step (--step-s)")]
+    per_s, on_disks = found["bits_per_s"], found["disk_bytes_per_s"]
+    every = "per second" if per_s else "per inner step (--step-s)"
+    lines += ["", f"Links, on average {every}"]
     unit = "bit/s" if per_s else "bit"
     lines += [
         f"  {name.replace('_', ' '):<32}{_bits(value) + unit:>14}"
         for name, value in (per_s or found["bits_per_step"]).items()
+    ]
+    lines += ["", f"Written to disks, on average {every}"]
+    lines += [
+        f"  {name:<32}{shown(value) + ('/s' if per_s else ''):>14}  snapshots and anchors before"
+        for name, value in (on_disks or found["disk_bytes_per_step"]).items()
     ]
     return lines
 

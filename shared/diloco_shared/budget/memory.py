@@ -103,6 +103,12 @@ def syncer(job: Job) -> Need:
                 f"2 x {per_value:g} bytes x the largest fragment: what rounds replace before it is "
                 "written, and while it is",
             ),
+            Term(
+                "a checkpoint",
+                4 * largest,
+                "4 bytes x the largest fragment: an array on its way to where run-wide checkpoints "
+                "are",
+            ),
             Term("transfers", WINDOW, "chunks on their way"),
         ),
         "algorithm.shards, algorithm.codec_up, or more fragments",
@@ -340,11 +346,28 @@ def _logits(shape: Shape, tokens: int) -> int:
     return min(4 * tokens * shape.vocabulary, LOGITS_BYTES + 4 * shape.vocabulary)
 
 
+def kept_bytes(job: Job) -> float:
+    """Bytes of a value in a snapshot: master, anchor, the anchor before, and outer state."""
+    a = job.spec.algorithm
+    return 12 + outer_state_bytes(a.outer_optimizer, a.outer_momentum)
+
+
+def snapshots_per_step(job: Job) -> float:
+    """Bytes that a syncer, leading or not, puts on its disk in an inner step, on average.
+
+    Every round puts the anchor that it replaces there. Every snapshot writes what rounds have
+    changed since the one before.
+    """
+    a, every = job.spec.algorithm, job.spec.keeping.snapshot_every_rounds
+    owned = a.fragments // a.shards
+    changed = min(every, owned) / every  # of a fragment, for each round
+    each = _of_a_shard(job) / owned  # values of a fragment
+    return (4 + kept_bytes(job) * changed) * each / a.steps_per_round
+
+
 def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
     """Disk of hub, syncer, learner and coordinator."""
-    a, keeping = job.spec.algorithm, job.spec.keeping
-    values = _of_a_shard(job)
-    per_value = 12 + outer_state_bytes(a.outer_optimizer, a.outer_momentum)
+    keeping, values, per_value = job.spec.keeping, _of_a_shard(job), kept_bytes(job)
     stored = tuple(Term(k, need.bytes, "limit of the stream") for k, need in streams.items())
     return {
         "hub": Need("hub", stored),
@@ -358,6 +381,12 @@ def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
                     "written",
                 ),
                 Term("anchors before", 4 * values, "4 bytes x N of a shard: one version back"),
+                Term(
+                    "a checkpoint gone back to",
+                    int(per_value * values),
+                    f"{per_value:g} bytes x N of a shard: until rounds have replaced it, for there "
+                    "is no second place for it in memory",
+                ),
             ),
         ),
         "learner": Need(

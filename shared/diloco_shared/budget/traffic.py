@@ -1,10 +1,10 @@
-"""What travels, how long it takes at a given rate, and what links carry on average."""
+"""What travels, how long it takes at a given rate, and what links and disks take on average."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from diloco_shared.budget.job import Job
-from diloco_shared.budget.memory import ONE_DEVICE, disks, processes
+from diloco_shared.budget.memory import ONE_DEVICE, disks, processes, snapshots_per_step
 from diloco_shared.budget.streams import SNAPSHOT_BYTES, limits, streams
 from diloco_shared.spec.codecs import bytes_of
 from diloco_shared.spec.mesh import MeshSizes
@@ -79,6 +79,7 @@ def view(
     needs = streams(job)
     average = load(job)
     per_step = {name: getattr(average, name) for name in LinkLoad.__slots__}
+    written = {"syncer": snapshots_per_step(job)}
     return {
         "parameters": job.parameters,
         "assumed": job.assumed,
@@ -102,4 +103,6 @@ def view(
         ],
         "bits_per_step": per_step,
         "bits_per_s": None if step_s is None else {k: v / step_s for k, v in per_step.items()},
+        "disk_bytes_per_step": written,
+        "disk_bytes_per_s": None if step_s is None else {k: v / step_s for k, v in written.items()},
     }

@@ -6,13 +6,14 @@ written over. Parts and arrays carry their digest in the key; `<name>.json` is a
 Not for an event loop: every method waits for the vault.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import xxhash
 from pydantic import ValidationError
 
-from diloco_shared.checkpoints.vault_io import Vault
+from diloco_shared.checkpoints.vault_io import Buffer, Vault
+from diloco_shared.memory.pages import fill, pages
 from diloco_shared.protocol.checkpoints import (
     MANIFEST,
     CheckpointManifest,
@@ -26,6 +27,15 @@ from diloco_shared.reach.places import reference_in
 from diloco_shared.spec.run import OF_CHECKPOINT
 
 Part = TypeVar("Part", ShardPart, LearnerPart)
+
+
+class Body(Protocol):
+    """The bytes of an object, which nobody has in one piece."""
+
+    def __len__(self) -> int: ...
+
+    def pieces(self) -> Iterator[Buffer]:
+        """All of them in order, as often as it is asked for."""
 
 
 class CheckpointError(ValueError):
@@ -58,13 +68,13 @@ class RunCheckpoints:
 
     # --- writing -------------------------------------------------------------------------------
 
-    def write_arrays(self, ref: str, name: str, blobs: Iterable[bytes]) -> tuple[Object, ...]:
+    def write_arrays(self, ref: str, name: str, blobs: Iterable[Body]) -> tuple[Object, ...]:
         """Arrays of a part that is written after them."""
         written = []
         for n, blob in enumerate(blobs):
-            digest = digest_bytes(blob)
+            digest = _digest_of(blob.pieces())
             key = f"{name}.{n:03d}.{digest}.safetensors"
-            self.vault.write(f"{ref}/{key}", blob)
+            self.vault.write_pieces(f"{ref}/{key}", len(blob), blob.pieces())
             written.append(Object(key=key, bytes=len(blob), digest=digest))
         return tuple(written)
 
@@ -130,20 +140,75 @@ class RunCheckpoints:
         part = kind.model_validate_json(body, extra="ignore")
         return part, _stored(name, part, body)
 
-    def blobs(self, ref: str, part: ShardPart | LearnerPart) -> Iterable[bytes]:
-        """The arrays of a part, blob by blob, checked."""
-        return (self._object(ref, stored) for stored in part.arrays)
+    def blobs(self, ref: str, part: ShardPart | LearnerPart) -> Iterable[memoryview]:
+        """The arrays of a part, blob by blob, checked; each in memory of its own."""
+        return (self._whole(ref, stored) for stored in part.arrays)
+
+    def _whole(self, ref: str, stored: Object) -> memoryview:
+        whole = _room(ref, stored, stored.bytes)
+        _fill(whole, self.pieces(ref, stored))
+        return whole
+
+    def pieces(self, ref: str, stored: Object) -> Iterator[bytes]:
+        """All bytes of an object in order.
+
+        CheckpointError, in the end, where they are not those that were written.
+        """
+        hasher, size = xxhash.xxh3_128(), 0
+        for piece in self.vault.pieces(f"{ref}/{stored.key}", 0, stored.bytes):
+            hasher.update(piece)
+            size += len(piece)
+            yield piece
+        if not size:
+            raise _gone(ref, stored)
+        _check(ref, stored, hasher.hexdigest())
+
+    def some(self, ref: str, stored: Object, first: int, end: int) -> memoryview:
+        """Bytes [first, end) of an object, which whoever takes them has to compare with a digest.
+
+        CheckpointError where they are not there.
+        """
+        some = _room(ref, stored, end - first)
+        if _fill(some, self.vault.pieces(f"{ref}/{stored.key}", first, end - first)) < len(some):
+            raise _gone(ref, stored)
+        return some
 
     def _object(self, ref: str, stored: Object) -> bytes:
         body = self.vault.read(f"{ref}/{stored.key}")
         if body is None:
-            raise CheckpointError(f"{ref}/{stored.key} is gone: the checkpoint is not whole")
-        if (found := digest_bytes(body)) != stored.digest:
-            raise CheckpointError(
-                f"{ref}/{stored.key} has digest {found}, its manifest says {stored.digest}: it is "
-                "damaged, restore another checkpoint"
-            )
+            raise _gone(ref, stored)
+        _check(ref, stored, digest_bytes(body))
         return body
+
+
+def _room(ref: str, stored: Object, size: int) -> memoryview:
+    """Memory for so much of an object, whose size is its part's word."""
+    try:
+        return pages(size)
+    except MemoryError:
+        text = f"{ref}/{stored.key}: there is no memory for {size} bytes of it"
+        raise CheckpointError(text) from None
+
+
+def _fill(whole: memoryview, pieces: Iterable[Buffer]) -> int:
+    """Put them there one after the other; how many bytes they were."""
+    at = 0
+    for piece in pieces:
+        fill(whole[at : at + len(piece)], piece)
+        at += len(piece)
+    return at
+
+
+def _gone(ref: str, stored: Object) -> CheckpointError:
+    return CheckpointError(f"{ref}/{stored.key} is gone: the checkpoint is not whole")
+
+
+def _check(ref: str, stored: Object, found: str) -> None:
+    if found != stored.digest:
+        raise CheckpointError(
+            f"{ref}/{stored.key} has digest {found}, its manifest says {stored.digest}: it is "
+            "damaged, restore another checkpoint"
+        )
 
 
 def begun_from(model: Mapping[str, Any], root: str, further: Sequence[str] = ()) -> dict[str, Any]:
@@ -174,6 +239,13 @@ def begun_from(model: Mapping[str, Any], root: str, further: Sequence[str] = ())
 def digest_bytes(data: bytes) -> str:
     """As `numerics.digest` does, which the coordinator has no arrays for."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def _digest_of(pieces: Iterable[Buffer]) -> str:
+    hasher = xxhash.xxh3_128()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.hexdigest()
 
 
 def _stored(name: str, part: ShardPart | LearnerPart, body: bytes) -> Object:

@@ -1,7 +1,7 @@
 """The parameters in a run-wide checkpoint: read by whoever exports them or begins from them.
 
-Every object is compared with its digest, and every fragment with the digest that the tape has of
-it. Not for an event loop: every function waits for the place of the checkpoint.
+Every fragment is compared with the digest that the tape has of it. Not for an event loop: every
+function waits for the place of the checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
 from diloco_shared.hf.resolving import differing, weights_of
 from diloco_shared.hf.weights import HfWeights
-from diloco_shared.numerics.arrays import Layout, digest_array, unpack
-from diloco_shared.protocol.checkpoints import CheckpointManifest, ShardPart
+from diloco_shared.numerics.arrays import Layout, Place, digest_array, head_bytes, places
+from diloco_shared.protocol.checkpoints import CheckpointManifest, Object, ShardPart
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.reach.local import Root
 from diloco_shared.spec.run import Model, RunSpec
@@ -22,15 +22,18 @@ from diloco_shared.spec.shapes import shape_of
 
 Values = NDArray[np.float32]
 Moved = Callable[[int], None]  # told how many bytes were read so far
+# Bytes of an object that are read to learn what is in it: one array has a header of some hundred,
+# and an object of many is small.
+HEAD_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
 class KeptParameters:
     """Of one checkpoint; `read` gives them tensor by tensor, `anchors` fragment by fragment.
 
-    Memory: an object of the checkpoint and the arrays in it, about 8 bytes per value of the largest
-    fragment; for `read` 4 bytes per parameter more, which grow less with each tensor that is taken.
-    All arrays of a checkpoint are fetched, since an object does not say by its name what is in it.
+    Nothing but the anchors is fetched, 4 bytes per parameter: what is in an object stands at its
+    beginning. Memory: 4 bytes per value of the largest fragment; for `read` 4 bytes per parameter
+    more, which grow less with each tensor that is taken.
     """
 
     there: RunCheckpoints
@@ -44,8 +47,8 @@ class KeptParameters:
 
     @property
     def bytes(self) -> int:
-        """Of all arrays of the syncer's shards."""
-        return sum(stored.bytes for part in self.parts for stored in part.arrays)
+        """Of all anchors: what `anchors` fetches."""
+        return 4 * sum(self.layout.sizes)
 
     def anchors(self, moved: Moved = lambda done: None) -> Iterator[tuple[int, int, str, Values]]:
         """(fragment, version, digest, fp32 values (F,)) of every fragment once, in any order.
@@ -53,27 +56,48 @@ class KeptParameters:
         Raises ValueError for what is damaged or not whole, OSError where a place does not answer.
         """
         done, seen = 0, set[int]()
-        for part in self.parts:
-            blobs = zip(part.arrays, self.there.blobs(self.ref, part), strict=True)
-            for stored, blob in blobs:
-                for name, values_F in unpack(blob).items():
-                    fragment, _, what = name.partition(".")
-                    if what == "anchor":
-                        p = int(fragment)
-                        seen.add(p)
-                        digest = self._checked(part, p, values_F)
-                        yield p, part.store["versions"][str(p)], digest, values_F
-                done += stored.bytes
-                moved(done)
+        for part, stored, p, place in self._places():
+            values_F = self._values(stored, p, place)
+            seen.add(p)
+            digest = self._checked(part, p, values_F)
+            done += values_F.nbytes
+            yield p, part.store["versions"][str(p)], digest, values_F
+            del values_F
+            moved(done)
         if len(seen) != len(self.layout.fragments):
             raise CheckpointError(
                 f"{self.ref} has {len(seen)} of {len(self.layout.fragments)} fragments"
             )
 
+    def _places(self) -> Iterator[tuple[ShardPart, Object, int, Place]]:
+        """Where every anchor lies: (part, object, fragment, place in it)."""
+        for part in self.parts:
+            for stored in part.arrays:
+                for name, place in self._in(stored).items():
+                    fragment, _, what = name.partition(".")
+                    if what == "anchor":
+                        yield part, stored, int(fragment), place
+
+    def _in(self, stored: Object) -> dict[str, Place]:
+        """The arrays of an object, of which no more is read than its beginning."""
+        head = self.there.some(self.ref, stored, 0, min(HEAD_BYTES, stored.bytes))
+        try:
+            if (whole := head_bytes(head)) > len(head):
+                head = self.there.some(self.ref, stored, 0, whole)
+            return places(head, stored.bytes)
+        except ValueError as error:
+            raise CheckpointError(f"{self.ref}/{stored.key}: it is damaged: {error}") from None
+
+    def _values(self, stored: Object, p: int, place: Place) -> Values:
+        sizes = self.layout.sizes
+        if p >= len(sizes) or place.shape != (sizes[p],) or place.dtype != np.float32:
+            raise CheckpointError(f"{self.ref}/{stored.key} has no anchor of fragment {p} in it")
+        return np.frombuffer(self.there.some(self.ref, stored, place.first, place.end), np.float32)
+
     @staticmethod
     def _checked(part: ShardPart, p: int, values_F: Values) -> str:
         digest, wanted = digest_array(values_F), part.history["anchor_digests"][p]
-        if digest != wanted or values_F.dtype != np.float32:
+        if digest != wanted:
             raise CheckpointError(f"fragment {p} has digest {digest}, and was recorded as {wanted}")
         return digest
 

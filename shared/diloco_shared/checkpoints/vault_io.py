@@ -6,14 +6,26 @@ while and most processes never write a checkpoint.
 
 import os
 import shutil
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+Buffer = bytes | bytearray | memoryview
 
 # What these addresses are called where tensorstore can read and write them.
 SCHEMES = ("file", "gs", "s3")
 # As every AWS tool reads them: where stores other than Amazon's answer to s3:// (MinIO, Ceph).
 S3_ENDPOINT = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+# Bytes that are read at a time, and written at once: tensorstore copies what it gets and gives
+# while it keeps all other threads waiting, about 10 ms for so many.
+PIECE_BYTES = 8 << 20
+# Of what describes a checkpoint, at most: texts of some MB where there are thousands of tensors and
+# learners. Arrays are read in pieces, as many bytes as their part says.
+DESCRIPTION_BYTES_MAX = 64 << 20
+# Pieces that are asked for at a time: a bucket takes a while to answer, whatever it is asked.
+ASKED_MAX = 4
 
 
 class VaultError(OSError):
@@ -50,40 +62,117 @@ class Vault:
                 raise VaultError(f"{self.root} cannot be opened: {error}") from None
         return self._opened
 
-    def _spec(self) -> str | dict[str, str]:
-        """How tensorstore calls it."""
+    def _spec(self, key: str = "") -> dict[str, Any]:
+        """How tensorstore calls it, or one object in it."""
         if self.path is not None:
             # An empty folder is a store without objects: nothing is created by opening it.
-            return {"driver": "file", "path": f"{self.path}/"}
+            return {"driver": "file", "path": f"{self.path}/{key}"}
         address = urlsplit(f"{self.root.rstrip('/')}/")
-        endpoint = next(filter(None, map(os.environ.get, S3_ENDPOINT)), "")
-        if address.scheme != "s3" or not endpoint:
-            return address.geturl()
-        return {
-            "driver": "s3",
-            "bucket": address.netloc,
-            "path": unquote(address.path).lstrip("/"),
-            "endpoint": endpoint,
-            "aws_region": os.environ.get("AWS_REGION", "us-east-1"),  # what such stores expect
-        }
+        there = {"bucket": address.netloc, "path": unquote(address.path).lstrip("/") + key}
+        return {"driver": "gcs", **there} if address.scheme == "gs" else {**_s3(), **there}
 
     def write(self, key: str, data: bytes | None) -> None:
         """Store an object, durably where the address can; None removes it."""
         try:
             self._kv.write(key, data).result()
         except ValueError as error:
-            raise VaultError(
-                f"{self.root} cannot be written ({error}): it must be a folder or bucket that "
-                "every process of the run reaches and may write"
-            ) from None
+            raise self._unwritten(error) from None
 
-    def read(self, key: str) -> bytes | None:
-        """An object, or None."""
+    def _unwritten(self, error: ValueError) -> VaultError:
+        return VaultError(
+            f"{self.root} cannot be written ({error}): it must be a folder or bucket that every "
+            "process of the run reaches and may write"
+        )
+
+    def write_pieces(self, key: str, size: int, pieces: Iterable[Buffer]) -> None:
+        """Store an object of `size` bytes like `write`, which never has all of it in one piece.
+
+        Beside the pieces it takes memory for the object once, in tensorstore.
+        """
+        if size <= PIECE_BYTES:
+            self.write(key, b"".join(pieces))
+            return
+        import numpy as np
+        import tensorstore as ts
+
+        try:
+            whole = ts.open(self._one_chunk(key, size)).result()
+            writing = ts.Transaction()
+            at = 0
+            for piece in pieces:
+                end = at + len(piece)
+                part = whole.with_transaction(writing)[at:end]
+                part.write(np.frombuffer(piece, np.uint8)).result()
+                at = end
+            assert at == size, f"{at} bytes of {size}"
+            writing.commit_async().result()
+        except ValueError as error:
+            raise self._unwritten(error) from None
+
+    def _one_chunk(self, key: str, size: int) -> dict[str, Any]:
+        """The object as the only chunk, not compressed, of an array of bytes.
+
+        So it can be handed over piece by piece: tensorstore takes objects whole, but not arrays.
+        """
+        only = {"exact": "0", "strip_prefix": 1, "base": self._spec(key)}  # "0": of the first chunk
+        return {
+            "driver": "zarr",
+            "kvstore": {"driver": "kvstack", "layers": [only]},
+            "metadata": {
+                "zarr_format": 2,
+                "shape": [size],
+                "chunks": [size],
+                "dtype": "|u1",
+                "order": "C",
+                "compressor": None,
+                "filters": None,
+                "fill_value": None,
+            },
+            "assume_metadata": True,  # none is read, and none is written
+            "open": True,
+            "store_data_equal_to_fill_value": True,
+        }
+
+    def pieces(self, key: str, first: int, size: int) -> Iterator[bytes]:
+        """`size` bytes of an object from byte `first` on, in order; fewer where it ends before.
+
+        No piece at all where it does not exist.
+        """
+        end, step, asked = first + size, PIECE_BYTES, deque[Any]()
+        starts = iter(range(first, end, step))
+        while True:
+            for at in starts:
+                asked.append(self._kv.read(key, byte_range=slice(at, min(at + step, end))))
+                if len(asked) == ASKED_MAX:
+                    break
+            if not asked:
+                return
+            try:
+                found = asked.popleft().result()
+            except ValueError as error:
+                if "OUT_OF_RANGE" in str(error):
+                    return  # whoever knows how much there was sees that it is not
+                raise VaultError(f"{self.root}/{key} cannot be read: {error}") from None
+            if found.state != "value":
+                return
+            yield found.value
+
+    def read(self, key: str, *, bytes_max: int = DESCRIPTION_BYTES_MAX) -> bytes | None:
+        """An object, or None. VaultError, before it is read, where it has more than `bytes_max`."""
+        self._check_size(key, bytes_max)
         try:
             found = self._kv.read(key).result()
         except ValueError as error:
             raise VaultError(f"{self.root}/{key} cannot be read: {error}") from None
         return bytes(found.value) if found.state == "value" else None
+
+    def _check_size(self, key: str, bytes_max: int) -> None:
+        """Asks for one byte behind the largest size: tensorstore tells none of what it has."""
+        if any(self.pieces(key, bytes_max, 1)):
+            raise VaultError(
+                f"{self.root}/{key} has more than {bytes_max} bytes: nobody who works for a run "
+                "writes so much there, and it is not read"
+            )
 
     def keys(self, prefix: str = "") -> list[str]:
         """Keys that begin with `prefix`, sorted."""
@@ -109,3 +198,17 @@ class Vault:
         if not prefix:
             return ts.KvStore.KeyRange()
         return ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1))
+
+
+def _s3() -> dict[str, Any]:
+    """How tensorstore calls S3, but for the bucket."""
+    # It looks for a profile only if it is told which: without a name it finds none in any file,
+    # and asks as nobody.
+    profile = os.environ.get("AWS_PROFILE") or "default"
+    spec = {"driver": "s3", "aws_credentials": {"type": "default", "profile": profile}}
+    endpoint = next(filter(None, map(os.environ.get, S3_ENDPOINT)), "")
+    if not endpoint:
+        return spec
+    # Such stores expect some region, whichever it is.
+    region = os.environ.get("AWS_REGION", "us-east-1")
+    return {**spec, "endpoint": endpoint, "aws_region": region}

@@ -65,16 +65,17 @@ class Disks:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Until the end of the block whoever syncs or writes asks these disks."""
-        kept = os.fsync, os.statvfs, Vault.write, Vault.read, Vault.keys
+        kept = os.fsync, os.statvfs, Vault.write, Vault.read, Vault.keys, Vault.pieces
         loop = self.world.loop
         os.fsync, os.statvfs = self._sync, self._there  # type: ignore[assignment]
         Vault.write = _asking(self, Vault.write)  # type: ignore[method-assign]
-        Vault.read, Vault.keys = (_reaching(self, f) for f in (Vault.read, Vault.keys))  # type: ignore
+        reading = Vault.read, Vault.keys, Vault.pieces
+        Vault.read, Vault.keys, Vault.pieces = (_reaching(self, f) for f in reading)  # type: ignore
         loop.perform = self._perform
         try:
             yield
         finally:
-            os.fsync, os.statvfs, Vault.write, Vault.read, Vault.keys = kept  # type: ignore
+            os.fsync, os.statvfs, Vault.write, Vault.read, Vault.keys, Vault.pieces = kept  # type: ignore
 
     # --- a thread's work -----------------------------------------------------------------------
 
@@ -173,10 +174,10 @@ def _asking(disks: Disks, write: Callable[..., None]) -> Callable[..., None]:
     return asking
 
 
-def _reaching(disks: Disks, read: Callable[[Vault, str], T]) -> Callable[..., T]:
-    def reaching(vault: Vault, key: str = "") -> T:
+def _reaching(disks: Disks, read: Callable[..., T]) -> Callable[..., T]:
+    def reaching(vault: Vault, key: str = "", *more: Any, **named: Any) -> T:
         disks.reaches(key)
-        return read(vault, key)
+        return read(vault, key, *more, **named)
 
     return reaching
 

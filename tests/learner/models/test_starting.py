@@ -1,6 +1,7 @@
 """A run begins from the weights that it names, and from no others."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from learner.exporting.publishing import spec as published
 from safetensors.numpy import load_file, save_file
 
 from diloco_learner.training.trainer import Program, Trainer
+from diloco_shared.checkpoints import parameters_io as parameters
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, begun_from
-from diloco_shared.checkpoints.parameters_io import beginning_of
+from diloco_shared.checkpoints.parameters_io import KeptParameters, beginning_of
+from diloco_shared.checkpoints.vault_io import Vault
 from diloco_shared.hf.resolving import resolved, weights_of
 from diloco_shared.hf.weights import WrongCheckpoint
-from diloco_shared.numerics.arrays import flatten
+from diloco_shared.numerics.arrays import Layout, flatten
 from diloco_shared.protocol.checkpoints import reference
 from diloco_shared.spec.run import Model, RunSpec, config_hash
 
@@ -145,6 +148,56 @@ def test_a_damaged_checkpoint_gives_no_tensor(tmp_path: Path) -> None:
         found.read("no/such/tensor")
     with pytest.raises(CheckpointError, match=r"fragment 2 has digest .*, and was recorded as a"):
         found.read("final_norm/scale_D")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_no_more_than_the_anchors_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int
+) -> None:
+    """A quarter of what a checkpoint keeps: there are also masters, momentum, anchors of before."""
+    monkeypatch.setattr(parameters, "HEAD_BYTES", 64)  # less than any header
+    made = kept(tmp_path, SOURCE, shards)
+    read: list[int] = []
+    pieces = Vault.pieces
+
+    def counted(self: Vault, key: str, first: int, size: int) -> Iterator[bytes]:
+        read.append(size)
+        return pieces(self, key, first, size)
+
+    monkeypatch.setattr(Vault, "pieces", counted)
+    model = Model.model_validate(begun(tmp_path))
+    found = beginning_of(model, Path(), str(tmp_path))
+    assert isinstance(found, KeptParameters)
+    read.clear()
+    moved: list[int] = []
+    anchors = {p: values_F for p, _, _, values_F in found.anchors(moved.append)}
+    for p, values_F in anchors.items():
+        np.testing.assert_array_equal(values_F, flatten(found.layout, p, made))
+    size = 4 * sum(found.layout.sizes)
+    heads = [n for n in read if n not in {4 * s for s in found.layout.sizes}]
+    assert sum(read) - sum(heads) == size == found.bytes == moved[-1]
+    assert max(heads) < 2000, "and the headers of objects"
+
+
+def test_an_anchor_of_another_size_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(tmp_path, SOURCE)
+    found = beginning_of(Model.model_validate(begun(tmp_path)), Path(), str(tmp_path))
+    assert isinstance(found, KeptParameters)
+    found.layout = Layout(found.layout.tensors, ((), *found.layout.fragments[1:]))
+    with pytest.raises(CheckpointError, match="has no anchor of fragment 0 in it"):
+        list(found.anchors())
+
+
+def test_an_object_that_is_gone_is_named(tmp_path: Path) -> None:
+    kept(tmp_path, SOURCE)
+    found = beginning_of(Model.model_validate(begun(tmp_path)), Path(), str(tmp_path))
+    assert isinstance(found, KeptParameters)
+    for path in tmp_path.rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match=r"safetensors is gone: the checkpoint is not whole"):
+        list(found.anchors())
 
 
 @pytest.mark.whole

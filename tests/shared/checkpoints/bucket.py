@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -13,13 +14,17 @@ from xml.sax.saxutils import escape
 class Bucket:
     """A context manager; `endpoint` is where it answers, `objects` what it holds.
 
-    scheme: s3 or gs.
+    scheme: s3 or gs. `asked`: the header `Authorization` of every request, and `parts`: how many
+    bytes of an object each answer gave.
     """
 
     def __init__(self, scheme: str) -> None:
         self.objects: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.parts: list[int] = []
         protocol = {"s3": _Amazon, "gs": _Google}[scheme]
-        kind = type("Handler", (protocol,), {"objects": self.objects})
+        kept = {"objects": self.objects, "asked": self.asked, "parts": self.parts}
+        kind = type("Handler", (protocol,), kept)
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
@@ -40,7 +45,15 @@ class Bucket:
 
 class _Handler(BaseHTTPRequestHandler):
     objects: ClassVar[dict[str, bytes]]
+    asked: ClassVar[list[str]]
+    parts: ClassVar[list[int]]
     protocol_version = "HTTP/1.1"
+
+    def parse_request(self) -> bool:
+        sound = super().parse_request()
+        if sound:
+            self.asked.append(self.headers.get("Authorization", ""))
+        return sound
 
     @property
     def body(self) -> bytes:
@@ -50,8 +63,28 @@ class _Handler(BaseHTTPRequestHandler):
     def query(self) -> dict[str, str]:
         return {name: found[0] for name, found in parse_qs(urlsplit(self.path).query).items()}
 
-    def _answer(self, status: int, body: bytes = b"", tag: bytes | None = None) -> None:
+    def _give(self, body: bytes) -> None:
+        """An object, or the part of it that is asked for."""
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if wanted is None:
+            self.parts.append(len(body))
+            self._answer(200, body, tag=body)
+            return
+        first, last = int(wanted[1]), int(wanted[2])
+        if first >= len(body):
+            self._answer(416)
+            return
+        part = body[first : last + 1]
+        self.parts.append(len(part))
+        end = first + len(part) - 1
+        self._answer(206, part, tag=body, of=f"bytes {first}-{end}/{len(body)}")
+
+    def _answer(
+        self, status: int, body: bytes = b"", tag: bytes | None = None, of: str = ""
+    ) -> None:
         self.send_response(status)
+        if of:
+            self.send_header("Content-Range", of)
         if tag is not None:
             self.send_header("ETag", f'"{_tag(tag)}"')
         self.send_header("Content-Length", str(len(body)))
@@ -75,7 +108,7 @@ class _Amazon(_Handler):
         if not self.key:
             self._answer(200, self._listed())
         elif self.key in self.objects:
-            self._answer(200, self.objects[self.key], tag=self.objects[self.key])
+            self._give(self.objects[self.key])
         else:
             self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
 
@@ -113,7 +146,7 @@ class _Google(_Handler):
             items = [{"name": key} for key in sorted(self.objects) if first <= key < end]
             self._answer(200, json.dumps({"items": items}).encode())
         elif self.key in self.objects:
-            self._answer(200, self.objects[self.key])
+            self._give(self.objects[self.key])
         else:
             self._answer(404)
 

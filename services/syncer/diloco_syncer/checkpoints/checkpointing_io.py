@@ -36,6 +36,7 @@ class Checkpointer:
         self.places = context.checkpoint_places
         self.put = put
         self.shelf = context.snapshots.shelf  # of stores that are loaded
+        self.aside = context.snapshots.folder  # for their arrays: the run's own are in memory
         self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
         self.loaded: dict[int, RestoredState] = {}  # by serial of the wish: the newest one
 
@@ -110,6 +111,7 @@ class Checkpointer:
                 self.root,
                 shelf=self.shelf,
                 further=self.places,
+                aside=self.aside,
             )
         except (OSError, ValueError, KeyError) as error:
             self.put(Loaded(restore, fault=str(error)[:400]))
@@ -143,7 +145,8 @@ class Checkpointer:
             )
 
     def unload(self, serial: int) -> None:
-        """Keep a store no longer that will not be installed: it is as large as the run's own."""
+        """Keep a store no longer that will not be installed: on the disk it is as large as the
+        run's own."""
         self.loaded.pop(serial, None)
 
     def install(self, serial: int) -> FragmentStore:

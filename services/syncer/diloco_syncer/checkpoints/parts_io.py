@@ -4,12 +4,13 @@ Not for an event loop: every function waits for the vault.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
-from diloco_shared.numerics.arrays import digest_array, pack, unpack
+from diloco_shared.numerics.arrays import Blob, digest_array, pack, unpack
 from diloco_shared.protocol.checkpoints import (
     CheckpointManifest,
     LearnerPart,
@@ -20,6 +21,7 @@ from diloco_shared.protocol.checkpoints import (
 from diloco_shared.protocol.messages import TapeRestore
 from diloco_shared.protocol.records import ShardLease
 from diloco_shared.spec.run import RunSpec, written
+from diloco_syncer.checkpoints.aside_io import blobs_aside
 from diloco_syncer.events import Capture, Seal
 from diloco_syncer.history.history import History
 from diloco_syncer.history.replay import RestoredState
@@ -48,7 +50,7 @@ def write_part(
     return there.write_part(ref, name, part)
 
 
-def _packed(arrays: dict[str, NDArray[Any]]) -> Iterator[bytes]:
+def _packed(arrays: dict[str, NDArray[Any]]) -> Iterator[Blob]:
     """In blobs, taken out of `arrays` a fragment at a time."""
     while arrays:
         fragment = next(iter(arrays)).partition(".")[0]
@@ -133,13 +135,14 @@ def load(
     digest: str = "",
     shelf: Shelf = in_memory,
     further: Sequence[str] = (),
+    aside: Path | None = None,
 ) -> RestoredState:
     """The state of a checkpoint, every digest checked. Not for an event loop.
 
     `digest`: of the manifest, if it must be a certain one; `shelf`: of the store; `further`: where
-    it may be, besides `root`. Raises
-    CheckpointError, VaultError (an OSError), or another ValueError for what this program would cut
-    otherwise.
+    it may be, besides `root`; `aside`: a folder for the arrays, of a process that has a store in
+    memory. Raises CheckpointError, VaultError (an OSError), OSError where that folder has no room,
+    or another ValueError for what this program would cut otherwise.
     """
     there, ref = RunCheckpoints.at(source, root, further)
     manifest, found = there.manifest(ref)
@@ -151,7 +154,7 @@ def load(
             f"{spec.algorithm.shards}: set algorithm.shards = {len(manifest.shards)}"
         )
     part = there.part(ref, manifest.shards[shard], ShardPart)
-    store = read_store(there, ref, part, spec, shelf)
+    store = read_store(there, ref, part, spec, shelf, aside)
     for p, wanted in enumerate(part.history["anchor_digests"]):
         if wanted and digest_array(store.anchor(p)) != wanted:
             raise CheckpointError(f"the anchor of fragment {p} in {source} is not the one recorded")
@@ -159,10 +162,19 @@ def load(
 
 
 def read_store(
-    there: RunCheckpoints, ref: str, part: ShardPart, spec: RunSpec, shelf: Shelf = in_memory
+    there: RunCheckpoints,
+    ref: str,
+    part: ShardPart,
+    spec: RunSpec,
+    shelf: Shelf = in_memory,
+    aside: Path | None = None,
 ) -> FragmentStore:
-    """The numbers of a part, blob by blob."""
+    """The numbers of a part: in memory, anchors of before on the shelf; or all of them aside."""
     arrays: dict[str, NDArray[Any]] = {}
+    if aside is not None:
+        for blob in blobs_aside(there, ref, part, aside):
+            arrays |= unpack(blob)
+        return FragmentStore.restore(part.store, arrays, spec.algorithm, shelf)
     for blob in there.blobs(ref, part):
         arrays |= {
             name: shelf(array) if name.endswith(f".{PREVIOUS}") else array
@@ -179,6 +191,7 @@ def load_recorded(
     root: str,
     shelf: Shelf = in_memory,
     further: Sequence[str] = (),
+    aside: Path | None = None,
 ) -> RestoredState:
     """What a restore on the tape speaks of."""
-    return load(spec, shard, record.source, root, record.digest, shelf, further)
+    return load(spec, shard, record.source, root, record.digest, shelf, further, aside)

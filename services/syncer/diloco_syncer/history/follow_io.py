@@ -250,9 +250,7 @@ class Follower:
         while records := await self.tape.read(after=self.history.seq, limit=BATCH_RECORDS):
             for seq, record in records:
                 if isinstance(record, TapeRestore):
-                    back = await self._back(record)
-                    assert isinstance(back, RestoredState)
-                    self.history.resume(back.history, record, seq)
+                    self.history.resume(await self._history_of(record), record, seq)
                 else:
                     self.history.apply(record, seq)
         if not self.history.initialised:
@@ -273,19 +271,27 @@ class Follower:
                 raise Purged(f"the run began again from what was published, and {error}") from None
         if not isinstance(record, TapeRestore):
             return None
-        root, places = self.finder.root, self.finder.places
+        # Two stores are twice what a syncer needs: beside one, the other does not lie in memory.
+        aside = None if self.store is None else self.snapshots.folder
         try:
             return await asyncio.to_thread(
                 load_recorded,
                 self.spec,
                 self.tape.shard,
                 record,
-                root,
+                self.finder.root,
                 self.snapshots.shelf,
-                places,
+                self.finder.places,
+                aside,
             )
         except (OSError, ValueError, KeyError) as error:
             raise Unread(f"the tape goes back to {record.source}, and {error}") from None
+
+    async def _history_of(self, restore: TapeRestore) -> dict[str, Any]:
+        """`History.meta` of what a restore goes back to, without its numbers."""
+        back = await self._back(restore)
+        assert isinstance(back, RestoredState)
+        return back.history
 
     async def _cover(self) -> None:
         """A snapshot of our own, once the leader's allows contributions to be purged."""

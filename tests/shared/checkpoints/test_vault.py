@@ -1,0 +1,149 @@
+"""Objects that are too large for one piece, and who a bucket is asked as."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.shared.checkpoints.bucket import Bucket
+
+from diloco_shared.checkpoints import vault_io
+from diloco_shared.checkpoints.vault_io import Vault, VaultError
+
+PIECE = 1000
+BODY = bytes(n * 7 % 251 for n in range(4567))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vault_io, "PIECE_BYTES", PIECE)
+
+
+def cut(body: bytes, size: int = 700) -> Iterator[memoryview]:
+    return (memoryview(body)[at : at + size] for at in range(0, len(body), size))
+
+
+@pytest.fixture(params=["folder", "s3", "gs"])
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, Bucket | None]]:
+    """A root, and the bucket that answers for it."""
+    if request.param == "folder":
+        yield str(tmp_path / "a b"), None
+        return
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with Bucket(request.param) as bucket:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bucket.endpoint)
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", bucket.endpoint)
+        yield f"{request.param}://some-bucket/a b", bucket
+
+
+def test_a_large_object_is_written_in_pieces(
+    place: tuple[str, Bucket | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What tensorstore gets in one piece it copies while no other thread can do anything."""
+    root, bucket = place
+    wholes: list[int] = []
+    write = Vault.write
+
+    def watched(self: Vault, key: str, data: bytes | None) -> None:
+        wholes.append(len(data or b""))
+        write(self, key, data)
+
+    monkeypatch.setattr(Vault, "write", watched)
+    vault = Vault(root)
+    vault.write_pieces("f/large", len(BODY), cut(BODY))
+    vault.write_pieces("f/small", PIECE, cut(BODY[:PIECE]))
+    vault.write_pieces("f/zeros", len(BODY), cut(bytes(len(BODY))))
+    assert vault.read("f/large") == BODY and vault.read("f/small") == BODY[:PIECE]
+    assert vault.read("f/zeros") == bytes(len(BODY))
+    assert vault.keys() == ["f/large", "f/small", "f/zeros"]
+    assert wholes == [PIECE]
+    if bucket is not None:
+        assert bucket.objects["a b/f/large"] == BODY
+
+
+def test_a_large_object_is_read_in_pieces(place: tuple[str, Bucket | None]) -> None:
+    root, bucket = place
+    vault = Vault(root)
+    vault.write("f/large", BODY)
+    pieces = list(vault.pieces("f/large", 0, len(BODY)))
+    assert b"".join(pieces) == BODY and max(map(len, pieces)) == PIECE
+    assert b"".join(vault.pieces("f/large", 1500, 2100)) == BODY[1500:3600]
+    if bucket is not None:
+        assert max(bucket.parts) == PIECE, "nor does more of it come at a time"
+
+
+def test_of_what_is_not_there_nothing_is_read(place: tuple[str, Bucket | None]) -> None:
+    vault = Vault(place[0])
+    vault.write("f/short", BODY[:1200])
+    assert list(vault.pieces("f/none", 0, 10)) == []
+    assert b"".join(vault.pieces("f/short", 0, len(BODY)))[:PIECE] == BODY[:PIECE]
+    assert len(b"".join(vault.pieces("f/short", 0, len(BODY)))) <= 1200
+    assert list(vault.pieces("f/short", 2000, 100)) == []
+
+
+def test_an_object_that_is_not_written_whole_is_not_there(tmp_path: Path) -> None:
+    def torn() -> Iterator[bytes]:
+        yield BODY[:1500]
+        raise OSError("the disk that it comes from")
+
+    vault = Vault(str(tmp_path))
+    with pytest.raises(OSError, match="comes from"):
+        vault.write_pieces("f/torn", len(BODY), torn())
+    assert vault.keys() == []
+
+
+def test_where_nothing_can_be_written_is_said(tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_text("no folder")
+    with pytest.raises(VaultError, match="every process of the run reaches and may write"):
+        Vault(str(file)).write_pieces("a/b", len(BODY), cut(BODY))
+
+
+class Away:
+    """A place that does not answer."""
+
+    def read(self, key: str, **_: Any) -> "Away":
+        return self
+
+    def result(self) -> None:
+        raise ValueError("UNAVAILABLE: nobody there")
+
+
+def test_a_place_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    vault = Vault(str(tmp_path))
+    vault._opened = Away()
+    with pytest.raises(VaultError, match=r"f/large cannot be read: UNAVAILABLE"):
+        list(vault.pieces("f/large", 0, 10))
+
+
+KEYS = "[{}]\naws_access_key_id = {}\naws_secret_access_key = b\n"
+
+
+@pytest.mark.parametrize(
+    ("set_", "asked_as"),
+    [
+        ({}, "of-the-file"),
+        ({"AWS_PROFILE": ""}, "of-the-file"),
+        ({"AWS_PROFILE": "other"}, "of-another"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "of-the-file"),
+        ({"AWS_ACCESS_KEY_ID": "given", "AWS_SECRET_ACCESS_KEY": "b"}, "given"),
+    ],
+)
+def test_the_keys_of_a_bucket_may_be_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_: dict[str, Any], asked_as: str
+) -> None:
+    """As deploy/kubernetes mounts it. Without its keys a bucket is asked as nobody."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "bucket"
+    file.write_text(KEYS.format("default", "of-the-file") + KEYS.format("other", "of-another"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    for name, value in set_.items():
+        monkeypatch.setenv(name, value)
+    with Bucket("s3") as bucket:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bucket.endpoint)
+        Vault("s3://some-bucket/a").write("k", b"1")
+        assert bucket.asked and all(f"Credential={asked_as}/" in text for text in bucket.asked)
