@@ -10,8 +10,8 @@ rounds_to_contribute: closed from the start of the victim's new process (interpr
 compilation included) up to the one that merged it; must not exceed H. after_relaunch_s: the same in
 seconds. survivor_stall_s: what the train loops of the other two spent on anything but their own
 computation, from the kill to that round, the longer of both. moments_equal: 1 if in every repeat
-the inner state that the newcomer holds has the digest of what its donor gave, both computed by
-those processes. phases_s: as `GET /v1/runs/NAME/recoveries` tells them (docs/how-to/recover.md),
+the inner state that came to the newcomer has the digest of what its donor gave (that it holds what
+came, tests say). phases_s: as `GET /v1/runs/NAME/recoveries` tells them (docs/how-to/recover.md),
 medians.
 All figures but the largest ones are medians of the repeats.
 """
@@ -212,7 +212,7 @@ async def recovery(
 
 
 def digests(client: Client, found: dict[str, Any]) -> tuple[str, str] | None:
-    """Of the inner state: what the donor gave, and what the newcomer holds."""
+    """Of the inner state: what the donor gave, and what came to the newcomer."""
     events = client.events(RUN)
     learner, incarnation = found["learner"], found["incarnation"]
     held = [

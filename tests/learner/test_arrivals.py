@@ -6,7 +6,7 @@ from typing import Any
 from learner.desk import anchor, beat, pull
 from learner.rig import donation
 
-from diloco_learner.events import DonateSeen, InitMoved, StateMoved, StateSeen
+from diloco_learner.events import DonateSeen, InitMoved, PublicationMoved, StateMoved, StateSeen
 from diloco_learner.exchange.arrivals import ANCHORS, essence, heavy, repeated
 
 
@@ -19,13 +19,14 @@ def test_of_each_fragment_the_newest_two_anchors_are_kept() -> None:
 
 def test_what_is_said_again_is_kept_once_in_the_order_of_the_newest() -> None:
     beats, donate = [beat(), beat()], DonateSeen(donation("b"))
-    waiting: list[Any] = [beats[0], pull(1), donate, StateMoved("b", "n"), InitMoved()]
-    waiting += [beats[1], pull(1), pull(2), donate, StateMoved("b", "n"), InitMoved()]
+    moved = [StateMoved("b", "n"), InitMoved(), PublicationMoved()]
+    waiting: list[Any] = [beats[0], pull(1), donate, *moved]
+    waiting += [beats[1], pull(1), pull(2), donate, *moved]
     kept = essence(waiting)
-    assert kept == waiting[5:]
-    assert kept[0] is beats[1]
+    assert kept == waiting[6:]
+    assert kept[0] is beats[1] and all(repeated(event) for event in kept)
     others = [DonateSeen(donation("c")), StateMoved("c", "m")]
-    assert essence([*waiting, *others]) == [*waiting[5:], *others]
+    assert essence([*waiting, *others]) == [*waiting[6:], *others]
 
 
 def test_what_is_told_once_is_never_left_out() -> None:

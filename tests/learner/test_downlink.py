@@ -12,11 +12,19 @@ import structlog
 from learner.contexts import context
 from waiting import until
 
-from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateComing, StateMoved, StateSeen
+from diloco_learner.events import (
+    BeatSeen,
+    GrantSeen,
+    StateBad,
+    StateComing,
+    StateMoved,
+    StateSeen,
+)
 from diloco_learner.exchange import downlink_io as downlink
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.hosts.whole import HostLost
+from diloco_learner.recovery.moments import Received
 from diloco_learner.training.train import Anchored
 from diloco_shared.bus import blobs
 from diloco_shared.bus.blobs import announcement_subject, put_blob
@@ -426,7 +434,7 @@ async def test_inner_state_is_taken_from_the_granted_donor(rig: Rig) -> None:
         await send_state(rig, b"moments")
         assert await rig.next() == StateComing("a", "n-1")
         assert await rig.next() == StateSeen("a", "n-1")
-        assert rig.down.states == {"n-1": b"moments"}
+        assert rig.down.states == {"n-1": Received(b"moments", describe("s", b"moments").digest)}
     await rig.down.forget_state()
     assert rig.down.states == {}
     assert await rig.syncer.bus.fetch(subjects.state_stream("r"), "state.r.>") == []
@@ -446,6 +454,23 @@ async def test_a_leader_is_asked_to_remove_inner_state(rig: Rig) -> None:
         await rig.down.forget_state()
     assert asked == [subjects.forget_state("r", "b")]
     assert await rig.syncer.bus.fetch(subjects.state_stream("r"), "state.r.>") != []
+
+
+async def test_memory_of_an_inner_state_is_not_kept_for_what_is_smaller(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is many times as large as a publication, and comes once."""
+    takes: list[Any] = []
+    room = downlink.receiving
+    monkeypatch.setattr(
+        downlink, "receiving", lambda bus, blob, *take: (takes.extend(take), room(bus, blob))[1]
+    )
+    await rig.syncer.prepare()
+    async with rig.running(rig.down.state("a", "n-1")):
+        await send_state(rig, b"moments")
+        while not isinstance(await rig.next(), StateSeen):
+            pass
+    assert takes == [blobs.fresh]
 
 
 @pytest.mark.parametrize(
@@ -502,4 +527,4 @@ async def test_an_announced_state_is_fetched_while_its_donor_still_sends(rig: Ri
         while (event := await rig.next()) == StateMoved("a", "n-1"):
             pass
         assert event == StateSeen("a", "n-1")
-        assert rig.down.states == {"n-1": payload}
+        assert rig.down.states == {"n-1": Received(payload, outgoing.blob.digest)}

@@ -13,6 +13,7 @@ from diloco_learner.events import (
     Evaluated,
     GiveState,
     Leave,
+    PublicationMoved,
     SendProgress,
     StateGone,
     Stepped,
@@ -273,6 +274,21 @@ def test_a_publication_that_never_comes_does_not_hold_it_for_ever() -> None:
     assert only(effects, Tell)[0].kind == "left-behind"
     assert not only(effects, Evaluate)
     assert only(effects, Leave)[0].outcome == "stopped"
+
+
+def test_a_last_publication_is_waited_for_as_long_as_more_of_it_comes() -> None:
+    """Of a model of billions of values, behind a link that many share, it takes minutes."""
+    desk = Desk()
+    desk.tell(PublicationMoved())
+    assert desk.exchange.finish_by == math.inf, "the run has not ended"
+    desk.tell(beat(state="finished", versions=(0, 0, 1), evaluator="a"))
+    for _ in range(5):
+        assert not only(desk.pass_time(FINISH_S_MAX - 1), Leave)
+        desk.tell(PublicationMoved())
+    effects = desk.tell(anchor(2, 1))
+    assert only(effects, Adopt) and only(effects, Evaluate)
+    desk.tell(beat(state="finished", versions=(0, 0, 2), evaluator="a"))
+    assert only(desk.pass_time(FINISH_S_MAX), Tell)[0].kind == "left-behind"
 
 
 def test_versions_of_another_epoch_do_not_complete_the_end() -> None:

@@ -10,6 +10,7 @@ from learner.test_app import compiled, stepping
 from waiting import until
 
 from diloco_learner import work_io
+from diloco_learner.settings import STOP_S
 from diloco_learner.training.trainer import Program
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord, ShardLease
@@ -96,7 +97,6 @@ async def test_a_learner_whose_last_checkpoint_takes_long_gives_its_shards_back(
     broker: MemoryBroker, syncer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others could not read them until it counts as gone."""
-    monkeypatch.setattr(work_io, "WITHDRAW_S", 0.3)
     await syncer.prepare()
     await syncer.assign("a", "r")
     async with syncer.serving():
@@ -104,6 +104,8 @@ async def test_a_learner_whose_last_checkpoint_takes_long_gives_its_shards_back(
             await syncer.bootstrap("a")
             await syncer.reported("a", stepping)
             assert app.work is not None
+            assert app.work.stop_s == STOP_S, "as the settings say"
+            app.work.stop_s = work_io.RELEASE_S + 0.3
             slow, write = app.work.checkpoints, threading.Event()
             monkeypatch.setattr(slow, "save", lambda *_: write.wait(30))
         write.set()

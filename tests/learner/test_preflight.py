@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from safetensors.numpy import load_file, save_file
 from shared.corpora.texts import folder_of, prepared
 
 from diloco_learner.data.cache import Cache
+from diloco_learner.hosts.place import hosts_of
 from diloco_learner.preflight import checks, machine
 from diloco_learner.preflight.checks import check
 from diloco_learner.preflight.findings import CHECKS, NEEDS, Finding, read
 from diloco_learner.preflight.machine import Machine
+from diloco_shared.budget import known
+from diloco_shared.budget.memory import device, learner
 from diloco_shared.hf.resolving import resolved
 from diloco_shared.spec.mesh import MeshSizes
 from diloco_shared.spec.run import RunSpec
@@ -403,6 +407,76 @@ def test_how_devices_share_the_work_is_told_or_refused(
     found = next(check(spec, root, cache, now=time.monotonic, mesh=mesh))
     assert found.name == "devices" and found.ok == ok and words in found.text
     assert bool(found.remedy) != ok
+
+
+def test_an_island_of_several_hosts_is_checked_as_a_whole(
+    tables: Tables, root: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of the devices, with all of the state, would not do for any large model."""
+    monkeypatch.setattr(checks, "machine_of", lambda _: dataclasses.replace(MACHINE, devices=8))
+    tables["inner"]["batch_sequences"] = 32
+    spec = RunSpec.model_validate(tables)
+    made = check(spec, root, cache, now=time.monotonic, hosts=lambda: 4)
+    found = {finding.name: finding for finding in made}
+    assert not [f for f in found.values() if f.verdict == "WRONG"], found
+    assert found["devices"].figures == {"devices": 32, "used": 32}
+    assert "4 hosts of 8 x H100 each, if the others" in found["devices"].text
+    job = known(spec, parameters=int(found["model"].figures["parameters"]))
+    assert job is not None
+    needed = {
+        name: found[name].figures["needed_bytes"] for name in ("device memory", "host memory")
+    }
+    assert needed == {
+        "device memory": device(job, mesh=MeshSizes(fsdp=32)).bytes,
+        "host memory": learner(job, 4).bytes,
+    }
+    # What would take the other hosts is told, and is no fault.
+    for name in ("compile", "step"):
+        assert found[name].skipped and found[name].text.startswith("not tried: the 4 hosts")
+
+
+def test_on_a_host_without_an_accelerator_its_own_devices_take_its_memory(
+    tables: Tables, root: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = Machine("cpu", "cpu", 2, None, 1 << 50, 1 << 50)
+    monkeypatch.setattr(checks, "machine_of", lambda _: alone)
+    tables["inner"]["batch_sequences"] = 4
+    spec = RunSpec.model_validate(tables)
+    made = check(spec, root, cache, now=time.monotonic, hosts=lambda: 2)
+    found = {finding.name: finding for finding in made}
+    job = known(spec, parameters=int(found["model"].figures["parameters"]))
+    assert job is not None
+    on_device = device(job, on_cpu=True, mesh=MeshSizes(fsdp=4)).bytes
+    needed = found["host memory"].figures["needed_bytes"]
+    assert needed == learner(job, 2).bytes + 2 * on_device
+
+
+@pytest.mark.parametrize(
+    ("hosts", "mesh", "name", "words"),
+    [
+        ("2", MeshSizes(fsdp=8), "devices", "takes 8 of the 16 devices of this island's hosts"),
+        ("slurm", None, "devices", "or give DILOCO_HOSTS a number"),
+        ("2", MeshSizes(fsdp=8, tensor=2), "model", "tensor=2 needs a model that says which"),
+    ],
+)
+def test_what_all_hosts_cannot_do_is_found_on_one_of_them(
+    hosts: str,
+    mesh: MeshSizes | None,
+    name: str,
+    words: str,
+    tables: Tables,
+    root: Path,
+    cache: Cache,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks, "machine_of", lambda _: dataclasses.replace(MACHINE, devices=8))
+    own(16)(root, tables)
+    tables["inner"]["batch_sequences"] = 8
+    spec, count = RunSpec.model_validate(tables), partial(hosts_of, hosts, {})
+    made = check(spec, root, cache, now=time.monotonic, mesh=mesh, hosts=count)
+    bad = [finding for finding in made if finding.verdict == "WRONG"]
+    assert [finding.name for finding in bad] == [name]
+    assert words in bad[0].text and bad[0].remedy
 
 
 def test_a_machine_without_a_device_has_its_text_looked_at_all_the_same(

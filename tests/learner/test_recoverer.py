@@ -18,6 +18,7 @@ from diloco_learner.events import InitMoved, Leave, LoadState, SendInit, SendJoi
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.recovery import checkpoint_io, recoverer_io
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.recovery.moments import Received
 from diloco_learner.recovery.recoverer_io import Recoverer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Join, Restored
@@ -133,6 +134,20 @@ async def test_a_join_that_nobody_answers_is_said_where_an_older_syncer_hears_it
     listening.cancel()
     own = subjects.join("r", "a")
     assert heard[:3] == [own, own, subjects.unsigned_join("r")]
+
+
+async def test_moments_of_a_donor_are_told_as_they_came_and_not_read_back(
+    up: Uplink, spec: RunSpec
+) -> None:
+    """Those of a large model take a minute to read, before the first step."""
+    loaded: list[bytes] = []
+    trainer: Any = SimpleNamespace(load_inner_state=loaded.append)  # nothing else is asked of it
+    down: Any = SimpleNamespace(states={"n": Received(b"moments", "d" * 32)})
+    asked: Any = Asked(spec)
+    bringing = Recoverer(asked, trainer, up.checkpoints, up.control, up, down, asyncio.Queue())
+    await bringing._load_state(LoadState("donor", "b", "n"))
+    assert (loaded, down.states) == ([b"moments"], {}), "its memory is let go"
+    assert bringing.loaded == {"moments": "d" * 32}
 
 
 class OwnCheckpoints:

@@ -17,7 +17,7 @@ from diloco_learner.hosts.receiving_io import fetched_by_all
 from diloco_learner.recovery.incarnation_io import newest_boot
 from diloco_learner.settings import Settings
 from diloco_learner.training.computing_io import Computing, OnThisMachine
-from diloco_learner.work_io import CHECKPOINTS, WITHDRAW_S, Unfit, Work
+from diloco_learner.work_io import CHECKPOINTS, Unfit, Work
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.run_streams import exists
@@ -42,6 +42,8 @@ log = structlog.get_logger()
 # followed by as long a pause, since others want this machine's disk too; but by no longer one than
 # the second figure.
 UNFIT_RETRY_S, UNFIT_RETRY_S_MAX = 5.0, 30.0
+# A work that does not train yet gets so many seconds to leave by itself, before it is cancelled.
+LEAVES_S = 3.0
 # Between two looks at whether a run is over that this process is no longer assigned to, in seconds.
 DISMISS_S = 1.0
 
@@ -191,7 +193,7 @@ class Learner(Worker[Settings]):
         """Whether the work ended, or will: in training the loop sees to it."""
         if self.work is not None and self.work.train_loop is not None:
             return True
-        await asyncio.wait({working}, timeout=WITHDRAW_S)
+        await asyncio.wait({working}, timeout=LEAVES_S)
         return working.done()
 
     async def _work_for(self, run: str) -> None:
@@ -260,6 +262,7 @@ class Learner(Worker[Settings]):
         """Work for the run until it is left. Raises Unfit."""
         self.work = work = Work(await self._context(spec), self.faults, self.computing)
         work.injected.duty_cycle = self.settings.duty_cycle
+        work.stop_s = self.settings.stop_s
         work.fit = lambda: self.membership.update(state="working", reason="")
         leave = await work.run()
         # Whoever refused it may let it in later: another configuration, or a free place.

@@ -87,6 +87,11 @@ class InitMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class PublicationMoved:
+    """More of a publication has come, told while the run ends."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateBad:
     """A donor's inner state could not be used."""
 
@@ -140,6 +145,7 @@ ExchangeEvent = (
     | PartSettled
     | StateGone
     | Evaluated
+    | PublicationMoved
     | TimePassed
 )
 RecoveryEvent = (
@@ -151,6 +157,7 @@ RecoveryEvent = (
     | StateSeen
     | StateBad
     | InitMoved
+    | PublicationMoved
     | TimePassed
 )
 

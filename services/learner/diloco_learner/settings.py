@@ -11,6 +11,10 @@ from diloco_shared.process.settings import WorkerSettings
 from diloco_shared.reach.local import DataRoots, Factories, Reach
 from diloco_shared.spec.mesh import mesh_of
 
+# In which a process stops when nothing else is said, and closes its connections after that at most,
+# in seconds: 'diloco up' kills after 8, Docker after 10.
+STOP_S, CLOSES_S = 6.0, 2.0
+
 
 class Settings(WorkerSettings):
     """One per process; every field may be set as DILOCO_<FIELD>."""
@@ -25,6 +29,14 @@ class Settings(WorkerSettings):
         le=1,
         description="The share of its time in which this learner computes, 0.1 to 1; it rests "
         "after each step. Less than 1 leaves a machine, or its GPU, to others who use it too.",
+    )
+    stop_s: float = Field(
+        STOP_S,
+        ge=2.0,
+        le=3600.0,
+        description="Told to stop, this process ends after so many seconds at the latest, with its "
+        "optimizer's state saved if its step and the saving take less. Whoever stops it must wait "
+        "some seconds longer before it kills. Raise both for a large model.",
     )
     mesh: str = Field(
         "auto",

@@ -22,11 +22,13 @@ from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, OwnCheckpoin
 from diloco_learner.recovery.incarnation_io import take_incarnation
 from diloco_learner.recovery.recoverer_io import Begun, Recoverer, RecoveryArrivals
 from diloco_learner.recovery.recovery import Recovery
+from diloco_learner.settings import STOP_S
 from diloco_learner.training.computing_io import Built, Computing, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.speed import Arithmetic, report
 from diloco_learner.training.train import Injected, Keeper, TrainLoop
 from diloco_shared import ambient
+from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import BusError, Traffic
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.process.chaos import FaultAgent
@@ -42,9 +44,12 @@ log = structlog.get_logger()
 HAND_S = 0.005
 # In a learner's data folder: one folder per run.
 CHECKPOINTS = "checkpoints"
-# A process that is told to stop gets this many seconds to reach a step boundary and to leave its
-# last checkpoint, and then so many to give back its shards; supervisors kill after ten.
-WITHDRAW_S, RELEASE_S = 3.0, 1.5
+# Of the seconds that a process has to stop, so many are for giving back its shards. The others are
+# for its step and its last checkpoint.
+RELEASE_S = 1.5
+# No checkpoint is taken to be written faster, in bytes a second: as one of 94 GB in 47 s, on quick
+# disks of a server.
+QUICK_BYTES_PER_S = 2_000_000_000
 
 
 class Unfit(Exception):
@@ -82,6 +87,7 @@ class Work:
         self.computing = computing
         self.injected, self.mailbox = Injected(), Mailbox()
         self.fit: Callable[[], None] = lambda: None  # called once model and data are there
+        self.stop_s = STOP_S  # in which it stops when the process is told to
         self.events = RecoveryArrivals()
         self.beat: Beat | None = None
         self.built, self.stopping = False, ""
@@ -247,6 +253,8 @@ class Work:
         self.checkpoints.room.needed = self.trainer.inner_state_bytes
         parameters = sum(self.trainer.program.layout.sizes)
         self.arithmetic = Arithmetic.of(self.spec.model, parameters)
+        if why := too_long(self._saved_here, self.stop_s - RELEASE_S):
+            log.warning("to stop in order will take longer than it may", reason=why)
 
     def _checkpoints(self, built: Built) -> OwnCheckpoints:
         many = self.spec.keeping.checkpoints
@@ -383,12 +391,50 @@ class Work:
         However long a step and the last checkpoint take, the shards are given back.
         """
         self.withdraw("the process is told to stop")
-        with suppress(TimeoutError, BusError):
-            async with asyncio.timeout(WITHDRAW_S):
+        within_s = self.stop_s - RELEASE_S
+        if why := self._never_saved(within_s):
+            log.warning("it may leave without saving its moments", reason=why)
+        try:
+            async with asyncio.timeout(within_s):
                 if self.ended is not None:
                     await asyncio.wait({self.ended})
                 await self._clear_out()
+        except TimeoutError:
+            if self.ended is not None:
+                during = "its last checkpoint" if self.ended.done() else "a step"
+                text = "leaves without having saved its moments"
+                log.warning(text, during=during, after_s=within_s)
+        except BusError:
+            pass
         with suppress(TimeoutError, BusError):
             async with asyncio.timeout(RELEASE_S):
                 await self.leases.release()
                 await self.evaluations.end()
+
+    def _never_saved(self, within_s: float) -> str:
+        """Why the last checkpoint takes longer than that, as far as is known; ""."""
+        if self.train_loop is None:
+            return ""  # there is nothing to save
+        step_s, took_s = self.train_loop.exchange.step_s, self.up.own_disk.took_s
+        return too_long(self._saved_here, within_s, step_s, took_s)
+
+    @property
+    def _saved_here(self) -> int:
+        """Bytes of a checkpoint where this process writes all of it; 0 where each host its part."""
+        return 0 if self.shared is not None else self.checkpoints.room.needed
+
+
+def too_long(size: int, within_s: float, step_s: float = 0.0, took_s: float = 0.0) -> str:
+    """Why a step of `step_s` and a checkpoint of so many bytes take longer than that; "".
+
+    `took_s`: what one took before; 0 where none was written yet.
+    """
+    save_s = took_s or size / QUICK_BYTES_PER_S
+    if step_s + save_s <= within_s:
+        return ""
+    step = f"a step takes {step_s:.2g} s, and " if step_s else ""
+    kind = "" if took_s else "at least "
+    return (
+        f"{step}to save {shown(size)} {kind}{save_s:.2g} s, and there are {within_s:.2g} s for it: "
+        "set DILOCO_STOP_S higher, and let this process's supervisor wait longer than that"
+    )

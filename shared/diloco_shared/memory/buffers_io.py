@@ -15,6 +15,10 @@ from diloco_shared.memory.pages import pages
 
 # Memory kept for later: a round's worth of fragments of some hundred MB. More than that is let go.
 IDLE_BYTES_MAX = 512 << 20
+# Of larger payloads as many bytes as so many of the largest take: while one is used the next one
+# comes. These are the 8 bytes a value that a learner's budget counts for a transfer. What is larger
+# and comes once, as moments do, is `fresh` to whoever fetches it, and not kept.
+PAYLOADS_MAX = 2
 # Smaller ones are kept by the allocator itself.
 _SMALL_BYTES = 1 << 20
 
@@ -25,6 +29,7 @@ class Buffers:
     """Hands out writable bytes; what nobody refers to any more is handed out again."""
 
     def __init__(self, idle_bytes_max: int = IDLE_BYTES_MAX) -> None:
+        """`idle_bytes_max`: kept whatever the payloads are; more where they are larger."""
         self.idle_bytes_max = idle_bytes_max
         self.idle_bytes = 0
         # Oldest first.
@@ -47,6 +52,7 @@ class Buffers:
     def _fitting(self, size: int) -> _Block | None:
         """A block of at least that size, but no more than a quarter larger."""
         with self._lock:
+            self.idle_bytes_max = max(self.idle_bytes_max, PAYLOADS_MAX * size)
             fitting = [i for i, b in enumerate(self._idle) if size <= b.nbytes <= size * 5 // 4]
             if not fitting:
                 return None

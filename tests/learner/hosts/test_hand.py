@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from diloco_learner.hosts import following_io, plan
-from diloco_learner.hosts.computing_io import OnHosts, of_all, programs
+from diloco_learner.hosts.computing_io import OnHosts, programs
 from diloco_learner.hosts.following_io import Leader
 from diloco_learner.hosts.hand import Hand
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded import Promised, Told
 from diloco_learner.training import platforms
+from diloco_learner.training.mesh import of_all
 from diloco_shared.reach.local import OutOfReach, Reach
 from diloco_shared.spec.mesh import MeshSizes, WrongMesh
 from diloco_shared.spec.run import RunSpec

@@ -8,6 +8,7 @@ from diloco_learner.hosts.place import (
     WrongHosts,
     checkpoints_at,
     first_node,
+    hosts_of,
     place_of,
 )
 from diloco_learner.settings import Settings
@@ -40,6 +41,15 @@ def test_slurm_says_everything() -> None:
     assert place_of("slurm", None, "", SLURM | NODES) == HostPlace(4, 2, "gpu003", 23456)
     assert place_of("slurm", None, "head:1", SLURM) == HostPlace(4, 2, "head", 1)
     assert place_of("slurm", None, "", SLURM | NODES | {"SLURM_NTASKS": "1"}) is None
+
+
+def test_how_many_there_are_is_known_without_which_this_one_is() -> None:
+    """To check a run on one of them."""
+    assert hosts_of("1", SLURM) == 1 and hosts_of(" 8 ", {}) == 8
+    assert hosts_of("Slurm", {"SLURM_NTASKS": "4"}) == 4
+    for hosts in ("slurm", "0", "many"):
+        with pytest.raises(WrongHosts, match="DILOCO_HOSTS"):
+            hosts_of(hosts, {})
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,23 @@ def test_two_users_never_share() -> None:
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
-    buffers = Buffers(idle_bytes_max=5 * MIB)
-    lent = [buffers.take(size * MIB) for size in (2, 3, 1)]
+    buffers = Buffers(idle_bytes_max=7 * MIB)
+    lent = [buffers.take(size * MIB) for size in (2, 3, 1, 3)]
     while lent:
         del lent[0]
-    assert buffers.idle_bytes == 4 * MIB
+    assert buffers.idle_bytes == 7 * MIB
     # The one of 2 MiB is gone; much larger ones than needed are not taken for it.
     assert len(buffers.take(2 * MIB)) == 2 * MIB
-    assert buffers.idle_bytes == 4 * MIB + 2 * MIB - 3 * MIB
+    # It is back, and the oldest one of 3 MiB went for it.
+    assert buffers.idle_bytes == 7 * MIB + 2 * MIB - 3 * MIB
+
+
+def test_of_payloads_above_the_limit_two_are_kept() -> None:
+    """Each takes a second of a processor where its pages are cleared anew."""
+    buffers = Buffers(idle_bytes_max=5 * MIB)
+    lent = [buffers.take(6 * MIB) for _ in range(3)]
+    lent[0][:1] = lent[1][:1] = lent[2][:1] = b"\x07"
+    lent.clear()
+    assert buffers.idle_bytes == 2 * 6 * MIB
+    again = [buffers.take(6 * MIB) for _ in range(3)]
+    assert [bytes(one[:1]) for one in again] == [b"\x07", b"\x07", b"\0"]

@@ -4,6 +4,7 @@ The product is broken in one place, a calm world is played, and the promise must
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,7 +140,8 @@ def of_states(patch: pytest.MonkeyPatch) -> None:
 
     def other(*args: Any, **kwargs: Any) -> Any:
         state = load(*args, **kwargs)
-        state.store.fragments[0].master[0] += 1.0
+        fragment = state.store.fragments[0]  # its arrays may lie on a disk, to be read alone
+        state.store.fragments[0] = replace(fragment, master=fragment.master + 1.0)
         return state
 
     patch.setattr(checkpointing, "load", other)

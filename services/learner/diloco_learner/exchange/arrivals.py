@@ -14,6 +14,7 @@ from diloco_learner.events import (
     BeatSeen,
     DonateSeen,
     InitMoved,
+    PublicationMoved,
     PullSeen,
     StateMoved,
 )
@@ -23,7 +24,8 @@ ANCHORS = 2
 
 def repeated(event: Any) -> bool:
     """Whether somebody says it again if it is lost."""
-    return isinstance(event, BeatSeen | PullSeen | DonateSeen | StateMoved | InitMoved)
+    moves = StateMoved | InitMoved | PublicationMoved
+    return isinstance(event, BeatSeen | PullSeen | DonateSeen | moves)
 
 
 def heavy(event: Any) -> bool:
@@ -62,4 +64,6 @@ def _kind(event: Any) -> tuple[Hashable | None, int]:
             return ("state", ready.nonce), 1
         case InitMoved():
             return "init", 1
+        case PublicationMoved():
+            return "publication", 1
     return None, 0

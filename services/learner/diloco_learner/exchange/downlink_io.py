@@ -1,8 +1,10 @@
 """What arrives from the bus, as events: beats, pulls, grants, publications, inner state."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -12,6 +14,7 @@ from diloco_learner.events import (
     BeatSeen,
     DonateSeen,
     GrantSeen,
+    PublicationMoved,
     PullSeen,
     StateBad,
     StateComing,
@@ -19,13 +22,16 @@ from diloco_learner.events import (
     StateSeen,
 )
 from diloco_learner.exchange.anchors import AnchorBook
-from diloco_learner.exchange.leaders import Leaders
+from diloco_learner.exchange.leaders import Leaders, is_final
+from diloco_learner.exchange.turns_io import Rank, Turn, Turns
 from diloco_learner.hosts.whole import HostLost
-from diloco_learner.recovery.moments import Buffer, Check
+from diloco_learner.recovery.moments import Check, Received
 from diloco_learner.training.train import Anchored, Values
+from diloco_shared import ambient
 from diloco_shared.bus.blobs import (
     BlobIncomplete,
     announcement_subject,
+    fresh,
     get_blob,
     manifest_subject,
     receiving,
@@ -93,6 +99,15 @@ log = structlog.get_logger()
 # Looks at whether a publication being fetched was replaced by a keyframe, in seconds: a learner
 # that catches up meets many of those.
 LOOK_S = 0.3
+# Publications fetched at a time, and taken in. While one is decoded and checked another comes, and
+# of small ones each begins with some round trips; more would come no sooner over one link, and each
+# takes the memory of its payload. The first of them are here the sooner.
+DOWNLOADS_MAX = 4
+# One of which nothing more comes for so many seconds, while the hub answers, gives its turn to
+# another: on a link of 2 Mbit/s four of them get a chunk each in that time.
+STILL_S = 10.0
+# Between two words on how a run's last publications come, in seconds.
+MOVED_S = 1.0
 # Before what was not whole is fetched again, in seconds: it was waited for a minute or more.
 AGAIN_S = 5.0
 # Publications that were not whole and are fetched again: two of each of some dozen fragments.
@@ -120,15 +135,27 @@ class Downlink:
         self.put = put
         self.check_state = check_state  # raises ValueError for what the trainer cannot use
         self.leaders = Leaders(context.me, spec.algorithm.shards)
-        self.states: dict[str, Buffer] = {}  # by nonce; at most the newest
+        self.states: dict[str, Received] = {}  # by nonce; at most the newest
         self.refused = 0
         self.booking = asyncio.Lock()  # the book takes one publication at a time
+        self.turns = Turns(DOWNLOADS_MAX)
+        self.ends, self.moved_at = False, -math.inf  # the run; when it was told that more comes
+        self.came: dict[str, int] = {}  # while it ends: chunks of each publication, at most
         self.initial, self.reading = initial, asyncio.Lock()
         # By epoch, fragment and version: to be fetched again; the newest few.
         self.incomplete: dict[tuple[int, int, int], PublicationManifest] = {}
 
     async def beats(self) -> None:
-        await self._listen(subjects.beat(self.run), Beat, lambda b: _seen(self.leaders.beat(b)))
+        await self._listen(subjects.beat(self.run), Beat, self._seen)
+
+    def _seen(self, heard: Beat) -> BeatSeen | None:
+        beat = self.leaders.beat(heard)
+        if beat is None:
+            return None
+        if not is_final(beat):
+            self.came.clear()
+        self.ends = is_final(beat)
+        return BeatSeen(beat)
 
     async def pulls(self) -> None:
         await self._listen(subjects.pull(self.run), Pull, PullSeen)
@@ -230,11 +257,20 @@ class Downlink:
             await self._publication(await backlog.get())
 
     async def _publication(self, manifest: PublicationManifest) -> None:
-        p = manifest.fragment
-        held = (self.book.epoch, self.book.versions[p])
+        held = (self.book.epoch, self.book.versions[manifest.fragment])
         if (manifest.epoch, manifest.version) <= held:
             return  # held already: a repeat under a later term
-        payload = await self._own(manifest) or await self._chunks(manifest)
+        async with self.turns.taken(self._rank(manifest)) as turn:
+            await self._taken_in(manifest, turn)
+
+    def _rank(self, m: PublicationManifest) -> Rank:
+        """The newest epoch first, which makes all others void; then fragments of which nothing is
+        held, which keep the learner from stepping; then the oldest round."""
+        held = m.epoch == self.book.epoch and self.book.versions[m.fragment] >= 0
+        return -m.epoch, int(held), m.round
+
+    async def _taken_in(self, manifest: PublicationManifest, turn: Turn) -> None:
+        payload = await self._own(manifest) or await self._chunks(manifest, turn)
         if payload is None:
             return
         async with self.booking:
@@ -267,13 +303,13 @@ class Downlink:
         async with self.reading:
             self.initial = None
 
-    async def _chunks(self, manifest: PublicationManifest) -> memoryview | None:
+    async def _chunks(self, manifest: PublicationManifest, turn: Turn) -> memoryview | None:
         """The payload; None once a keyframe has replaced the publication, or it is no good."""
         blob = manifest.blob
         try:
             incoming = receiving(self.data, blob)
             return await until_done(
-                lambda: self._unless_replaced(blob, incoming),
+                lambda: self._unless_replaced(blob, incoming, turn),
                 blob.subject,
                 pauses=PROMPT,
                 fatal=BlobIncomplete,
@@ -307,9 +343,14 @@ class Downlink:
             if there:
                 await self._publication(manifest)
 
-    async def _unless_replaced(self, blob: Blob, incoming: Incoming) -> memoryview | None:
-        stream = subjects.dn_stream(self.run)
-        fetching = asyncio.ensure_future(get_blob(self.data, stream, blob, into=incoming))
+    async def _unless_replaced(
+        self, blob: Blob, incoming: Incoming, turn: Turn
+    ) -> memoryview | None:
+        stream, received, still_s = subjects.dn_stream(self.run), incoming.received, 0.0
+        moved = partial(self._moves, blob.subject)
+        fetching = asyncio.ensure_future(
+            get_blob(self.data, stream, blob, into=incoming, moved=moved)
+        )
         try:
             while True:
                 await asyncio.wait({fetching}, timeout=LOOK_S)
@@ -317,10 +358,26 @@ class Downlink:
                     return fetching.result()
                 if await self.data.last(stream, manifest_subject(blob.subject)) is None:
                     return None
+                still_s = still_s + LOOK_S if incoming.received == received else 0.0
+                received = incoming.received
+                if still_s >= STILL_S:
+                    turn.give_back()
         finally:
             if not fetching.done():  # it writes into `incoming`, which somebody else may fill next
                 fetching.cancel()
                 await asyncio.wait({fetching})
+
+    def _moves(self, subject: str, chunks: int) -> None:
+        """So many have come. At the end of a run a learner stays for as long as there are more.
+
+        Of one that is never whole the same ones come again and again: they hold nobody.
+        """
+        if not self.ends or chunks <= self.came.get(subject, 0):
+            return
+        self.came[subject] = chunks
+        if (now := ambient.monotonic()) - self.moved_at >= MOVED_S:
+            self.moved_at = now
+            self.put(PublicationMoved())
 
     def anchored(self, ready: AnchorReady) -> Anchored:
         return Anchored(ready, self.book.take(ready.epoch, ready.fragment, ready.version))
@@ -373,7 +430,8 @@ class Downlink:
             self.put(StateMoved(donor, nonce))
 
         try:
-            incoming = receiving(self.data, blob)
+            # Ten times a payload and more, once in a life: nobody needs that memory again.
+            incoming = receiving(self.data, blob, fresh)
             fetched = await until_done(
                 lambda: get_blob(self.data, stream, blob, into=incoming, moved=moved),
                 blob.subject,
@@ -385,7 +443,7 @@ class Downlink:
         except (ValueError, BusError) as error:
             self.put(StateBad(donor, nonce, str(error)[:300]))
             return
-        self.states = {nonce: fetched}
+        self.states = {nonce: Received(fetched, blob.digest)}
         self.put(StateSeen(donor, nonce))
         here.set()
 
@@ -415,10 +473,6 @@ def _by_fragment(
     for _, manifest in sorted(manifests.items(), key=lambda item: item[0]):
         found.setdefault(manifest.fragment, []).append(manifest)
     return list(found.values())
-
-
-def _seen(beat: Beat | None) -> BeatSeen | None:
-    return None if beat is None else BeatSeen(beat)
 
 
 def _granted(grant: Grant | None) -> GrantSeen | None:

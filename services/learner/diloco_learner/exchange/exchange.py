@@ -24,6 +24,7 @@ from diloco_learner.events import (
     ExchangeEvent,
     Leave,
     PartSettled,
+    PublicationMoved,
     PullSeen,
     SendProgress,
     StateGone,
@@ -43,7 +44,8 @@ from diloco_shared.spec.run import RunSpec
 
 # At most 50 reports a second: finer ones tell the syncer nothing that it could act on.
 PROGRESS_S_MIN = 0.02
-# A run is over and a last publication stays away: nothing else comes after this many seconds.
+# A run is over and nothing more of its last publications comes for this many seconds: none will. As
+# long as one comes it is waited for, however long that takes.
 FINISH_S_MAX = 120.0
 # Weight of the newest step in the moving average of step seconds: about ten steps.
 STEP_S_SHARE = 0.1
@@ -157,6 +159,8 @@ class Exchange:
                 self.handing.gone()
             case Evaluated():
                 self.evaluating.made(event.effect)
+            case PublicationMoved():
+                self._stay(now)
             case TimePassed():
                 pass
         return []
@@ -225,7 +229,7 @@ class Exchange:
         if not self._finishing:
             self.finish_by = math.inf
         elif not was_finishing:
-            self.finish_by = now + FINISH_S_MAX
+            self._stay(now)
         return effects
 
     def _unborn(self, beat: Beat) -> bool:
@@ -283,8 +287,7 @@ class Exchange:
             effects.append(Adopt(anchor.epoch, p, anchor.version))
         self.ready.clear()
         self.unreported = True
-        if self._finishing:
-            self.finish_by = now + FINISH_S_MAX
+        self._stay(now)
         return effects
 
     def _contribute(self, now: float) -> list[ExchangeEffect]:
@@ -322,6 +325,11 @@ class Exchange:
     @property
     def _finishing(self) -> bool:
         return self.beat is not None and is_final(self.beat)
+
+    def _stay(self, now: float) -> None:
+        """Something of the run's end has come: the rest is waited for from now on."""
+        if self._finishing:
+            self.finish_by = now + FINISH_S_MAX
 
     def _finish(self, now: float) -> list[ExchangeEffect]:
         """Leave once everything published is adopted, and evaluated if that is this learner's

@@ -29,14 +29,14 @@ from diloco_learner.models import forget
 from diloco_learner.training import platforms
 from diloco_learner.training.computing_io import Built, OnThisMachine, island_of, run, threaded
 from diloco_learner.training.mailbox_io import Mailbox
-from diloco_learner.training.mesh import mesh_over
+from diloco_learner.training.mesh import mesh_over, of_all
 from diloco_learner.training.speed import Island
 from diloco_learner.training.train import TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.checkpoints.parameters_io import beginning_of
 from diloco_shared.process.serving import connected_for_data
 from diloco_shared.reach.local import Reach
-from diloco_shared.spec.mesh import MeshSizes, WrongMesh, fitted, mesh_of
+from diloco_shared.spec.mesh import MeshSizes, fitted, mesh_of
 from diloco_shared.spec.run import RunSpec
 
 if TYPE_CHECKING:
@@ -180,17 +180,6 @@ def _soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     loop.call_soon_threadsafe(event.set)
 
 
-def of_all(sizes: MeshSizes, devices: int, sequences: int) -> MeshSizes:
-    """A mesh that every process has a part of. Raises WrongMesh for one that is smaller."""
-    if sizes.devices == devices:
-        return sizes
-    raise WrongMesh(
-        f"the mesh {sizes} takes {sizes.devices} of the {devices} devices of this island's hosts, "
-        f"and each must have its part: let inner.batch_sequences (it is {sequences}) be a multiple "
-        "of all devices, or set DILOCO_MESH to a mesh of all of them"
-    )
-
-
 def gathered(place: HostPlace, silence_s: float, *, carried: bool = False) -> Hosts:
     """In process 0: the others, once all are there. OSError where they do not come. `carried`:
     whether they carry to the hub what they can."""
@@ -207,7 +196,7 @@ def followed(place: HostPlace, settings: "Settings") -> None:
     name = f"{settings.id or 'island'}-{place.index}-data"
     connect = partial(connected_for_data, settings.of_host(place.hosts), name)
     carries = settings.hosts_carry == "all"
-    follow(place, hand, partial(meet, place), connect if carries else None)
+    follow(place, hand, partial(meet, place), connect if carries else None, stop_s=settings.stop_s)
 
 
 def programs(reach: Reach, order: plan.Prepare) -> Program:

@@ -36,7 +36,8 @@ from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded import Promised
 from diloco_learner.hosts.trainer import Given
-from diloco_learner.hosts.whole import BEAT_S, LAST_WORDS_S, Hearing, silence
+from diloco_learner.hosts.whole import BEAT_S, Hearing, silence
+from diloco_learner.settings import CLOSES_S, STOP_S
 from diloco_shared import VERSION, ambient
 from diloco_shared.process.membership import own_host
 
@@ -240,18 +241,24 @@ def end(why: str, status: int) -> None:
 
 
 def follow(
-    place: HostPlace, hand: Hand, meet: Callable[[str], None], connect: Connect | None = None
+    place: HostPlace,
+    hand: Hand,
+    meet: Callable[[str], None],
+    connect: Connect | None = None,
+    stop_s: float = STOP_S,
 ) -> None:
     """Carry out orders until the island ends; the process ends with it.
 
     `meet` joins jax's processes at the address that it is given. `connect`: to the hub, where this
-    process is to carry its share there. Exit status 0 where this process
+    process is to carry its share there. `stop_s`: in which process 0 ends the island when it is
+    told to. Exit status 0 where this process
     was told to stop, 1 otherwise: its supervisor starts it again, and so do those of the others.
     """
     leader = Leader(place, connect)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        threading.Thread(target=_stop, args=(leader,), name="stop", daemon=True).start()
+        told = (leader, stop_s)
+        threading.Thread(target=_stop, args=told, name="stop", daemon=True).start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
@@ -261,9 +268,10 @@ def follow(
     end("process 0 has ended the island", 0 if leader.stopping else 1)
 
 
-def _stop(leader: Leader) -> None:
+def _stop(leader: Leader, stop_s: float) -> None:
+    """Not before process 0 is through with it: its last step and checkpoint need this process."""
     leader.stop()
-    leader.over.wait(LAST_WORDS_S)
+    leader.over.wait(stop_s + CLOSES_S)
     end("told to stop", 0)
 
 

@@ -45,6 +45,16 @@ class HostPlace:
         return self.index == 0
 
 
+def hosts_of(hosts: str, environment: Mapping[str, str]) -> int:
+    """How many processes DILOCO_HOSTS says that make one learner. Raises WrongHosts."""
+    if not _by_slurm(hosts):
+        return _number(hosts.strip(), "DILOCO_HOSTS", 1, HOSTS_MAX)
+    tasks = environment.get("SLURM_NTASKS")
+    if not tasks:
+        raise _without_slurm()
+    return _number(tasks, "SLURM_NTASKS", 1, HOSTS_MAX)
+
+
 def place_of(
     hosts: str, index: int | None, address: str, environment: Mapping[str, str]
 ) -> HostPlace | None:
@@ -52,13 +62,11 @@ def place_of(
 
     None where the island is this process alone. Raises WrongHosts.
     """
-    said = hosts.strip().lower()
-    if said == SLURM:
-        many, index, address = _of_slurm(index, address, environment)
-    else:
-        many = _number(said, "DILOCO_HOSTS", 1, HOSTS_MAX)
-        if index is None and many > 1 and (counted := environment.get("JOB_COMPLETION_INDEX")):
-            index = _number(counted, "JOB_COMPLETION_INDEX", 0, HOSTS_MAX)
+    many = hosts_of(hosts, environment)
+    if _by_slurm(hosts):
+        index, address = _of_slurm(index, address, environment)
+    elif index is None and many > 1 and (counted := environment.get("JOB_COMPLETION_INDEX")):
+        index = _number(counted, "JOB_COMPLETION_INDEX", 0, HOSTS_MAX)
     if many == 1:
         return None
     if index is None:
@@ -111,17 +119,22 @@ def checkpoints_at(text: str) -> str:
     return said
 
 
-def _of_slurm(
-    index: int | None, address: str, environment: Mapping[str, str]
-) -> tuple[int, int, str]:
-    """(how many, which, where) of a step that `srun` started. Raises WrongHosts."""
-    tasks, task = environment.get("SLURM_NTASKS"), environment.get("SLURM_PROCID")
-    if not tasks or not task:
-        raise WrongHosts(
-            "DILOCO_HOSTS=slurm is for processes that srun started, and SLURM_NTASKS and "
-            "SLURM_PROCID are not set: start them with srun, or give DILOCO_HOSTS a number"
-        )
-    many = _number(tasks, "SLURM_NTASKS", 1, HOSTS_MAX)
+def _by_slurm(hosts: str) -> bool:
+    return hosts.strip().lower() == SLURM
+
+
+def _without_slurm() -> WrongHosts:
+    return WrongHosts(
+        "DILOCO_HOSTS=slurm is for processes that srun started, and SLURM_NTASKS and "
+        "SLURM_PROCID are not set: start them with srun, or give DILOCO_HOSTS a number"
+    )
+
+
+def _of_slurm(index: int | None, address: str, environment: Mapping[str, str]) -> tuple[int, str]:
+    """(which, where) of a step that `srun` started. Raises WrongHosts."""
+    task = environment.get("SLURM_PROCID")
+    if not task:
+        raise _without_slurm()
     if index is None:
         index = _number(task, "SLURM_PROCID", 0, HOSTS_MAX)
     if not address:
@@ -130,7 +143,7 @@ def _of_slurm(
             SLURM_PORT + int(re.sub(r"\D", "", environment.get("SLURM_JOB_ID", "")) or 0) % 10_000
         )
         address = f"{first_node(names)}:{port}" if names else ""
-    return many, index, address
+    return index, address
 
 
 def first_node(names: str) -> str:

@@ -17,8 +17,7 @@ BEAT_S = 0.5
 # An order that is not taken up by then, or an answer that does not come: whatever holds that host
 # holds the island. The longest that is none is a compilation.
 ORDER_S_MAX = 900.0
-# A process that is told to stop, or has lost another one, is given so many seconds for its last
-# words: supervisors kill after ten.
+# A process that has lost another one is given so many seconds for its last words.
 LAST_WORDS_S = 6.0
 # Answers that nobody has asked for yet, of each host: rounds in flight are fewer, and whoever
 # copies moments asks for one tensor after the other. The oldest one is forgotten above it.

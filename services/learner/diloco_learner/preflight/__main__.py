@@ -2,7 +2,7 @@
 
 The run comes as JSON on standard input. On standard output comes a line of JSON before each check,
 {"begins": NAME}, and one after it: what `Finding.view` makes. What a model prints goes to standard
-error. Exit status 0 when every check is ok, 1 when one is not, 2 when nothing could be checked.
+error. Exit status 0 when nothing is wrong, 1 when something is, 2 when nothing could be checked.
 """
 
 import argparse
@@ -11,9 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from diloco_learner.hosts.place import hosts_of
 from diloco_learner.preflight.findings import SOFTWARE, Finding, wrong
 from diloco_shared.process.stopping import die_with
 from diloco_shared.reach.local import DataRoots, Factories, Reach
@@ -21,6 +24,15 @@ from diloco_shared.reach.places import roots_of
 from diloco_shared.spec.mesh import MeshSizes, mesh_of
 
 Say = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Island:
+    """What the settings say of the devices and hosts that make a learner: see `checks.check`."""
+
+    mesh: MeshSizes | None
+    kept_at: str
+    hosts: Callable[[], int]
 
 
 def main() -> None:
@@ -33,6 +45,8 @@ def main() -> None:
     parser.add_argument("--checkpoint-roots", default="", help="where they may be besides")
     parser.add_argument("--mesh", default="auto", help="how devices share the work (DILOCO_MESH)")
     parser.add_argument("--kept-at", default="", help="where all hosts keep their checkpoints")
+    hosts = os.environ.get("DILOCO_HOSTS", "1")
+    parser.add_argument("--hosts", default=hosts, help="of which a learner consists (DILOCO_HOSTS)")
     parser.add_argument("--parent", type=int, help="process with which this one is to end")
     given = parser.parse_args()
     if given.parent is not None:
@@ -44,14 +58,15 @@ def main() -> None:
         places = roots_of(given.checkpoints, given.checkpoint_roots)
         reach = Reach(DataRoots.of(given.data_root), Factories.of(given.factories), places)
         mesh, run = mesh_of(given.mesh), sys.stdin.read()
-        findings = _checked(reach, given.cache, mesh, given.kept_at, run, say)
+        island = Island(mesh, given.kept_at, partial(hosts_of, given.hosts, os.environ))
+        findings = _checked(reach, given.cache, island, run, say)
     except ImportError as error:
         remedy = "install what learners need: pip install 'decoupled-diloco[learner]'"
         findings = [wrong(SOFTWARE, str(error), remedy)]
         say(findings[0].view())
     sys.stderr.flush()
     # Threads of a model or of a compiler, and what they do at exit, concern nobody any more.
-    os._exit(0 if all(f.ok for f in findings) else 1)
+    os._exit(0 if all(f.ok or f.skipped for f in findings) else 1)
 
 
 def _mouth() -> Say:
@@ -65,9 +80,7 @@ def _mouth() -> Say:
     return say
 
 
-def _checked(
-    reach: Reach, cache: Path | None, mesh: MeshSizes | None, kept_at: str, run: str, say: Say
-) -> list[Finding]:
+def _checked(reach: Reach, cache: Path | None, island: Island, run: str, say: Say) -> list[Finding]:
     """What each check found, said as it is found. Raises ImportError where software is missing."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from diloco_learner.data.cache import Cache, users_cache
@@ -89,8 +102,9 @@ def _checked(
         now=ambient.monotonic,
         begins=lambda name: say({"begins": name}),
         factories=reach.factories,
-        mesh=mesh,
-        kept_at=kept_at,
+        mesh=island.mesh,
+        kept_at=island.kept_at,
+        hosts=island.hosts,
         beginning=lambda model, root: beginning_of(
             model, root, reach.checkpoint_root, reach.checkpoints
         ),

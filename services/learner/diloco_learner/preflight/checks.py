@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from diloco_learner.data.cache import Cache
 from diloco_learner.data.corpus import (
@@ -22,20 +22,23 @@ from diloco_learner.data.corpus import (
     separator_of,
 )
 from diloco_learner.data.shards import Cut, cut_of
+from diloco_learner.hosts.place import WrongHosts
 from diloco_learner.models import to_named
 from diloco_learner.preflight.findings import (
     CHECKS,
     Causes,
     Finding,
+    NotHere,
     Wrong,
     origin,
     told,
+    untried,
     wrong,
 )
 from diloco_learner.preflight.machine import Machine, free_on, machine_of, room
 from diloco_learner.training.data_parallel import LearnerStream
 from diloco_learner.training.evaluate import held_out_of
-from diloco_learner.training.mesh import mesh_over
+from diloco_learner.training.mesh import mesh_over, of_all, shape_of
 from diloco_learner.training.trainer import Beginning, Program, Trainer
 from diloco_shared.budget import Job, Need, known, streams
 from diloco_shared.budget.memory import device, disks, learner
@@ -94,6 +97,7 @@ def check(
     factories: Factories | None = None,
     mesh: MeshSizes | None = None,
     kept_at: str = "",
+    hosts: Callable[[], int] = lambda: 1,
 ) -> Iterator[Finding]:
     """Every check in turn; one that needs what is wrong is skipped.
 
@@ -101,10 +105,11 @@ def check(
     files are counted too. `now`: seconds, monotonic. `begins` hears the name of each check before
     it is made, so that one that ends this process is known. `beginning` opens what the run begins
     from; by default a folder. `factories`: whose modules the run's model may be of; by default any.
-    `mesh`: of this machine's devices, None for "auto". `kept_at`: where all hosts of an island keep
-    its checkpoints, if they do.
+    `mesh`: of this learner's devices, None for "auto". `kept_at`: where all hosts of an island keep
+    its checkpoints, if they do. `hosts`: how many there are, of which this one is checked as if it
+    were the first and the others were like it; WrongHosts where that is not known.
     """
-    made = _Checks(spec, root, cache, now, beginning, factories, mesh, kept_at)
+    made = _Checks(spec, root, cache, now, beginning, factories, mesh, kept_at, hosts)
     causes = Causes()
     for name in CHECKS:
         if (left_out := causes.skip(name)) is not None:
@@ -112,7 +117,8 @@ def check(
             continue
         begins(name)
         finding = _made(name, getattr(made, name.replace(" ", "_")))
-        causes.take(finding)
+        if finding.ok or not finding.skipped:
+            causes.take(finding)
         yield finding
 
 
@@ -121,6 +127,8 @@ def _made(name: str, look: Callable[[], Found]) -> Finding:
         text, figures = look()
     except Wrong as error:
         return wrong(name, error.text, error.remedy)
+    except NotHere as error:
+        return untried(name, str(error))
     except (Exception, SystemExit) as error:  # a user's model or data may raise anything
         if isinstance(error, OutOfReach):
             return wrong(name, told(error), NOT_ALLOWED)
@@ -133,8 +141,9 @@ class _Checks:
     """Each method is one check. What a later one needs, an earlier one has left here."""
 
     machine: Machine
+    hosts: int
     sizes: MeshSizes
-    mesh: Mesh | None
+    mesh: Mesh | AbstractMesh | None
     program: Program
     job: Job
     starting: Beginning | None
@@ -153,9 +162,10 @@ class _Checks:
         factories: Factories | None,
         mesh: MeshSizes | None,
         kept_at: str,
+        hosts: Callable[[], int],
     ) -> None:
         self.beginning, self.factories, self.wanted = beginning, factories, mesh
-        self.kept_at = kept_at
+        self.kept_at, self.count_hosts = kept_at, hosts
         self.spec, self.root, self.cache, self.now = spec, root, cache, now
         self.sequences_B = spec.inner.batch_sequences * spec.inner.accumulation
 
@@ -164,20 +174,28 @@ class _Checks:
     def devices(self) -> Found:
         """What a learner would compute on."""
         self.machine = m = machine_of(self.cache.folder)
-        text = f"{m.devices} x {m.device}" if m.device != m.platform else f"{m.devices} x cpu"
         sequences = self.spec.inner.batch_sequences
         try:
-            self.sizes = sizes = fitted(self.wanted, m.devices, sequences)
+            self.hosts = hosts = self.count_hosts()
+            many = hosts * m.devices
+            self.sizes = sizes = fitted(self.wanted, many, sequences)
+            if hosts > 1:
+                of_all(sizes, many, sequences)
         except WrongMesh as error:
             raise Wrong(str(error), "change the one or the other") from None
-        self.mesh = mesh_over(sizes, jax.local_devices())
-        if m.devices > 1:
+        except WrongHosts as error:
+            raise Wrong(str(error), "set DILOCO_HOSTS as for a learner") from None
+        self.mesh = mesh_over(sizes, jax.local_devices()) if hosts == 1 else shape_of(sizes)
+        text = f"{m.devices} x {m.device}" if m.device != m.platform else f"{m.devices} x cpu"
+        if hosts > 1:
+            text = f"{hosts} hosts of {text} each, if the others are like this one"
+        if many > 1:
             text += f", as the mesh {sizes}" if sizes.devices > 1 else ", of which one computes"
-        if left := idle(sizes, m.devices, sequences):
+        if left := idle(sizes, many, sequences):
             text += f"; {left}"
         if why := unused(gpus_here(), m.platform):
             text += f"; {why}"
-        return text, {"devices": m.devices, "used": sizes.devices}
+        return text, {"devices": many, "used": sizes.devices}
 
     def model(self) -> Found:
         """It can be imported, cut into fragments, and its loss traced; nothing is compiled."""
@@ -290,10 +308,12 @@ class _Checks:
     # --- room ----------------------------------------------------------------------------------
 
     def host_memory(self) -> Found:
-        """Against what the budget says; without an accelerator the device's is part of it."""
-        need = learner(self.job)
+        """Against what the budget says; without an accelerator the device's is part of it. Of
+        several hosts the first one needs most."""
+        need = learner(self.job, self.hosts)
         if self._on_host:
-            many = self.sizes.devices  # of which each has its own part of this memory
+            # Each of those that are here has its own part of this memory.
+            many = self.sizes.devices // self.hosts
             on_device = device(self.job, on_cpu=True, mesh=self.sizes)
             need = Need(need.what, need.terms + on_device.terms * many, on_device.lower)
         return room("this machine's memory", need, self.machine.host_bytes)
@@ -314,6 +334,9 @@ class _Checks:
 
     def compile(self) -> Found:
         """The initial parameters, and every program that training needs."""
+        if self.hosts > 1:
+            raise NotHere(f"the {self.hosts} hosts compile for all their devices, and together")
+        assert not isinstance(self.mesh, AbstractMesh), "devices of other hosts"
         self.program = Program.build(self.spec, self.starting, self.separator, self.mesh)
         check_signs(self.spec, self.program.model, self.corpora)
         self.trainer = Trainer(self.program)
@@ -325,6 +348,8 @@ class _Checks:
 
     def step(self) -> Found:
         """One, on real text, as a run would take it."""
+        if self.hosts > 1:
+            raise NotHere(f"the {self.hosts} hosts take each step together")
         tokens_BxL1: Any = LearnerStream(self.cut, 0, 1).take(self.sequences_B)
         began = self.now()
         loss = float(self.trainer.step(tokens_BxL1, self.spec.inner_rate))

@@ -110,6 +110,11 @@ def wrong(name: str, text: str, remedy: str) -> Finding:
     return Finding(name, False, text[:TEXT_MAX], remedy[:TEXT_MAX])
 
 
+def untried(name: str, text: str) -> Finding:
+    """Of a check that cannot be made here, and of which nothing is known to be wrong."""
+    return Finding(name, False, f"not tried: {text}"[:TEXT_MAX], skipped=True)
+
+
 def skipped(name: str, bad: Sequence[str]) -> Finding:
     """A check that could not be made, since those before it are `bad`."""
     return Finding(name, False, f"needs what is not sound: {', '.join(bad)}", skipped=True)
@@ -121,6 +126,10 @@ class Wrong(Exception):
     def __init__(self, text: str, remedy: str) -> None:
         super().__init__(text)
         self.text, self.remedy = text, remedy
+
+
+class NotHere(Exception):
+    """Of a check that this machine alone cannot make; the text says why."""
 
 
 # --------------------------------------------------------------------------------------------------

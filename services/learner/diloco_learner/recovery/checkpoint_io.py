@@ -15,6 +15,7 @@ import xxhash
 from diloco_learner.events import KeepPart
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Buffer, Check
+from diloco_shared import ambient
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
 from diloco_shared.durable import settle
 from diloco_shared.memory.pages import pages
@@ -248,6 +249,7 @@ class Storing:
 
     def __init__(self) -> None:
         self._hanging: asyncio.Task[Any] | None = None
+        self.took_s = 0.0  # at most, when it went well
 
     async def __call__(
         self, size: int, work: Callable[..., T], *args: Any, beside_s: float = 0.0
@@ -258,7 +260,7 @@ class Storing:
         """
         if self._hanging is not None and not self._hanging.done():
             raise OSError("an earlier one still hangs there")
-        limit_s = stored_within_s(size) + beside_s
+        limit_s, began = stored_within_s(size) + beside_s, ambient.monotonic()
         task = asyncio.create_task(asyncio.to_thread(work, *args))
         try:
             done, _ = await asyncio.wait({task}, timeout=limit_s)
@@ -266,7 +268,9 @@ class Storing:
             task.cancel()
             raise
         if done:
-            return task.result()
+            found = task.result()
+            self.took_s = max(self.took_s, ambient.monotonic() - began)
+            return found
         self._hanging = task
         task.add_done_callback(_looked_at)
         raise OSError(f"the place did not answer within {limit_s:.0f} s")

@@ -11,20 +11,18 @@ takes them, and ours takes any writer's.
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import ml_dtypes
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from diloco_learner.models import places
 from diloco_shared.memory.pages import fill, pages
 from diloco_shared.numerics.arrays import Arrays
-from diloco_shared.protocol.chunks import CHUNK_BYTES
 
 Buffer = bytes | bytearray | memoryview
 State = Buffer | Arrays
@@ -124,26 +122,6 @@ def fetched(leaf: Any) -> NDArray[Any]:
     return np.asarray(jax.device_put(leaf, jax.local_devices(backend="cpu")[0], may_alias=False))
 
 
-def digest_of(parts: Iterable[Buffer]) -> str:
-    """Of the parts together, as a payload: made of its chunks' checks, in the order of chunks.
-
-    So whoever has only some of the chunks can have a part in it.
-    """
-    whole, chunk, room = xxhash.xxh3_128(), xxhash.xxh3_128(), CHUNK_BYTES
-    for part in parts:
-        view = memoryview(part).cast("B")
-        while len(view):
-            some, view = view[:room], view[room:]
-            chunk.update(some)
-            room -= len(some)
-            if not room:
-                whole.update(chunk.digest())
-                chunk, room = xxhash.xxh3_128(), CHUNK_BYTES
-    if room < CHUNK_BYTES:
-        whole.update(chunk.digest())
-    return whole.hexdigest()
-
-
 def views(data: State) -> Arrays:
     """The arrays of a buffer by name, as views of it; ValueError when it is none.
 
@@ -199,6 +177,14 @@ def finite(array: NDArray[Any]) -> bool:
     flat = array.reshape(-1)
     parts = (flat[k : k + _LOOK_VALUES] for k in range(0, flat.size, _LOOK_VALUES))
     return all(bool(np.isfinite(part).all()) for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A donor's inner state as it came, and its digest, which the donor tells as well."""
+
+    data: Buffer
+    digest: str
 
 
 class Given(Protocol):

@@ -23,7 +23,6 @@ from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.hosts.giving_io import SpreadState
 from diloco_learner.recovery.checkpoint_io import OwnCheckpoints, epoch_of, read_part
-from diloco_learner.recovery.moments import digest_of
 from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.train import Anchored, Values
 from diloco_learner.training.trainer import Trainer
@@ -77,7 +76,7 @@ class Recoverer:
         self.init: asyncio.Task[None] | None = None
         self.init_stored: list[Stored] = []  # how far each fragment is
         self.state: asyncio.Task[None] | None = None
-        self.loaded: dict[str, str] = {}  # digest of the inner state as this learner now holds it
+        self.loaded: dict[str, str] = {}  # digest of the inner state that a donor gave
         self.awaited = ""  # nonce of the state that `state` waits for
         self.joined: Join | None = None  # said last
         self.tasks: asyncio.TaskGroup
@@ -199,11 +198,11 @@ class Recoverer:
     async def _load_state(self, effect: LoadState) -> None:
         if effect.source == "donor":
             # Taken out: its memory is free as soon as it is on the device.
-            data = self.down.states.pop(effect.nonce, None)
-            assert data is not None, f"no inner state under nonce {effect.nonce}"
-            await asyncio.to_thread(self.trainer.load_inner_state, data)
-            del data
-            self.loaded = {"moments": await asyncio.to_thread(self._moments)}
+            came = self.down.states.pop(effect.nonce, None)
+            assert came is not None, f"no inner state under nonce {effect.nonce}"
+            await asyncio.to_thread(self.trainer.load_inner_state, came.data)
+            # Of what came: to read all of it back would hold up the first step.
+            self.loaded = {"moments": came.digest}
         elif effect.source == "checkpoint" and not await self._go_back(effect.restored):
             for fault in await asyncio.to_thread(self.checkpoints.restore, self.trainer):
                 self.up.tell_soon("checkpoint-skipped", fault, {})
@@ -230,10 +229,6 @@ class Recoverer:
         if saved is not None:
             await asyncio.to_thread(self.trainer.load_inner_state, saved)
         return saved is not None
-
-    def _moments(self) -> str:
-        """Read back from the trainer: a donor tells the digest of what it gave."""
-        return digest_of(self.trainer.inner_state_pieces())
 
 
 # --------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from diloco_learner.events import (
     InitMoved,
     Leave,
     LoadState,
+    PublicationMoved,
     RecoveryEffect,
     RecoveryEvent,
     SendInit,
@@ -186,7 +187,7 @@ class Recovery:
                 if self._from_donor(event.donor, event.nonce):
                     return self._donor_failed(event.reason, now)
                 self.ignored["state nobody waits for"] += 1
-            case TimePassed():
+            case PublicationMoved() | TimePassed():
                 pass
         return []
 

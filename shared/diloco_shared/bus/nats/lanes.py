@@ -27,9 +27,11 @@ from diloco_shared.bus.port import NoStream, TransferProgress, Unavailable
 from diloco_shared.protocol.chunks import Incoming, Outgoing
 from diloco_shared.protocol.pace import TokenBucket
 
-# Payloads under way at once over one bus; more wait their turn. Above what a syncer fetches (8)
-# with its publications beside it; bounds threads and sockets.
-TRANSFERS_MAX = 12
+# Payloads under way at once over one bus, each way; more wait their turn. Each way has its own
+# turns: what is fetched must not hold up what is sent over a link that carries both. What a syncer
+# fetches at most; to send, a learner's rounds in flight beside the states that it gives. Bounds
+# threads and sockets: 16 with one connection each, of the 2048 that a site may have.
+FETCHES_MAX, SENDS_MAX = 8, 8
 # How often connections that lie idle are looked after, in seconds: the embedded server drops one
 # that leaves two pings, 10 s apart, unanswered.
 TEND_S = 3.0
@@ -70,8 +72,9 @@ class NatsLanes:
         self._connections = connections
         self._up = RateLimit(uplink_bytes_per_s)
         self._down = RateLimit(downlink_bytes_per_s)
-        self._turns = asyncio.Semaphore(TRANSFERS_MAX)
-        self._threads = ThreadPoolExecutor(TRANSFERS_MAX * connections, f"lane {link.name}")
+        self._fetches, self._sends = asyncio.Semaphore(FETCHES_MAX), asyncio.Semaphore(SENDS_MAX)
+        threads = (FETCHES_MAX + SENDS_MAX) * connections
+        self._threads = ThreadPoolExecutor(threads, f"lane {link.name}")
         self._lock = threading.Lock()
         # Newest last, with the time each was put back.
         self._idle: deque[tuple[float, LaneSocket]] = deque()
@@ -97,12 +100,13 @@ class NatsLanes:
             self._up,
             self._link.traffic,
             self.socket,
+            message_id=self._link.message_id,
             window=-(-window // connections),
             timeout_s_min=(
                 min(chunk_timeout_s, PATIENCE_S) if self._link.several_nodes else chunk_timeout_s
             ),
         )
-        await self._run(sending, connections, progress)
+        await self._run(sending, connections, progress, self._sends)
 
     async def receive(self, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
         if not incoming.awaited:
@@ -120,7 +124,8 @@ class NatsLanes:
                     api=self._link.api,
                     beat_s=heartbeat_s(self._link),
                 )
-                await self._run(receiving, min(self._connections, there), progress)
+                connections = min(self._connections, there)
+                await self._run(receiving, connections, progress, self._fetches)
         finally:
             await forget_consumer(self._link, stream, name)
 
@@ -137,16 +142,20 @@ class NatsLanes:
         return name, there
 
     async def _run(
-        self, job: Sending | Receiving, connections: int, progress: TransferProgress
+        self,
+        job: Sending | Receiving,
+        connections: int,
+        progress: TransferProgress,
+        turns: asyncio.Semaphore,
     ) -> None:
         """Work on `job` with that many threads; when cancelled they end by themselves."""
-        progress.queued = self._turns.locked()
+        progress.queued = turns.locked()
         try:
-            await self._turns.acquire()
+            await turns.acquire()
         finally:
             progress.queued = False
         if self._closed:
-            self._turns.release()
+            turns.release()
             raise Unavailable(f"the connection {self._link.name} is closed")
         self._jobs.add(job)
         if self._tending is None:
@@ -154,7 +163,7 @@ class NatsLanes:
         loop = asyncio.get_running_loop()
         works = [loop.run_in_executor(self._threads, job.work) for _ in range(connections)]
         ended = asyncio.gather(*works, return_exceptions=True)
-        ended.add_done_callback(lambda _: self._ended(job))
+        ended.add_done_callback(lambda _: self._ended(job, turns))
         try:
             await asyncio.shield(ended)
         finally:
@@ -171,9 +180,9 @@ class NatsLanes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    def _ended(self, job: Sending | Receiving) -> None:
+    def _ended(self, job: Sending | Receiving, turns: asyncio.Semaphore) -> None:
         self._jobs.discard(job)
-        self._turns.release()
+        turns.release()
 
     # --- connections --------------------------------------------------------------------------
 

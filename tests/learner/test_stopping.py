@@ -1,0 +1,138 @@
+"""Told to stop: what the seconds that there are go to, and what is said where they are too few."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+from learner.contexts import context, learner
+from pydantic import ValidationError
+
+from diloco_cli.up.process import STOP_S as KILLED_S
+from diloco_learner.hosts import following_io
+from diloco_learner.settings import CLOSES_S, STOP_S, Settings
+from diloco_learner.work_io import QUICK_BYTES_PER_S, RELEASE_S, Work, too_long
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+
+pytestmark = pytest.mark.virtual
+
+GB = 1_000_000_000
+
+
+class Stopping(Work):
+    """One whose step ends, and whose last checkpoint is written, after so many seconds."""
+
+    def __init__(self, spec: RunSpec, broker: MemoryBroker, step_s: float, save_s: float) -> None:
+        none: Any = None
+        super().__init__(context(spec, MemoryBus(broker, "a")), none, none)
+        self.done: dict[str, float] = {}
+        self.save_s, self.began = save_s, asyncio.get_running_loop().time()
+        self.ended = asyncio.create_task(asyncio.sleep(step_s, none))
+        self.leases: Any = SimpleNamespace(release=lambda: self.did("released"))
+        self.evaluations: Any = SimpleNamespace(end=lambda: self.did("ended"))
+        self.up: Any = SimpleNamespace(own_disk=SimpleNamespace(took_s=save_s))
+        self.checkpoints: Any = SimpleNamespace(room=SimpleNamespace(needed=94 * GB))
+        self.train_loop: Any = SimpleNamespace(exchange=SimpleNamespace(step_s=step_s))
+
+    async def did(self, what: str) -> None:
+        self.done[what] = asyncio.get_running_loop().time() - self.began
+
+    async def _clear_out(self) -> None:
+        await asyncio.sleep(self.save_s)
+        await self.did("saved")
+
+    async def stopped(self, stop_s: float) -> list[str]:
+        """What it logs."""
+        self.stop_s = stop_s
+        with structlog.testing.capture_logs() as logs:
+            await self._withdraw_now()
+        assert self.train_loop.stopping
+        return [entry["event"] for entry in logs]
+
+
+async def test_a_step_and_a_checkpoint_have_all_the_seconds_that_the_setting_gives(
+    broker: MemoryBroker, spec: RunSpec
+) -> None:
+    """Of a large model: a step takes seconds, and to write its moments most of a minute."""
+    work = Stopping(spec, broker, 5.0, 47.0)
+    assert await work.stopped(55.0) == []
+    assert work.done == {"saved": 52.0, "released": 52.0, "ended": 52.0}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "save_s", "stop_s", "during"),
+    [(5.0, 47.0, 30.0, "its last checkpoint"), (60.0, 1.0, 30.0, "a step")],
+)
+async def test_what_cannot_be_done_in_time_is_said_at_once_and_at_the_end(
+    broker: MemoryBroker,
+    spec: RunSpec,
+    step_s: float,
+    save_s: float,
+    stop_s: float,
+    during: str,
+) -> None:
+    work = Stopping(spec, broker, step_s, save_s)
+    with structlog.testing.capture_logs() as logs:
+        work.stop_s = stop_s
+        stopping = asyncio.create_task(work._withdraw_now())
+        await asyncio.sleep(0.1)
+        (first,) = logs
+        assert first["event"].startswith("it may leave without")
+        assert "set DILOCO_STOP_S higher" in first["reason"]
+        await stopping
+    assert logs[1]["during"] == during
+    # The shards are given back all the same, and in time.
+    assert work.done == {"released": stop_s - RELEASE_S, "ended": stop_s - RELEASE_S}
+    work.ended.cancel()
+
+
+async def test_one_that_does_not_train_has_nothing_to_save(
+    broker: MemoryBroker, spec: RunSpec
+) -> None:
+    work = Stopping(spec, broker, 0.0, 100.0)
+    assert len(await work.stopped(5.0)) == 2
+    work.train_loop = None
+    assert work._never_saved(0.1) == ""
+
+
+def test_what_is_known_of_a_disk_counts_and_else_a_quick_one() -> None:
+    size = 10 * QUICK_BYTES_PER_S
+    assert not too_long(size, 10.0) and not too_long(size, 30.0, 5.0, 25.0)
+    assert "to save 20 GB at least 10 s, and there are 9.9 s" in too_long(size, 9.9)
+    assert "a step takes 5 s, and to save 20 GB 25 s, and" in too_long(size, 29.0, 5.0, 25.0)
+
+
+def test_it_ends_before_anybody_kills_it_unless_it_is_told_more() -> None:
+    assert Settings().stop_s == STOP_S
+    assert STOP_S + CLOSES_S <= KILLED_S
+    with pytest.raises(ValidationError):
+        Settings(stop_s=0.5)
+
+
+@pytest.mark.whole
+async def test_that_a_model_is_too_large_to_be_saved_in_time_is_said_when_it_begins(
+    broker: MemoryBroker, syncer: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_learner.work_io.QUICK_BYTES_PER_S", 1)
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    with structlog.testing.capture_logs() as logs:
+        async with syncer.serving(), learner(broker, tmp_path, "a"):
+            await syncer.bootstrap("a")
+    told = [entry for entry in logs if entry["event"].startswith("to stop in order will take")]
+    assert len(told) == 1 and "set DILOCO_STOP_S higher" in told[0]["reason"]
+
+
+def test_a_host_that_is_told_to_stop_stays_for_the_islands_last_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others cannot end it without this one's part."""
+    waited: list[float] = []
+    over = SimpleNamespace(wait=waited.append)
+    told: Any = SimpleNamespace(stop=lambda: None, over=over)
+    monkeypatch.setattr(following_io, "end", lambda why, status: waited.append(status))
+    following_io._stop(told, 55.0)
+    assert waited == [55.0 + CLOSES_S, 0]
