@@ -260,7 +260,7 @@ def opened(folder: Path) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     cut = cut_of(corpus.train, 64, CONTEXT, SEED)
     taken = ShardReader(cut, 0).take(SEQUENCES)
-    assert taken.shape == (min(SEQUENCES, cut.sequences_per_shard), CONTEXT + 1)
+    assert taken.shape == (min(SEQUENCES, cut.size(0)), CONTEXT + 1)
     return {
         "seconds": seconds,
         "first_batch_s": time.perf_counter() - began,

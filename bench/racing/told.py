@@ -102,7 +102,7 @@ def batches_of(cut: Cut, shards: list[int], steps: int, sequences: int) -> Any:
     for shard in shards:
         if sum(map(len, parts)) >= steps * sequences:
             break
-        parts.append(ShardReader(cut, shard).take(cut.sequences_per_shard))
+        parts.append(ShardReader(cut, shard).take(cut.size(shard)))
     whole = np.concatenate(parts)[: steps * sequences].astype(np.uint8)
     return whole.reshape(steps, sequences, -1)
 

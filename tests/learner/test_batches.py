@@ -6,9 +6,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_learner.data.batches_io import FINISHED_TOLD, Batches
+from diloco_learner.data.batches_io import AHEAD_MAX, FINISHED_TOLD, IN_HAND_MAX, Batches
 from diloco_learner.data.shards import ShardCut, ShardReader
 from diloco_shared.protocol.messages import Cursor
+from diloco_syncer.messages.data_leases_io import HELD_MAX
 
 CUT = ShardCut(np.arange(4 * 5 * 8 + 1), shards=4, context=8, seed=0)  # five sequences each
 
@@ -46,7 +47,8 @@ def test_without_a_lease_in_time_the_shard_is_read_again_in_another_order() -> N
     first, second = batches.take(), batches.take()
     np.testing.assert_array_equal(first, shard_rows(3, 0, 2))
     np.testing.assert_array_equal(second, shard_rows(3, 0, 3))
-    assert batches.repeats == 1 and batches.finished == ()
+    assert batches.repeats == 1
+    assert batches.cursor == Cursor(shard=3, sequences=5, passes=3, finished=((3, 2),))
     # The lease comes at last: the repeated shard is given back once.
     batches.grant(1, 0, 0)
     np.testing.assert_array_equal(batches.take(), shard_rows(1))
@@ -79,8 +81,108 @@ def test_a_finished_shard_stays_in_the_cursor_until_it_is_closed() -> None:
         batches.take()
     cursor = batches.cursor
     assert cursor is not None and cursor.finished == ((0, 0), (1, 0))
-    batches.close(0, 0)
+    assert batches.close(0, 0) and not batches.close(0, 0)
     assert batches.finished == ((1, 0),)
+
+
+def test_so_much_is_leased_ahead_that_steps_need_no_more() -> None:
+    """Of shards with less than a batch, a step reads several."""
+    batches = Batches(CUT, 4)
+    for shard in (0, 1):  # ten sequences: more than two batches
+        assert batches.wants
+        batches.grant(shard, 0, 0)
+    assert not batches.wants
+    batches.take()
+    assert batches.wants, "five ahead"
+    batches.grant(2, 2, 0)
+    assert not batches.wants, "eight ahead"
+
+
+def test_no_more_is_leased_ahead_than_others_can_spare() -> None:
+    batches = Batches(CUT, 1000)
+    for n in range(AHEAD_MAX):
+        assert batches.wants
+        batches.grant(n % 4, 0, n)
+    assert not batches.wants
+
+
+def test_no_more_is_in_hand_than_the_leader_lets_anybody_have() -> None:
+    assert IN_HAND_MAX == HELD_MAX
+    batches = Batches(CUT, 5)
+    for n in range(IN_HAND_MAX):
+        assert batches.wants
+        batches.grant(n % 4, 0, n)
+        batches.take()
+    assert not batches.granted and not batches.wants
+    batches.close(0, 0)
+    assert batches.wants
+
+
+def test_a_shard_that_was_leased_goes_before_what_is_only_repeated() -> None:
+    batches = Batches(CUT, 2)
+    batches.grant(0, 0, 4)
+    for _ in range(3):
+        batches.take()
+    assert batches.repeating and batches.cursor == Cursor(
+        shard=0, sequences=1, passes=5, finished=((0, 4),)
+    )
+    batches.grant(1, 0, 0)
+    np.testing.assert_array_equal(batches.take(), shard_rows(1)[:2])
+    # What was repeated is finished as before: nobody knows of a part of a pass.
+    assert batches.finished == ((0, 4),) and not batches.repeating
+
+
+def test_all_that_is_held_is_repeated_in_turn() -> None:
+    """A batch of more than a shard has no sequence twice."""
+    batches = Batches(CUT, 15)
+    for shard in (2, 0, 3):
+        batches.grant(shard, 0, 0)
+    np.testing.assert_array_equal(
+        batches.take(), np.concatenate([shard_rows(s) for s in (2, 0, 3)])
+    )
+    again = batches.take()
+    np.testing.assert_array_equal(again, np.concatenate([shard_rows(s, 0, 1) for s in (2, 0, 3)]))
+    assert len(np.unique(again[:, 0])) == 15
+    assert batches.finished == ((2, 1), (0, 1), (3, 0)) and batches.repeats == 3
+
+
+def test_what_was_repeated_in_part_comes_behind_the_others() -> None:
+    batches = Batches(CUT, 5)
+    for shard in (0, 1):
+        batches.grant(shard, 0, 0)
+        batches.take()
+    batches.sequences = 2
+    np.testing.assert_array_equal(batches.take(), shard_rows(0, 0, 1)[:2])
+    batches.grant(2, 3, 0)
+    batches.take()
+    np.testing.assert_array_equal(batches.take(), shard_rows(1, 0, 1)[:2])
+
+
+def test_a_shard_that_is_read_again_is_not_given_back_under_its_reader() -> None:
+    """Its end was merged meanwhile: others would read it too."""
+    batches = Batches(CUT, 5)
+    batches.grant(0, 0, 0)
+    batches.take()
+    batches.sequences = 2
+    batches.take()
+    assert batches.repeating and not batches.close(0, 0)
+    batches.grant(1, 0, 0)
+    batches.take()
+    assert batches.close(0, 0), "left for another"
+
+
+def test_a_lost_shard_is_not_repeated() -> None:
+    batches = Batches(CUT, 5)
+    for shard in (0, 1, 2):
+        batches.grant(shard, 0, 0)
+        batches.take()
+    batches.revoke(0)
+    np.testing.assert_array_equal(batches.take(), shard_rows(1, 0, 1))
+    batches.revoke(1)
+    np.testing.assert_array_equal(batches.take(), shard_rows(2, 0, 1))
+    batches.revoke(2)
+    np.testing.assert_array_equal(batches.take(), shard_rows(2, 0, 2))
+    assert batches.unleased == 5 and batches.finished == ()
 
 
 def test_a_shard_that_was_taken_away_is_left_as_soon_as_there_is_another() -> None:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +107,34 @@ def test_the_loss_is_the_mean_over_all_targets_however_they_lie_in_batches() -> 
     assert targets(rows) == len(wanted) > 0
     assert HeldOutLoss(model)(2.0, rows) == pytest.approx(2 * wanted.mean(), rel=1e-5)
     assert HeldOutLoss(model)(2.0, rows[:SEQUENCES_MAX]) == 0.0, "and no number without any"
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("sequences", [1, 3, 4, SEQUENCES_MAX + 7])
+def test_the_devices_of_a_mesh_divide_every_batch_evenly(masked: bool, sequences: int) -> None:
+    """Else each of them would compute all of it, in as much more memory; the loss stays the same.
+
+    Of a model that knows no signs, what is left over is evaluated one sequence at a time."""
+    devices, rng, got = 6, np.random.default_rng(0), list[int]()
+    rows = rng.integers(0, 100, (sequences, 9)).astype(np.int32)
+    if masked:
+        rows[: sequences // 2, 3:] = ~rows[: sequences // 2, 3:]
+        rows[0, 0] = ~rows[0, 0]  # which signs the filling has is not that of a sequence
+
+    def loss(params: float, part: np.ndarray) -> float:
+        got.append(len(part))
+        return float(masked_mean(params, part) if masked else params * part[:, 1:].mean())
+
+    model = ModelDef(lambda key: (), masked_mean, lambda name: False, masked_tokens=masked)
+    place: Any = SimpleNamespace(batch_parts=devices, scope=None, turn=None)
+    measure = HeldOutLoss(model, devices, placement=place)
+    found = measure.losses(2.0, HeldOut(rows), batch=loss).overall
+    assert found == pytest.approx(2 * rows[:, 1:][rows[:, 1:] >= 0].mean(), rel=1e-5)
+    assert all(many % devices == 0 for many in got)
+    assert max(got) <= max(SEQUENCES_MAX, devices)
+    # A sequence at a time on each device, and so in no more memory than a step takes.
+    whole, left = divmod(sequences, SEQUENCES_MAX - SEQUENCES_MAX % devices)
+    assert len(got) == whole + (1 if masked else (left >= devices) + left % devices)
 
 
 def test_held_out_sequences_without_a_target_are_refused() -> None:

@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from diloco_learner.models import ModelDef
-from diloco_learner.training.inner import make_step, optimizer
+from diloco_learner.training.inner import MEASURE_TENSORS, make_step, optimizer
+from diloco_shared.spec.optimizers import OPTIMIZERS
 from diloco_shared.spec.run import Inner
 
 
@@ -97,25 +99,80 @@ def test_muon_orthogonalises_matrices_and_leaves_embeddings_to_nadam() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_stacked_layers_are_stepped_as_layers_of_their_own_would_be(name: str) -> None:
-    """Norms of all layers together are no matrix, and matrices are orthogonalised one by one."""
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("stacked", [None, "layers"])
+def test_matrices_decay_and_norms_do_not_whoever_steps_them(name: str, stacked: str | None) -> None:
+    """Without a gradient there is nothing but decay: of embeddings too, which Muon leaves to NAdam,
+    as it does norms and biases."""
+    many = (3,) if stacked else ()
+    layers = {"matrix": np.full((*many, 4, 4), 2.0), "norm": np.full((*many, 4), 2.0)}
+    theta = {"layers": layers, "embedding": np.full((6, 4), 2.0), "final_norm": np.full(4, 2.0)}
+    theta = jax.tree.map(lambda x: x.astype(np.float32), theta)
+    inner = Inner(optimizer=name, weight_decay=0.25)
+    transform = optimizer(inner, lambda leaf: leaf == "embedding", stacked)
+    nothing = jax.tree.map(np.zeros_like, theta)
+    update, _ = transform.update(nothing, transform.init(theta), theta)
+    for leaf in (update["layers"]["norm"], update["final_norm"]):
+        np.testing.assert_array_equal(leaf, 0.0)
+    for leaf in (update["layers"]["matrix"], update["embedding"]):
+        np.testing.assert_allclose(leaf, -0.25 * 2.0, rtol=1e-6)
 
-    def drawn() -> dict[str, Any]:
-        shapes = {"matrix": (3, 8, 4), "norm": (3, 4)}
-        return {k: rng.standard_normal(size).astype(np.float32) for k, size in shapes.items()}
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "muon"])
+def test_stacked_layers_are_stepped_as_layers_of_their_own_would_be(name: str) -> None:
+    """Norms of all layers together are no matrix, and matrices are orthogonalised one by one; what
+    is measured of a tensor is not that of all layers. Each layer has another scale here, and a
+    matrix of 128 rows and columns is one of which Adafactor keeps rows and columns only."""
+    rng = np.random.default_rng(0)
+    scales = np.array([0.01, 1.0, 10.0], np.float32)
+
+    def drawn(scales: Any) -> dict[str, Any]:
+        shapes = {"matrix": (3, 130, 128), "norm": (3, 4)}
+        values = {k: rng.standard_normal(size).astype(np.float32) for k, size in shapes.items()}
+        return {k: v * scales.reshape(-1, *[1] * (v.ndim - 1)) for k, v in values.items()}
 
     def updated(theta: Any, gradient: Any, stacked: str | None) -> Any:
         inner = Inner(optimizer=name, weight_decay=0.3, clip_norm=1e9)
         transform = optimizer(inner, lambda _: False, stacked)
-        return transform.update(gradient, transform.init(theta), theta)[0]
+        state = transform.init(theta)
+        for _ in range(2):  # some only look on in their first step
+            update, state = transform.update(gradient, state, theta)
+        return update
 
-    theta, gradient = drawn(), drawn()
-    together = updated({"layers": theta}, {"layers": gradient}, "layers")["layers"]
+    theta, gradient, one = drawn(scales), drawn(scales[::-1]), np.ones(5, np.float32)
+    together = updated(
+        {"layers": theta, "one": one}, {"layers": gradient, "one": one}, stacked="layers"
+    )
     for n in range(3):
-        alone = updated(*({k: v[n] for k, v in part.items()} for part in (theta, gradient)), None)
-        for kind, values in alone.items():
-            np.testing.assert_allclose(together[kind][n], values, rtol=2e-5, atol=1e-6)
+        own, its = ({k: v[n] for k, v in part.items()} for part in (theta, gradient))
+        alone = updated({"own": own, "one": one}, {"own": its, "one": one}, stacked=None)
+        np.testing.assert_allclose(together["one"], alone["one"], rtol=1e-6)
+        for kind, values in alone["own"].items():
+            found = together["layers"][kind][n]
+            np.testing.assert_allclose(found, values, rtol=2e-5, atol=1e-6 * np.abs(values).max())
+
+
+@pytest.mark.parametrize("name", MEASURE_TENSORS)
+def test_a_model_without_stacked_leaves_may_say_that_it_has_some(name: str) -> None:
+    theta = {"matrix": np.ones((4, 4), np.float32)}
+    transform = optimizer(Inner(optimizer=name), MODEL.is_embedding, "layers")
+    update, state = transform.update(theta, transform.init(theta), theta)
+    update, _ = transform.update(theta, state, theta)
+    assert float(update["matrix"].sum()) < 0
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.03])
+def test_fromage_steps_at_any_rate_as_optax_has_it(rate: float) -> None:
+    """What it takes from the parameters is no multiple of the rate: at rate 1 almost a third."""
+    params = MODEL.init(jax.random.key(0))
+    gradient = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.3), params)
+    theirs = optax.fromage(rate)
+    updates, _ = theirs.update(gradient, theirs.init(params), params)
+    wanted, found = (
+        optax.apply_updates(params, updates),
+        stepped(rate, [[0.3]], optimizer="fromage", clip_norm=100.0),
+    )
+    for name, leaf in wanted.items():
+        np.testing.assert_allclose(getattr(found, name), leaf, rtol=1e-6)
 
 
 def learned(params: Any, tokens_BxL1: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from diloco_learner.models import ModelDef, build
 from diloco_learner.models.sharding import divided
 from diloco_learner.training.mesh import Placement, mesh_over
+from diloco_shared.spec.codecs import NAMES
 from diloco_shared.spec.mesh import AXES, MeshSizes, WrongMesh
 from diloco_shared.spec.run import Model
 
@@ -36,7 +37,9 @@ def on_devices(*arguments: str) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(found: dict[str, Any], state_parts: int, *, codecs: int = 5, steps: int = 20) -> None:
+def check(
+    found: dict[str, Any], state_parts: int, *, codecs: int = len(NAMES), steps: int = 20
+) -> None:
     assert found["begins_equal"]
     assert all(found["exact"].values()), found["exact"]
     assert len(found["exact"]) == 1 + codecs * 2 * 2

@@ -1,11 +1,13 @@
 """Data shard leases on the bus: compare-and-set, cursors, lost answers, rivals."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from learner.contexts import context
 from syncer.contexts import context as syncer_context
@@ -23,7 +25,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.ledger import Ledger
-from diloco_syncer.messages.data_leases_io import DataLeases
+from diloco_syncer.messages.data_leases_io import HELD_MAX, DataLeases
 from diloco_syncer.messages.data_places_io import Places
 
 pytestmark = pytest.mark.virtual
@@ -38,24 +40,33 @@ class Fleet:
         self.bus = MemoryBus(broker, "test")
         self.live: tuple[str, ...] = ()
         self.bus_of = MemoryBus
+        self.cut = ShardCut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
+        self.batch = 2
         self.told: list[tuple[str, str]] = []
+        self.texts: list[str] = []
         self.merged: dict[int, tuple[int, int]] = {}
 
     @asynccontextmanager
     async def learner(self, name: str, incarnation: int = 0) -> AsyncIterator[Leases]:
         async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
             self.told.append((name, kind))
+            self.texts.append(text)
 
-        spec = self.spec
-        cut = ShardCut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
-        place = context(spec, self.bus_of(self.broker, name), name, incarnation)
-        leases = Leases(place, Batches(cut, 2), lambda: self.live, tell)
+        place = context(self.spec, self.bus_of(self.broker, name), name, incarnation)
+        leases = Leases(place, Batches(self.cut, self.batch), lambda: self.live, tell)
         task = asyncio.create_task(leases.supply())
         try:
             yield leases
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    def small(self, shards: int, sequences: int, batch: int) -> None:
+        """Shards of so many sequences, whose tokens are their places."""
+        data = self.spec.data.model_copy(update={"virtual_shards": shards})
+        self.spec = self.spec.model_copy(update={"data": data})
+        self.cut = ShardCut(np.arange(shards * sequences * 8 + 1), shards, 8, seed=0)
+        self.batch = batch
 
     async def merge(self, cursor: Cursor) -> None:
         """As the leader does once a contribution with this cursor is on the tape."""
@@ -268,6 +279,80 @@ async def test_a_shard_that_runs_out_is_read_again_rather_than_waited_for(fleet:
         await until(lambda: ("a", "shard-repeated") in fleet.told)
 
 
+async def read(leases: Leases, steps: int) -> list[int]:
+    """Where each sequence begins, of so many steps, each after a look of the other side."""
+    found: list[int] = []
+    for _ in range(steps):
+        await until(lambda: not leases.batches.wants)
+        assert len(leases.held) <= HELD_MAX
+        found += leases.batches.take()[:, 0].tolist()
+    return found
+
+
+async def test_steps_of_several_small_shards_find_them_leased(fleet: Fleet) -> None:
+    """Else the same few sequences would stand several times in one batch."""
+    await ready(fleet)
+    fleet.small(64, 3, batch=8)
+    fleet.live = ("a",)
+    async with fleet.learner("a") as a:
+        await a.first()
+        seen = await read(a, 20)
+        assert len(set(seen)) == len(seen) == 160 and a.batches.repeats == 0
+        # Of the shards that no round merges, the log is not filled with one after another.
+        assert a.unmerged_times > 30
+        assert 4 <= fleet.told.count(("a", "shard-unmerged")) <= 6
+
+
+async def test_the_first_of_several_leases_is_not_waited_for_until_the_last(fleet: Fleet) -> None:
+    await ready(fleet)
+    fleet.small(64, 3, batch=8)
+    fleet.live = ("a",)
+    many: list[int] = []
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        if operation == "append" and len(a.held) == 1:
+            many.append(a.supplied.is_set())
+        return "deliver"
+
+    async with fleet.learner("a") as a:
+        fleet.broker.fault = fault
+        await until(lambda: len(a.held) > 3)
+        assert many == [True]
+
+
+@pytest.mark.parametrize(
+    ("batch", "taken", "says"),
+    [
+        (2, False, "no other was leased in time$"),
+        (
+            8,
+            False,
+            "leased in time, and it has 3 sequences where a step takes 8. With fewer data.v",
+        ),
+        (2, True, "no other is free. With more data.virtual_shards there are some for every l"),
+        (8, True, "no other is free, and it has 3 sequences where a step takes 8. With fewer data"),
+    ],
+)
+async def test_why_data_is_read_again_is_said(
+    fleet: Fleet, batch: int, taken: bool, says: str
+) -> None:
+    await ready(fleet)
+    fleet.small(16, 3, batch)
+    fleet.live = ("a", "b")
+    async with fleet.learner("a") as a:
+        await a.first()
+        await until(lambda: not a.batches.wants)
+        for shard in range(16 if taken else 0):
+            if shard not in a.held:
+                await fleet.bus.kv_put(subjects.SHARDS, f"r.{shard}", _held_by("b", shard))
+        while not a.batches.repeats:
+            a.batches.take()
+            if taken:
+                await until(lambda: a.none_free or not a.batches.wants)
+        await until(lambda: ("a", "shard-repeated") in fleet.told)
+        assert re.search(f"^a reads data shard .* again: .*{says}", fleet.texts[-1])
+
+
 def _held_by(learner: str, shard: int) -> bytes:
     return encode(ShardLease(shard=shard, holder=learner, incarnation=0, sequences=0, passes=0))
 
@@ -312,6 +397,28 @@ async def test_a_learner_with_credentials_of_its_own_has_the_leader_write_its_le
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert all(subject.startswith("$KV.shards.r.") for subject in written)
+
+
+async def test_a_leader_writes_as_many_leases_as_small_shards_need_and_none_twice(
+    fleet: Fleet,
+) -> None:
+    """It takes no word for what is read, only what is merged: whoever gives a shard back unmerged
+    would find it free, and no more read than the others."""
+    await ready(fleet)
+    fleet.small(64, 3, batch=8)
+    fleet.live, fleet.bus_of = ("a",), NamedBus
+    leader = NamedBus(fleet.broker, "s")
+    desk = DataLeases(
+        syncer_context(fleet.spec, leader), lambda: fleet.live, lambda: True, lambda _: None
+    )
+    task = asyncio.create_task(desk.serve())
+    async with fleet.learner("a") as a:
+        await a.first()
+        seen = await read(a, 22)
+        assert len(set(seen)) == len(seen) == 176 and a.batches.repeats == 0
+    assert not desk.refused
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_learner_waits_for_a_leader_that_asks_a_far_hub(

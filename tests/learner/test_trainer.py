@@ -63,6 +63,23 @@ def test_a_model_of_more_tensors_than_a_message_can_name_is_refused_where_it_is_
         Program.build(spec.model_copy(update={"model": model}))
 
 
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16, jnp.int32])
+def test_a_model_whose_parameters_are_not_fp32_is_refused_where_it_is_built(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its first step ends the learner, at every start."""
+    own = SimpleNamespace(
+        init=lambda key: {"embed": jnp.zeros((256, 8)), "head": {"w": jnp.zeros((8, 256), kind)}},
+        loss=lambda params, batch: params["embed"].mean(),
+    )
+    monkeypatch.setitem(sys.modules, "narrow", SimpleNamespace(model=lambda config: own))
+    spec = make_spec()
+    model = spec.model.model_copy(update={"factory": "narrow:model", "overrides": {}})
+    wanted = rf"init\(\) makes head/w of type {jnp.dtype(kind)}, .* let init\(\) make float32"
+    with pytest.raises(ValueError, match=wanted):
+        Program.build(spec.model_copy(update={"model": model}))
+
+
 @pytest.fixture
 def trainer(program: Program) -> Trainer:
     """Stepped three times, so that moments and parameters are its own."""

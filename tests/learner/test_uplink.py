@@ -25,6 +25,7 @@ from diloco_shared.bus.blobs import get_blob
 from diloco_shared.bus.port import TransferProgress
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import cut
 from diloco_shared.protocol.messages import ContributionManifest, Donate, StateManifest
 from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
@@ -108,6 +109,23 @@ async def test_what_an_older_life_has_sent_is_no_repeat_of_what_a_newer_one_send
         up.incarnation = life
         await up.send(ToSend(contribute(), SENT))
     assert [m.incarnation for m in await uploaded(syncer)] == [1, 2]
+
+
+async def test_nobody_has_a_contribution_left_out_by_saying_its_ids_first(
+    up: Uplink, syncer: Any, broker: MemoryBroker
+) -> None:
+    """All that they are made of can be known: who may write on UP at all could say them (I11)."""
+    await syncer.prepare()
+    thief = MemoryBus(broker, "thief")
+    where = subjects.contribution("r", "a", 0, 2, 5, 1)
+    digest = cut(where, codec.encode("fp32", DELTA_F)).blob.digest
+    guessed = [f"{where}.m/1", f"{where}.m", *(f"{n}/{where}/{digest}/0" for n in range(100))]
+    for n, name in enumerate([*guessed, f"{where}/{digest}/0"]):
+        said: dict[str, Any] = {"headers": {"Nats-Msg-Id": name}} if n % 2 else {"msg_id": name}
+        await thief.append(f"up.r.thief.{n}", b"", **said)
+    await up.send(ToSend(contribute(), SENT))
+    (m,) = await uploaded(syncer)
+    assert await get_blob(syncer.bus, subjects.up_stream("r"), m.blob, timeout_s=5)
 
 
 @pytest.mark.parametrize("full", [False, True])

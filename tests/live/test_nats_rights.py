@@ -28,6 +28,7 @@ from diloco_shared.bus.stream_kv import VALUE_BYTES_MAX
 from diloco_shared.checking import check
 from diloco_shared.process import hub_backup, hub_folder
 from diloco_shared.protocol import subjects as s
+from diloco_shared.protocol.chunks import cut
 from diloco_shared.protocol.messages import TapeEpoch, TapeTerm
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode_tape, encode
@@ -196,6 +197,28 @@ async def test_a_site_writes_in_no_other_name_and_nowhere_else(tmp_path: Path, l
             assert await bus.kv_all(s.TOKENS) == await bus.kv_all(s.RUNS) == {}
             for kind in s.STREAM_KINDS:
                 assert (await bus.stream_info(s.run_stream("r", kind))).messages == 0
+
+
+async def test_a_site_has_no_message_of_another_left_out(tmp_path: Path) -> None:
+    """A stream takes an id once, on whichever subject: what one site may write as another would."""
+    theirs = s.contribution("r", "rome", 0, 0, 0, 0)
+    digest = cut(theirs, PAYLOAD).blob.digest
+    ids = [theirs, f"{theirs}.m", f"{theirs}.m/1", f"{theirs}.m/{digest}"]
+    ids += [f"{sent}{theirs}/{digest}/{n}" for n in range(9) for sent in ("", "1/", "2/", "3/")]
+    async with a_hub(tmp_path / "hub", "oslo", "rome") as hub, AsyncExitStack() as stack:
+        thief = await stack.enter_async_context(hub.bus("oslo"))
+        rome = await stack.enter_async_context(hub.bus("rome"))
+        own = s.contribution("r", "oslo", 0, 0, 0, 0)
+        for name in ids:
+            await thief.append(own, b"", headers={"Nats-Msg-Id": name})
+            await thief.append(own, b"", msg_id=name)
+        blob = await put_blob(rome, theirs, PAYLOAD, deadline_s=20)
+        for _ in range(2):
+            stored = await rome.append(f"{theirs}.m", b"there", msg_id=f"{theirs}.m/1")
+        async with hub.bus("syncer-a") as syncer:
+            assert bytes(await get_blob(syncer, "UP-r", blob, timeout_s=20)) == PAYLOAD
+            (manifest,) = await syncer.fetch("UP-r", f"{theirs}.m")
+        assert (manifest.payload, manifest.seq) == (b"there", stored), "a repeat is left out"
 
 
 @LEAF
@@ -376,6 +399,40 @@ async def test_a_site_that_comes_is_served_and_a_running_one_takes_its_new_key(
         with pytest.raises(Unavailable, match="Authorization"):
             await NatsBus.connect(hub.url, name="oslo", credentials=tmp_path / "old", timeout_s=1)
         assert rome.reconnects == 0
+
+
+@LEAF
+async def test_a_site_that_is_there_gets_another_learner_and_loses_one(
+    tmp_path: Path, leaf: str
+) -> None:
+    """The connections of its learners stay, and so does its secret."""
+    first, second = (s.contribution("r", f"oslo{n}", 0, 0, 0, 0) for n in ("", "-2"))
+    async with a_hub(tmp_path / "hub", "oslo", "rome", leaf=leaf) as hub, AsyncExitStack() as stack:
+        oslo = await stack.enter_async_context(hub.bus("oslo"))
+        rome = await stack.enter_async_context(hub.bus("rome"))
+        hub_s = await stack.enter_async_context(hub.bus("coordinator"))
+        with pytest.raises((Unavailable, Refused)):
+            await oslo.append(second, b"", timeout_s=1)
+        secret = hub.file("oslo").read_bytes()
+        hub_folder.change_learners(hub.folder, "oslo", added=("oslo-2",))
+        await hub.reload()
+
+        async def taken(subject: str) -> bool:
+            await oslo.append(subject, b"", timeout_s=1)
+            return True
+
+        for subject in (second, first):
+            await until(partial(taken, subject), "its rights", tolerated=(BusError,))
+        chaos = s.chaos("oslo-2")
+        async with oslo.subscribe(chaos) as faults:
+            await until_heard(hub_s, chaos, faults)
+        hub_folder.change_learners(hub.folder, "oslo", removed=("oslo",))
+        await hub.reload()
+        await until(partial(taken, second), "the learner that is left", tolerated=(BusError,))
+        with pytest.raises((Unavailable, Refused)):
+            await oslo.append(first, b"", timeout_s=1)
+        assert hub.file("oslo").read_bytes() == secret
+        assert (oslo.reconnects, rome.reconnects, rome.connected) == (0, 0, True)
 
 
 async def test_a_file_that_is_being_replaced_is_read_again(tmp_path: Path) -> None:

@@ -5,18 +5,29 @@ from typing import Any, cast
 import pytest
 from syncer.contexts import context
 
-from diloco_shared.bus.port import StreamFull, StreamSpec
+from diloco_shared.bus.port import Held, StreamFull, StreamSpec
+from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.protocol.records import MemberRecord, StreamUse
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.codecs import bytes_of
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
 from diloco_syncer.messages.outbox_io import Outbox
-from diloco_syncer.streams.floods_io import Floods, first_set_bytes, greedy, unasked
+from diloco_syncer.streams.floods_io import (
+    MESSAGES_MAX,
+    Floods,
+    first_set_bytes,
+    greedy,
+    message_bytes,
+    unasked,
+    unreached,
+)
 
 LIMIT = 60_000
 LIVE = ("a", "b", "c")
@@ -24,6 +35,11 @@ LIVE = ("a", "b", "c")
 
 def up(learner: str, n: int = 0) -> str:
     return subjects.contribution("r", learner, 0, 0, n, 1)
+
+
+def of(sizes: dict[str, int]) -> dict[str, Held]:
+    """One message of that many bytes each."""
+    return {subject: Held(size, 1) for subject, size in sizes.items()}
 
 
 @pytest.mark.parametrize(
@@ -36,19 +52,50 @@ def up(learner: str, n: int = 0) -> str:
     ],
 )
 def test_who_holds_more_than_its_share(held: dict[str, int], found: dict[str, int]) -> None:
-    assert greedy(held, LIMIT, LIVE) == found
+    assert greedy(of(held), LIMIT, LIVE) == found
 
 
 def test_one_alone_has_no_more_than_half() -> None:
-    assert greedy({up("a"): 30_001}, LIMIT, ("a",)) == {"a": 30_001}
-    assert greedy({up("a"): 30_000}, LIMIT, ("a",)) == {}
+    assert greedy(of({up("a"): 30_001}), LIMIT, ("a",)) == {"a": 30_001}
+    assert greedy(of({up("a"): 30_000}), LIMIT, ("a",)) == {}
 
 
 def test_initial_parameters_are_no_flood_until_a_snapshot_covers_them() -> None:
     first = subjects.initial("r", "a", 0, 0)
-    held = {first: 40_000, up("a"): 20_000}
+    held = of({first: 40_000, up("a"): 20_000})
     assert greedy(held, LIMIT, LIVE, excused=40_000) == {}
     assert greedy(held, LIMIT, LIVE) == {"a": 60_000}
+
+
+def test_many_empty_messages_are_a_flood() -> None:
+    """Those that are counted may be a small part of those that fill a stream."""
+    held = {up("a"): Held(4_000_000, MESSAGES_MAX), up("b"): Held(20 << 20, 44)}
+    assert greedy(held, 64 << 20, LIVE) == {}
+    told = greedy(held, 64 << 20, LIVE, message_bytes=message_bytes(History(run_spec())))
+    assert told == {"a": 560 * MESSAGES_MAX}
+
+
+def test_no_honest_learner_has_smaller_messages_than_are_counted() -> None:
+    """A contribution of 2.1 chunks in four bits, and its manifest."""
+    history = History(run_spec())
+    rows = 21 * CHUNK_BYTES // 5  # of each fragment, which are one number wide
+    history.layout = (TensorSpec(name="w", shape=(rows * 4, 1), embedding=False),)
+    sizes = Layout.build(history.layout, history.fragments).sizes
+    each, codec = message_bytes(history), history.spec.algorithm.codec_up
+    assert each > CHUNK_BYTES // 4
+    for size in sizes:
+        payload = bytes_of(codec, size)
+        honest = Held(payload + 1000, -(-payload // CHUNK_BYTES) + 1)
+        share = honest.bytes * 100
+        held = {up("a", n): honest for n in range(100)}
+        assert greedy(held, 3 * share, LIVE, message_bytes=each) == {}
+
+
+def test_what_no_purge_reaches_is_of_no_honest_learner() -> None:
+    """Of several shards each removes what is of its own fragments; a revoked site's would stay."""
+    honest = [up("a"), up("a") + ".m", subjects.initial("r", "a", 0, 2)]
+    strays = ["up.r.x.0", "up.r.x.0.3.1.1", "up.r.y.0.00.1.1", "up.r.y.0.a.1.1", "up.r.y.0.1"]
+    assert unreached(of(dict.fromkeys((*honest, *strays), 7)), 3) == {"x": 14, "y": 21}
 
 
 def test_those_of_other_shards_may_be_needed_though_our_own_are_covered() -> None:
@@ -73,7 +120,7 @@ def test_of_states_there_is_what_was_asked_for() -> None:
         "state.r.s.s2.n4": 900,
         "state.r.x": 3,
     }
-    assert unasked(held, LIMIT, {("a", "n1")}, {"s"}) == {
+    assert unasked(of(held), LIMIT, {("a", "n1")}, {"s"}) == {
         "a": {"a.x.n2.>": 7},
         "c": {"c.>": 55},
         "x": {"x.>": 3},
@@ -81,8 +128,17 @@ def test_of_states_there_is_what_was_asked_for() -> None:
 
 
 def test_a_state_that_takes_half_of_the_stream_is_none() -> None:
-    held = {"state.r.a.b.n1": LIMIT // 2 + 1}
+    held = of({"state.r.a.b.n1": LIMIT // 2 + 1})
     assert unasked(held, LIMIT, {("a", "n1")}, {"s"}) == {"a": {"a.>": LIMIT // 2 + 1}}
+
+
+def test_a_state_of_many_empty_messages_is_none() -> None:
+    limit = 64 << 20
+    honest = Held(20 << 20, 40 + 2)
+    empty = Held(50_000, 1000)
+    asked = {("a", "n1"), ("c", "n2")}
+    held = {"state.r.a.b.n1": honest, "state.r.c.b.n2.x": empty}
+    assert unasked(held, limit, asked, {"s"}) == {"c": {"c.>": 50_000}}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -110,7 +166,12 @@ class Showing:
         self.streams: dict[str, StreamUse] = {}
 
 
-async def test_a_stream_that_one_learner_fills_has_room_again_for_the_others() -> None:
+@pytest.mark.parametrize(
+    ("payload", "headers"), [(b"x" * 1000, {}), (b"", {"A": "x" * 1000}), (b"", {})]
+)
+async def test_a_stream_that_one_learner_fills_has_room_again_for_the_others(
+    payload: bytes, headers: dict[str, str]
+) -> None:
     bus, spec, showing = NamedBus(MemoryBroker(), "s"), run_spec(), Showing()
     await bus.ensure_bucket(subjects.MEMBERS)
     fields: dict[str, Any] = {"boot": "b", "host": "h", "pid": 1, "lock": "l", "started_at": 0.0}
@@ -128,13 +189,31 @@ async def test_a_stream_that_one_learner_fills_has_room_again_for_the_others() -
         await bus.append(mine, b"x" * 1000)
         with pytest.raises(StreamFull):
             for n in range(LIMIT):
-                await bus.append(f"{theirs}.{n}", b"x" * 1000)
+                await bus.append(f"{theirs}.{n}", payload, headers=headers)
         info = await bus.stream_info(stream)
         showing.streams = {kind: StreamUse(bytes=info.bytes, limit=info.bytes_max)}
         await floods.look()
         assert [m.subject for m in await bus.fetch(stream, f"{kind.lower()}.r.>")] == [mine]
         told = outbox.events.get_nowait()
         assert (told.kind, told.data["learner"], told.data["stream"]) == ("flood", "thief", kind)
+
+
+async def test_what_a_site_left_where_no_shard_purges_goes_with_little_of_it() -> None:
+    """Its site may be revoked long since, and it has less than its share."""
+    bus, spec, showing = NamedBus(MemoryBroker(), "s"), run_spec(2), Showing()
+    await bus.ensure_bucket(subjects.MEMBERS)
+    outbox = Outbox(context(spec, bus, "s"))
+    machine = Machine(spec, History(spec))
+    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox)
+    stream = subjects.up_stream("r")
+    await bus.ensure_stream(StreamSpec(stream, ("up.r.>",), LIMIT))
+    await bus.append("up.r.gone.0.99.0.0", b"x")
+    for learner in "abcde":
+        await bus.append(up(learner), bytes(LIMIT // 6))
+    info = await bus.stream_info(stream)
+    showing.streams = {"UP": StreamUse(bytes=info.bytes, limit=info.bytes_max)}
+    await floods.look()
+    assert "up.r.gone.0.99.0.0" not in {m.subject for m in await bus.fetch(stream, "up.r.>")}
 
 
 async def test_where_all_share_one_secret_nobody_is_accused() -> None:

@@ -38,6 +38,7 @@ from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.assigning_io import keep_assigned
 from diloco_coordinator.runs.ending_io import keep_ending
 from diloco_coordinator.runs.registry_io import MIRRORED, Registry
+from diloco_coordinator.runs.sweeping_io import keep_swept
 from diloco_shared.bus.port import Bus
 from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.process.crash_points import arm
@@ -80,7 +81,8 @@ class Settings(ProcessSettings):
         ge=1,
         le=1000,
         description="Exports of all runs kept in the data folder; each holds a whole model. The "
-        "oldest go first, and before them those that runs made by themselves.",
+        "oldest go first, and before them those that runs made by themselves; of each run one "
+        "stays.",
     )
     exports_at_once: int = Field(
         2,
@@ -175,6 +177,7 @@ async def fed(registry: Registry, exports: Exports) -> AsyncIterator[None]:
         tasks.append(group.create_task(registry.hear_speeds()))
         tasks.append(group.create_task(keep_assigned(registry)))
         tasks.append(group.create_task(keep_ending(registry)))
+        tasks.append(group.create_task(keep_swept(registry)))
         tasks.append(group.create_task(exports.keep()))
         try:
             yield

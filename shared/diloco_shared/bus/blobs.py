@@ -9,9 +9,9 @@
 Over NATS the chunks take the bus's lanes (`nats/lanes.py`); elsewhere `append` and `fetch`. Either
 way every chunk is stored once, and fetched until it is good, whatever happens to connections and
 server in between. Nobody gives up what moves: the limit is silence (`protocol.pace`), and what came
-is kept for the next attempt (`receiving`). A subject carries one content: what was purged and is
-put again under the same subject within two minutes is taken for a repeat by the server, and not
-stored.
+is kept for the next attempt (`receiving`). What is put again with the progress of the first time is
+taken for a repeat by the server, for two minutes, and not stored where it is there; without it, it
+is a send of its own, and stored again.
 
 Memory: the sender needs the payload and nothing beside it, the receiver one buffer of its size.
 
@@ -24,6 +24,7 @@ more than one blob at a time.
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -58,6 +59,7 @@ _HASH_INLINE_BYTES = 1 << 20
 
 # One for the process: whoever fetches next uses it.
 _buffers = Buffers()
+_sends = itertools.count(1)
 
 _T = TypeVar("_T")
 
@@ -148,6 +150,7 @@ async def put_chunks(
     """
     blob = outgoing.blob
     progress = TransferProgress() if progress is None else progress
+    progress.number = progress.number or next(_sends)
     progress.stored = blob.chunks - len(chunks)
     sending = send_all(bus, bus.lanes, outgoing, chunks, progress, window, chunk_timeout_s)
     try:
@@ -262,7 +265,7 @@ class _Sending:
                 self._outgoing.blob.subject,
                 bytes(self._outgoing.data(index)),
                 headers=self._outgoing.headers(index),
-                msg_id=self._outgoing.message_id(index),
+                msg_id=self._progress.message_id(self._outgoing, index),
                 timeout_s=timeout_s,
             )
         except (Unavailable, StreamFull) as error:

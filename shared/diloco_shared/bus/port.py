@@ -7,10 +7,10 @@ Implementation: `nats_bus.NatsBus`. The simulator has one in memory, held to the
 
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from diloco_shared.protocol.chunks import Incoming, Outgoing
 
@@ -92,6 +92,17 @@ class StreamInfo:
     last_seq: int
     bytes_max: int = 0
     replicas: int = 1
+
+
+class Held(NamedTuple):
+    """What some messages of a stream take of its limit, and how many they are."""
+
+    bytes: int = 0
+    messages: int = 0
+
+    def and_one(self, size: int) -> "Held":
+        """With one more message, of `size` bytes."""
+        return Held(self.bytes + size, self.messages + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +190,11 @@ class TransferProgress:
     life: str = ""
     next_seq: int = 1  # everything of the payload below this stream sequence was seen
     queued: bool = False  # other payloads are before it
+    number: int = 0  # of the send, whose chunks are known by it however often each is sent
+
+    def message_id(self, outgoing: Outgoing, index: int) -> str:
+        """The same for every attempt at a chunk, and another one for every send of it."""
+        return f"{self.number}/{outgoing.message_id(index)}"
 
     def no_room(self, text: str) -> None:
         """The stream, or the server's disk, is full."""
@@ -218,6 +234,18 @@ class Lanes(Protocol):
 
 
 Handler = Callable[[Delivery], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A reader of a stream that was none of ours."""
+
+    stream: str
+    name: str
+    why: str
+
+
+Sweep = Callable[[Collection[str]], Awaitable[list[Stray]]]
 
 
 class Bus(Protocol):
@@ -285,7 +313,8 @@ class Bus(Protocol):
     ) -> int:
         """Store; return the stream sequence.
 
-        `msg_id` drops a repeat within two minutes (the first one's sequence is returned).
+        `msg_id` drops a repeat over this bus within two minutes (the first one's sequence is
+        returned). It may be one that others know: what they store under it is no repeat of ours.
         `expect_last` is the stream sequence that the newest message *of this subject* must have
         (0: none yet), else Conflict. It is checked before `msg_id`: with both, a repeat of what
         was stored is a Conflict. Raises StreamFull, Unavailable, Refused too.
@@ -317,9 +346,11 @@ class Bus(Protocol):
     async def stream_info(self, stream: str) -> StreamInfo:
         """Sizes; Refused when there is no such stream."""
 
-    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
-        """Bytes of payloads by subject, of those messages that match `subject`: of the oldest
-        `messages_max`. Reads a line of each: for who looks rarely."""
+    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, Held]:
+        """By subject, what those messages hold that match `subject`: of the oldest `messages_max`.
+
+        Counted as the stream counts: payload, headers, subject, and what frames a message. Reads
+        the headers of each: for who looks rarely."""
 
     async def heads(
         self, stream: str, subject: str, *, messages_max: int, messages_min: int = 1
@@ -331,6 +362,13 @@ class Bus(Protocol):
 
     async def storage(self) -> StorageInfo:
         """What all streams hold and were promised."""
+
+    def sweeping(self) -> AbstractAsyncContextManager[Sweep]:
+        """Yields what removes, from some streams, readers that no process of ours makes: that last
+        though nobody reads, or deliver to somebody. For whoever has all rights.
+
+        The sooner it is entered, the fewer of them it does not know of.
+        """
 
     # key-value ------------------------------------------------------------------------------
     async def ensure_bucket(self, bucket: str, *, replicas: int = 1) -> None:

@@ -12,11 +12,15 @@ from diloco_shared.bus.stored_records import readable_at, record_at
 from diloco_shared.bus.stream_kv import bucket_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX
 from diloco_shared.spec.run import RunSpec
 
 # A state or a snapshot that nobody took in so long, in seconds, goes by itself: whoever wants one
 # fetches it while it is sent.
 STATE_S = 6 * 3600.0
+# Of a message on a stream that learners write, with its headers: the largest is a manifest that
+# names every tensor, and headers have some 200 bytes.
+LARGEST = MESSAGE_BYTES_MAX + 4096
 
 log = structlog.get_logger()
 
@@ -40,6 +44,8 @@ async def ensure_run_streams(
         # What the tape acknowledged must be on disk; the rest can be made again.
         synced = name == subjects.tape_stream(run)
         wanted = StreamSpec(name, (captured[name],), limit, synced=synced, replicas=replicas)
+        if kind in ("UP", "STATE"):
+            wanted = replace(wanted, message_bytes_max=LARGEST)
         if kind == "STATE":
             wanted = replace(wanted, age_s_max=STATE_S)
         try:

@@ -15,8 +15,9 @@ Not for an event loop: the methods of `TapeArchive` wait for the vault.
 import asyncio
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgpack
 
@@ -24,10 +25,18 @@ from diloco_shared.bus.port import Bus, Stored
 from diloco_shared.checkpoints.checkpoints_io import digest_bytes
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX
 from diloco_shared.spec.run import RunSpec
 
 # Records of a segment, at most: a few hundred KB compressed, read in one piece.
 SEGMENT_RECORDS = 1024
+# What stands around a record: its sequence, and three lengths.
+FRAME_BYTES = 16
+# Of a segment whose every record is as large as a message can be; compressed it is no larger. Who
+# may write where it lies must not have whoever reads it run out of memory.
+SEGMENT_BYTES_MAX = (SEGMENT_RECORDS + 1) * (MESSAGE_BYTES_MAX + FRAME_BYTES)
+# Compressed bytes that are read at a time, and what becomes of them at most at a time.
+_TAKEN_BYTES, _GIVEN_BYTES = 64 << 10, MESSAGE_BYTES_MAX
 
 _SEGMENT = re.compile(r"(\d{12})-(\d{12})\.([0-9a-f]{32})\.z")
 
@@ -96,25 +105,89 @@ class TapeArchive:
     def read(self, run: str, after: int, limit: int | None = None) -> list[Stored]:
         """The first `limit` records with sequence > `after`, as they were in the stream."""
         found: dict[int, Stored] = {}
+        last = 0  # of those
         for segment in self.segments():
             if segment.last <= after:
                 continue
-            if limit is not None and len(found) >= limit and segment.first > max(found):
+            if limit is not None and len(found) >= limit and segment.first > last:
                 break
             for seq, payload in self._records(segment):
+                if limit is not None and len(found) >= limit and seq > last:
+                    break  # what follows in this segment does not count, either
                 if seq > after:
                     found[seq] = Stored(subjects.tape(run, self.shard), payload, {}, seq)
+                    last = max(last, seq)
         return [found[seq] for seq in sorted(found)][:limit]
 
-    def _records(self, segment: Segment) -> Iterable[tuple[int, bytes]]:
-        body = self.vault.read(segment.key)
-        if body is None or digest_bytes(body) != segment.digest:
-            raise VaultError(
-                f"{self.vault.root}/{segment.key} is {'gone' if body is None else 'damaged'}: "
-                f"records {segment.first} to {segment.last} of the tape cannot be read"
-            )
-        pairs: list[tuple[int, bytes]] = msgpack.unpackb(zlib.decompress(body), use_list=False)
-        return pairs
+    def _records(self, segment: Segment) -> Iterator[tuple[int, bytes]]:
+        """In order of their sequences, each once the one before is taken."""
+        body = self.vault.read(segment.key, bytes_max=SEGMENT_BYTES_MAX)
+        why = "gone" if body is None else "damaged"
+        if body is not None and digest_bytes(body) == segment.digest:
+            try:
+                yield from unpacked(body, segment.first, segment.last)
+                return
+            except (ValueError, msgpack.UnpackException, zlib.error) as error:
+                why = f"not what its name says ({error})"
+        raise VaultError(
+            f"{self.vault.root}/{segment.key} is {why}: "
+            f"records {segment.first} to {segment.last} of the tape cannot be read"
+        )
+
+
+def unpacked(body: bytes, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+    """The records of a segment, one by one: all of it is never in memory.
+
+    ValueError, or an error of zlib's or msgpack's, for what is none: more records than its name
+    says, larger ones than a message can be, or fewer.
+    """
+    unpacker = msgpack.Unpacker(
+        use_list=False,
+        max_buffer_size=2 * (_GIVEN_BYTES + FRAME_BYTES),
+        max_bin_len=MESSAGE_BYTES_MAX,
+        max_array_len=SEGMENT_RECORDS,
+        max_str_len=0,
+        max_map_len=0,
+        max_ext_len=0,
+    )
+    count, before = None, first - 1
+    for piece in _inflated(body):
+        unpacker.feed(piece)
+        try:
+            if count is None:
+                count = unpacker.read_array_header()
+                if count > SEGMENT_RECORDS:
+                    raise ValueError(f"{count} records")
+            while count:
+                seq, payload = _record(unpacker.unpack())
+                if not before < seq <= last:
+                    raise ValueError(f"record {seq} after {before}")
+                before, count = seq, count - 1
+                yield seq, payload
+        except msgpack.OutOfData:
+            continue
+        return
+    raise ValueError("it ends in the middle")
+
+
+def _record(pair: Any) -> tuple[int, bytes]:
+    """ValueError for what is none."""
+    if not isinstance(pair, tuple) or [type(part) for part in pair] != [int, bytes]:
+        raise ValueError(f"a record that is {str(pair)[:40]}")
+    return pair[0], pair[1]
+
+
+def _inflated(body: bytes) -> Iterator[bytes]:
+    """Piece by piece: a few bytes may become a thousand times as many."""
+    inflater = zlib.decompressobj()
+    for at in range(0, len(body), _TAKEN_BYTES):
+        taken, piece = body[at : at + _TAKEN_BYTES], b""
+        while taken or len(piece) == _GIVEN_BYTES:
+            if piece := inflater.decompress(taken, _GIVEN_BYTES):
+                yield piece
+            taken = inflater.unconsumed_tail
+        if inflater.eof:
+            return
 
 
 def archives_of(spec: RunSpec, checkpoint_root: str) -> list[TapeArchive]:

@@ -22,8 +22,8 @@ from diloco_shared.corpora.tokenizers import Tokenizer
 
 MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
 ASSISTANT = "assistant"
-# Of a conversation. For each answer the messages before it are written twice more, so that the work
-# grows with the square of their number; more than this is a log, to be cut into several.
+# Of a conversation. For each answer the messages before it are written several times more, so that
+# the work grows with the square of their number; more than this is a log, to be cut into several.
 MESSAGES_MAX = 1024
 # Characters of a text that a message quotes.
 QUOTED = 40
@@ -80,15 +80,18 @@ class Chat:
         """
         whole = self.template.rendered(messages)
         spans: list[tuple[int, int]] = []
-        shape: _Shape | None = None
+        closing: str | None = None
         for place, message in enumerate(messages):
             if message["role"] != ASSISTANT:
                 continue
             before = self.template.rendered(messages[:place], prompt=True)
-            shape = shape or self._shape(messages[:place], message, before)
-            begin = _beginning(whole, before, place) + len(shape.header)
+            # Of each answer its own: a template may write a prompt for some, and none for others.
+            header = self._header(messages[:place], message, before)
+            if closing is None:
+                closing = self._closing(messages[:place], message)
+            begin = _beginning(whole, before, place) + len(header)
             end = self._end(whole, messages[: place + 1], last=place + 1 == len(messages))
-            if shape.closing:
+            if closing:
                 end = begin + len(whole[begin:end].rstrip())
             if begin < end:
                 spans.append((begin, end))
@@ -100,9 +103,8 @@ class Chat:
 
         Raises TemplateFault.
         """
-        before = self.template.rendered(messages, prompt=True)
-        shape = self._shape(messages, {"role": ASSISTANT, "content": ""}, before)
-        return before + shape.header, shape.closing
+        before, answer = self.template.rendered(messages, prompt=True), {"role": ASSISTANT}
+        return before + self._header(messages, answer, before), self._closing(messages, answer)
 
     def _end(self, whole: str, messages: Sequence[Message], *, last: bool) -> int:
         if last:
@@ -114,30 +116,33 @@ class Chat:
             through = through.removesuffix(end)
         return _beginning(whole, through, len(messages))
 
-    def _shape(self, before: Sequence[Message], message: Message, prompted: str) -> "_Shape":
-        """What stands around the words of an answer: what two different ones have in common."""
+    def _header(self, before: Sequence[Message], message: Message, prompted: str) -> str:
+        """The text in front of an answer that is neither its own nor the prompt's, `prompted`."""
+        # A template without a generation prompt leaves it to the text of the answer to say whose it
+        # is. A message with more than words may have some of it in front of them.
+        if not message.keys() <= {"role", "content"} or prompted != self.template.rendered(before):
+            return ""
+        one, other = self._two(before, message)
+        opening = one[: _alike(one, other)]
+        if not opening.startswith(prompted):
+            return ""
+        # A space before the words belongs to the first of them, for most tokenizers.
+        header = opening[len(prompted) :].rstrip(" ")
+        return header if header.strip() else ""
+
+    def _closing(self, before: Sequence[Message], message: Message) -> str:
+        """What ends an answer if it is more than white space, else "". White space behind that end
+        is what stands between two turns."""
+        one, other = self._two(before, message)
+        return one[len(one) - _alike(one[::-1], other[::-1]) :].strip()
+
+    def _two(self, before: Sequence[Message], message: Message) -> tuple[str, str]:
+        """The text with two different answers in the place of one: what they have in common is what
+        stands around the words of an answer."""
         one, other = (
             self.template.rendered([*before, {**message, "content": words}]) for words in "xy"
         )
-        closing = one[len(one) - _alike(one[::-1], other[::-1]) :]
-        header = ""
-        # A template without a generation prompt leaves it to the text of the answer to say whose it
-        # is. A message with more than words may have some of it in front of them.
-        if set(message) == {"role", "content"} and prompted == self.template.rendered(before):
-            opening = one[: _alike(one, other)]
-            if opening.startswith(prompted):
-                # A space before the words belongs to the first of them, for most tokenizers.
-                header = opening[len(prompted) :].rstrip(" ")
-        return _Shape(header if header.strip() else "", closing.strip())
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Of answers: the text in front that is not theirs, and what ends them if it is more than white
-    space. Then white space behind that end is what stands between two turns."""
-
-    header: str
-    closing: str
+        return one, other
 
 
 def _checked(value: Any, where: str) -> list[Message]:

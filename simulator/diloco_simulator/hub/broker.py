@@ -15,10 +15,12 @@ from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Literal
 
+from diloco_shared.bus.nats.wire import head_bytes, stored_bytes
 from diloco_shared.bus.port import (
     BusError,
     Conflict,
     Delivery,
+    Held,
     NoStream,
     Refused,
     StorageInfo,
@@ -33,8 +35,6 @@ from diloco_shared.protocol import subjects
 # As the embedded server is configured.
 PAYLOAD_BYTES_MAX = 2 << 20
 _DUPLICATE_WINDOW_S = 120.0
-# What the server adds to a message in its file: length, sequence, time, checksum.
-_OVERHEAD_BYTES = 30
 
 # What happens to one message of one client: delivered; lost on the way there; carried out, but
 # the answer is lost.
@@ -286,7 +286,7 @@ class MemoryBroker:
         expect_last: int | None = None,
     ) -> int:
         stream = self._of_subject(subject)
-        if 0 < stream.config.get("max_msg_size", -1) < len(payload) + _headers_size(headers):
+        if 0 < stream.config.get("max_msg_size", -1) < len(payload) + head_bytes(headers):
             raise Refused(f"append on {subject}: message size exceeds maximum allowed")
         last = stream.last_by_subject.get(subject, 0)
         if expect_last is not None and expect_last != last:
@@ -412,11 +412,11 @@ class MemoryBroker:
         copies = stream.config["num_replicas"]
         return StreamInfo(stream.bytes, len(stream.messages), *sequences, stream.bytes_max, copies)
 
-    def held(self, name: str, subject: str, messages_max: int) -> dict[str, int]:
-        found: dict[str, int] = {}
+    def held(self, name: str, subject: str, messages_max: int) -> dict[str, Held]:
+        found: dict[str, Held] = {}
         messages = (m for m in self._named(name).messages.values() if matches(subject, m.subject))
         for message in islice(messages, messages_max):
-            found[message.subject] = found.get(message.subject, 0) + len(message.payload)
+            found[message.subject] = found.get(message.subject, Held()).and_one(_size(message))
         return found
 
     def storage(self) -> StorageInfo:
@@ -504,12 +504,7 @@ class MemoryBroker:
 
 
 def _size(message: Stored) -> int:
-    size = len(message.payload) + len(message.subject) + _OVERHEAD_BYTES
-    return size + _headers_size(message.headers)
-
-
-def _headers_size(headers: dict[str, str]) -> int:
-    return sum(len(name) + len(value) + 4 for name, value in headers.items())
+    return stored_bytes(message.subject, head_bytes(message.headers), len(message.payload))
 
 
 def _forget_ids(stream: _Stream, now: float) -> None:

@@ -9,7 +9,8 @@ and `reconnect` cut one client off; `broker.fault` loses single messages or answ
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import hashlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import copy_context
 from dataclasses import replace
@@ -26,12 +27,15 @@ from diloco_shared.bus.nats.link import MAJORITY_LOST
 from diloco_shared.bus.port import (
     Delivery,
     Handler,
+    Held,
     Lanes,
     Refused,
     StorageInfo,
     Stored,
+    Stray,
     StreamInfo,
     StreamSpec,
+    Sweep,
     Traffic,
     Unavailable,
 )
@@ -47,6 +51,7 @@ class MemoryBus(StreamKv):
     def __init__(self, broker: MemoryBroker, name: str) -> None:
         self.broker = broker
         self.name = name
+        self.number = broker.next_id()  # among the clients
         self.traffic = Traffic()
         self.lanes: Lanes | None = None
         self.reconnects = 0
@@ -247,16 +252,25 @@ class MemoryBus(StreamKv):
     ) -> int:
         self._count_out(subject, payload)
         head = dict(headers or {})
+        if msg_id is not None:
+            head["Nats-Msg-Id"] = self._message_id(msg_id)
+        if expect_last is not None:
+            head["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
 
         def store() -> int:
             self.broker.check_leader(subject, alone=True)
-            return self.broker.append(subject, bytes(payload), head, msg_id, expect_last)
+            named = head.get("Nats-Msg-Id")
+            return self.broker.append(subject, bytes(payload), head, named, expect_last)
 
         try:
             return await self._call("append", subject, timeout_s, store, len(payload))
         except Unacknowledged:
             await asyncio.sleep(min(timeout_s, PATIENCE_S))
             raise
+
+    def _message_id(self, name: str) -> str:
+        """This client's own, as long as a connection to a server makes them."""
+        return hashlib.blake2b(f"{self.number}/{name}".encode(), digest_size=16).hexdigest()
 
     def read(
         self, stream: str, subject: str, *, start_seq: int = 1, batch: int = 64
@@ -313,7 +327,7 @@ class MemoryBus(StreamKv):
     async def stream_info(self, stream: str) -> StreamInfo:
         return await self._told(stream, lambda: self.broker.info(stream))
 
-    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
+    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, Held]:
         return await self._told(stream, lambda: self.broker.held(stream, subject, messages_max))
 
     async def heads(
@@ -327,6 +341,13 @@ class MemoryBus(StreamKv):
 
     async def storage(self) -> StorageInfo:
         return await self._api("storage", self.broker.storage)
+
+    @asynccontextmanager
+    async def sweeping(self) -> AsyncIterator[Sweep]:
+        async def sweep(streams: Collection[str]) -> list[Stray]:
+            return []  # nobody can make any
+
+        yield sweep
 
     async def _api(self, subject: str, work: Callable[[], _T]) -> _T:
         return await self._asked(subject, work, alone=False)

@@ -21,8 +21,9 @@ from diloco_learner.settings import Settings
 from diloco_learner.training import computing_io
 from diloco_learner.training.computing_io import OnThisMachine
 from diloco_learner.training.evaluate import held_out, held_out_each
-from diloco_shared.corpora.mix import Mixture
+from diloco_shared.corpora.mix import Mixed, Mixture
 from diloco_shared.corpora.prepared import Corpus, open_corpus
+from diloco_shared.corpora.sequences import Tokens
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.training import train_tokenizer
 from diloco_shared.spec.run import Data, RunSpec
@@ -253,48 +254,102 @@ def mixture(tmp_path: Path) -> Data:
 
 
 def test_a_mixture_is_read_in_exact_shares(tmp_path: Path) -> None:
+    """Over shards and passes: they follow each other in one row of draws."""
     found = load(mixture(tmp_path), tmp_path)
     assert isinstance(found, Mixture) and found.weights == (3, 1)
     cut = cut_of(found.train, 4, 8, seed=1)
     assert isinstance(cut, MixedCut)
-    small, large = (c.sequences_per_shard for c in cut.cuts)
-    assert cut.sequences_per_shard == small + large > 10 * small
-    everything: list[int] = []
+    small, large = cut.sizes
+    assert cut.sequences == small + large > 10 * small
+    row: list[int] = []
     for passes in range(3):
-        places = cut.places(2, passes, 0, cut.sequences_per_shard)
-        of_large = places >= 4 * small
-        for n in range(0, len(places) - 4, 4):
-            assert of_large[n : n + 4].sum() == 1, "one of each four draws"
-        everything += places.tolist()
-        np.testing.assert_array_equal(places[5:9], cut.places(2, passes, 5, 9))  # random access
-    # Nothing of a corpus is read again before all of its part of the shard was read.
+        for shard in range(4):
+            places = cut.places(shard, passes, 0, cut.size(shard))
+            np.testing.assert_array_equal(
+                places[5:9], cut.places(shard, passes, 5, 9), "random access"
+            )
+            row += places.tolist()
+    assert len(row) == 3 * cut.sequences
+    of_large = np.array(row) >= small
+    assert all(of_large[n : n + 4].sum() == 1 for n in range(0, len(row) - 4, 4)), "one of four"
+    # Nothing of a corpus is read again before all of it was read.
     for its, size in ((0, small), (1, large)):
-        mine = [p for p in everything if (p >= 4 * small) == bool(its)]
+        mine = [p for p in row if (p >= small) == bool(its)]
+        assert its or len(mine) > 10 * size
         for start in range(0, len(mine), size):
             turn = mine[start : start + size]
             assert len(set(turn)) == len(turn)
-        assert its or set(mine[:size]) == set(mine[size : 2 * size])
-    assert mine[:size] != sorted(mine[:size])
+        assert its or mine[:size] != mine[size : 2 * size] != sorted(mine[size : 2 * size])
+
+
+def mixed(weights: tuple[int, ...], sequences: tuple[int, ...], context: int = 8) -> Mixed:
+    """Corpora of so many sequences, whose tokens are their numbers."""
+    parts = tuple(
+        Tokens([np.full(many * context + 1, n, np.uint16)], 9) for n, many in enumerate(sequences)
+    )
+    return Mixed(parts, weights, tuple(f"c{n}" for n in range(len(parts))))
+
+
+@pytest.mark.parametrize(
+    ("weights", "sequences", "shards"),
+    [
+        ((1, 99), (488, 4394), 64),
+        ((99, 1), (4394, 488), 64),
+        ((3, 3, 244), (60, 60, 480), 32),
+        ((5, 2), (9, 9), 16),
+    ],
+)
+def test_a_small_share_is_read_however_small_a_shard_is(
+    weights: tuple[int, ...], sequences: tuple[int, ...], shards: int
+) -> None:
+    """With a share of a hundredth and 76 sequences in a shard, some shards have none of it."""
+    cut = cut_of(mixed(weights, sequences), shards, 8, seed=0)
+    readers = [ShardReader(cut, s, passes=p) for p in range(2) for s in range(shards)]
+    rows = np.concatenate([reader.take(reader.left)[:, 0] for reader in readers])
+    assert len(rows) == 2 * sum(sequences)
+    for corpus, weight in enumerate(weights):
+        wanted = len(rows) * weight / sum(weights)
+        assert abs(np.count_nonzero(rows == corpus) - wanted) < len(weights)
+
+
+def test_a_mixture_goes_on_behind_any_number_of_passes() -> None:
+    """A count of passes comes from elsewhere: it must not overflow what computes shares."""
+    cut = cut_of(mixed((3, 1), (5, 40)), 4, 8, seed=0)
+    for passes in (2**40, 2**53):
+        whole = ShardReader(cut, 1, passes=passes).take(100)
+        assert len(whole) == cut.size(1) and 2 <= np.count_nonzero(whole == 1) / 9 <= 3
+
+
+def test_a_corpus_of_which_nothing_would_be_read_is_refused() -> None:
+    cut_of(mixed((1, 99), (9, 91)), 4, 8, seed=0)
+    with pytest.raises(
+        ValueError, match=r"of c0, nothing would be read: .* one of 100 .* have 99 t"
+    ):
+        cut_of(mixed((1, 99), (8, 91)), 4, 8, seed=0)
 
 
 def test_a_reader_of_a_mixture_goes_on_at_a_cursor(tmp_path: Path) -> None:
     found = load(mixture(tmp_path), tmp_path)
     cut = cut_of(found.train, 4, 8, seed=1)
-    whole = ShardReader(cut, 3, passes=1).take(cut.sequences_per_shard)
+    whole = ShardReader(cut, 3, passes=1).take(cut.size(3))
     reader = ShardReader(cut, 3, passes=1)
     parts = [reader.take(7), reader.take(400)]
     again = ShardReader(cut, reader.cursor.shard, reader.cursor.sequences, passes=1)
     parts.append(again.take(10**6))
     np.testing.assert_array_equal(np.concatenate(parts), whole)
-    assert whole.shape == (cut.sequences_per_shard, 9) and whole.dtype == np.int32
+    assert whole.shape == (cut.size(3), 9) and whole.dtype == np.int32
     texts = [bytes(row.astype(np.uint8)).decode() for row in whole[:50]]
     assert all(set(text) <= set("text 0123456789\0") for text in texts)
 
 
-def test_shards_of_a_mixture_share_nothing(tmp_path: Path) -> None:
+def test_shards_of_a_mixture_share_nothing_of_a_corpus_that_is_not_read_twice(
+    tmp_path: Path,
+) -> None:
     cut = cut_of(load(mixture(tmp_path), tmp_path).train, 4, 8, seed=1)
-    seen = [set(cut.places(s, 0, 0, cut.sequences_per_shard)) for s in range(4)]
-    assert not any(a & b for i, a in enumerate(seen) for b in seen[:i])
+    assert isinstance(cut, MixedCut)
+    seen = [set(cut.places(s, 0, 0, cut.size(s))) for s in range(4)]
+    of_large = [{place for place in places if place >= cut.sizes[0]} for places in seen]
+    assert all(of_large) and sum(map(len, of_large)) == len(set().union(*of_large))
 
 
 def test_what_is_held_out_of_a_mixture_has_its_shares(tmp_path: Path) -> None:
@@ -305,10 +360,32 @@ def test_what_is_held_out_of_a_mixture_has_its_shares(tmp_path: Path) -> None:
     np.testing.assert_array_equal(each[1], held_out(found.corpora[1].validation, 8, 4, seed=0))
 
 
-def test_a_corpus_that_is_too_small_for_the_shards_is_named(tmp_path: Path) -> None:
-    found = load(mixture(tmp_path), tmp_path)
-    with pytest.raises(ValueError, match=r"of .*small, .* too few for 4000 shards"):
-        cut_of(found.train, 4000, 8, seed=1)
+@pytest.mark.parametrize(
+    ("weights", "sequences", "wanted"),
+    [
+        ((3, 997), 256, [1, 255]),
+        ((997, 3), 256, [255, 1]),
+        ((1, 1, 10**6), 4, [1, 1, 2]),
+        ((1, 10, 10**6), 2, [1, 1, 1]),  # fewer than corpora
+        ((1, 1), 1, [1, 1]),
+        ((3, 1), 16, [12, 4]),
+    ],
+)
+def test_of_each_corpus_of_a_mixture_something_is_held_out(
+    weights: tuple[int, ...], sequences: int, wanted: list[int]
+) -> None:
+    each = held_out_each(mixed(weights, (500,) * len(weights)), 8, sequences, seed=0)
+    assert [len(windows) for windows in each] == wanted
+    assert all((windows == n).all() for n, windows in enumerate(each))
+
+
+def test_corpora_that_are_too_small_are_named() -> None:
+    with pytest.raises(ValueError, match=r"of c1, 1 training tokens are too few for a sequence of"):
+        cut_of(mixed((1, 1), (40, 0)), 4, 8, seed=1)
+    with pytest.raises(ValueError, match=r"have 44 sequences of 8 tokens, too few for 45 shards"):
+        cut_of(mixed((1, 1), (40, 4)), 45, 8, seed=1)
+    # None of them need be large enough for all shards.
+    assert cut_of(mixed((1, 1), (40, 4)), 44, 8, seed=1).sequences_per_shard == 1
 
 
 def test_corpora_of_different_tokenizers_do_not_mix(tmp_path: Path) -> None:

@@ -33,10 +33,26 @@ def test_a_pass_over_all_shards_reads_every_sequence_once(
     shards: int, context: int, more: int, passes: int, seed: int
 ) -> None:
     c = cut(shards * context + 1 + more, shards, context, seed)
-    seen = [s for shard in range(shards) for s in starts(ShardReader(c, shard, passes=passes))]
-    assert sorted(seen) == [n * context for n in range(shards * c.sequences_per_shard)]
-    # What is left over is less than a sequence per shard.
-    assert len(c.tokens) - 1 - len(seen) * context < shards * context
+    each = [starts(ShardReader(c, shard, passes=passes)) for shard in range(shards)]
+    seen = [start for its in each for start in its]
+    assert sorted(seen) == [n * context for n in range(c.sequences)]
+    # What is left over is less than a sequence, and no shard has two more than another.
+    assert len(c.tokens) - 1 - len(seen) * context < context
+    assert {len(its) - c.sequences_per_shard for its in each} <= {0, 1}
+    assert [len(its) for its in each] == [c.size(shard) for shard in range(shards)]
+
+
+def test_the_end_of_a_small_corpus_is_read() -> None:
+    """Of 244 sequences in 64 shards each is dealt three, and 52 are left over."""
+    c = cut(244 * 8 + 1, shards=64)
+    seen = {start for shard in range(64) for start in starts(ShardReader(c, shard))}
+    assert len(seen) == 244 and max(seen) == 243 * 8
+    # They are read behind what each shard is dealt, whose order does not know of them.
+    even = cut(192 * 8 + 1, shards=64)
+    for shard in (0, 51, 52, 63):
+        whole = starts(ShardReader(c, shard, passes=1))
+        assert whole[:3] == starts(ShardReader(even, shard, passes=1))
+        assert whole[3:] == [(192 + shard) * 8] * (shard < 52)
 
 
 def test_a_sequence_is_context_plus_one_tokens_in_a_row() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import pytest
 
@@ -41,13 +42,14 @@ async def test_a_blob_comes_back(open_buses: Open, size: int) -> None:
         assert len(await two.fetch("UP", "up.a")) == blob.chunks
 
 
-async def test_putting_twice_stores_once(open_buses: Open) -> None:
+async def test_what_goes_on_is_stored_once_and_what_is_sent_anew_again(open_buses: Open) -> None:
+    """Under ids of before it would be left out, also where others have said those meanwhile."""
     async with open_buses() as (one, _):
         await one.ensure_stream(SPEC)
-        first = await put_blob(one, "up.a", bytes(100_000), chunk_bytes=1000, window=8)
-        second = await put_blob(one, "up.a", memoryview(bytes(100_000)), chunk_bytes=1000)
-        assert first == second
-        assert (await one.stream_info("UP")).messages == 100
+        payload, progress = bytes(100_000), TransferProgress()
+        for again, messages in ((progress, 100), (progress, 100), (None, 200)):
+            await put_blob(one, "up.a", payload, chunk_bytes=1000, window=8, progress=again)
+            assert (await one.stream_info("UP")).messages == messages
 
 
 async def test_two_attempts_of_other_content_do_not_mix(open_buses: Open) -> None:
@@ -116,11 +118,11 @@ async def test_a_full_stream_is_waited_for(open_buses: Open) -> None:
     async with open_buses() as (one, two):
         await one.ensure_stream(StreamSpec("UP", ("up.>",), 100_000))
         await one.append("up.old", bytes(60_000))
+        put = partial(put_blob, one, "up.a", bytes(80_000), chunk_bytes=10_000)
+        progress = TransferProgress()
         with pytest.raises(GaveUp, match=r"3 of 8 chunks stored.*maximum bytes exceeded"):
-            await put_blob(one, "up.a", bytes(80_000), chunk_bytes=10_000, deadline_s=0.5)
-        putting = asyncio.ensure_future(
-            put_blob(one, "up.a", bytes(80_000), chunk_bytes=10_000, deadline_s=20)
-        )
+            await put(deadline_s=0.5, progress=progress)
+        putting = asyncio.ensure_future(put(deadline_s=20, progress=progress))
         await asyncio.sleep(0)
         assert await two.purge("UP", "up.old") == 1
         blob = await putting

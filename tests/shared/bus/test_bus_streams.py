@@ -17,6 +17,9 @@ from diloco_shared.bus.port import (
     StreamSpec,
     Unavailable,
 )
+from diloco_shared.bus.run_streams import LARGEST, ensure_run_streams
+from diloco_shared.protocol.subjects import STREAM_KINDS
+from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX
 
 Open = Callable[[], AbstractAsyncContextManager[tuple[Bus, Bus]]]
 SPEC = StreamSpec("S", ("s.>",), 1 << 20)
@@ -61,12 +64,23 @@ async def test_headers_and_empty_payloads_survive(open_buses: Open) -> None:
 
 
 async def test_a_repeat_under_one_message_id_is_stored_once(open_buses: Open) -> None:
-    async with open_buses() as (one, two):
+    async with open_buses() as (one, _):
         await one.ensure_stream(SPEC)
         assert await one.append("s.a", b"1", msg_id="x") == 1
-        assert await two.append("s.a", b"1", msg_id="x") == 1
+        assert await one.append("s.a", b"1", msg_id="x") == 1
         assert await one.append("s.a", b"2", msg_id="y") == 2
         assert (await one.stream_info("S")).messages == 2
+
+
+async def test_what_others_say_first_under_an_id_is_no_repeat(open_buses: Open) -> None:
+    """A stream takes an id once, on whichever subject: who guesses another one's could have its
+    message left out, and answered as stored."""
+    async with open_buses() as (thief, one):
+        await thief.ensure_stream(SPEC)
+        assert await thief.append("s.b", b"", msg_id="s.a/1") == 1
+        assert await thief.append("s.b", b"", headers={"Nats-Msg-Id": "s.a/1"}) == 2
+        assert await one.append("s.a", b"1", msg_id="s.a/1") == 3
+        assert await one.append("s.a", b"1", msg_id="s.a/1") == 3
 
 
 async def test_a_conditional_append_is_per_subject(open_buses: Open) -> None:
@@ -300,3 +314,31 @@ async def test_heads_are_messages_without_their_payloads(open_buses: Open) -> No
         assert await two.heads("S", "s.a", messages_max=9) == heads
         assert await two.heads("S", "s.a", messages_max=2, messages_min=3) == heads[:2]
         assert await two.heads("S", "s.a", messages_max=9, messages_min=4) == []
+
+
+async def test_what_messages_hold_is_what_the_stream_counts(open_buses: Open) -> None:
+    """Headers and subjects take room, too: of empty messages nothing else does."""
+    async with open_buses() as (one, two):
+        await one.ensure_stream(SPEC)
+        for n in range(30):
+            await one.append(f"s.{n % 3}", bytes(n), headers={"A": "x" * (n * 100)} if n else None)
+        await one.append("s.0", b"", msg_id="x", expect_last=28)
+        held = await two.held("S", "s.>", messages_max=100)
+        assert {subject: of.messages for subject, of in held.items()} == {
+            "s.0": 11,
+            "s.1": 10,
+            "s.2": 10,
+        }
+        assert sum(of.bytes for of in held.values()) == (await one.stream_info("S")).bytes
+        assert (await two.held("S", "s.1", messages_max=3))["s.1"].messages == 3
+
+
+async def test_no_message_of_a_runs_stream_is_larger_than_an_honest_one(open_buses: Open) -> None:
+    """Of those that learners write: headers have no limit of their own."""
+    async with open_buses() as (one, _):
+        await ensure_run_streams(one, "r", dict.fromkeys(STREAM_KINDS, 64 << 20))
+        for kind in ("up", "state"):
+            largest = bytes(MESSAGE_BYTES_MAX)
+            await one.append(f"{kind}.r.a.0.0.0.0.m", largest, headers={"A": "x" * 1000})
+            with pytest.raises(Refused, match="maximum"):
+                await one.append(f"{kind}.r.a.0.0.0.1.m", b"", headers={"A": "x" * (LARGEST + 1)})

@@ -15,6 +15,7 @@ from diloco_shared.bus.blobs import BlobIncomplete, GaveUp, get_blob, put_blob
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
+from diloco_shared.bus.nats.lanes import FETCHES_MAX, SENDS_MAX
 from diloco_shared.bus.port import Refused, TransferProgress, Unavailable
 from diloco_shared.process.nats_server import NatsServer
 
@@ -90,6 +91,36 @@ async def test_budgets_are_asked_for_every_chunk(
         assert await get_blob(bus, "S", blob, timeout_s=20) == PAYLOAD
         assert up.granted == len(PAYLOAD)
         assert down.granted == 100_000 * blob.chunks
+
+
+class Nothing:
+    """A budget that grants nothing."""
+
+    def take(self, size: int) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("way", ["sent", "fetched"])
+async def test_one_way_holds_up_nothing_that_goes_the_other(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A learner that catches up has every fragment to fetch, and its contributions to send."""
+    async with through(nats_server) as (bus, _):
+        blob = await put_blob(bus, "s.a", PAYLOAD, chunk_bytes=500_000)
+        monkeypatch.setattr(bus.lanes, "_down" if way == "sent" else "_up", Nothing())
+        works: list[asyncio.Task[object]] = []
+        for n in range(max(FETCHES_MAX, SENDS_MAX)):
+            work = get_blob(bus, "S", blob) if way == "sent" else put_blob(bus, f"s.{n}", PAYLOAD)
+            works.append(asyncio.create_task(work))
+        turns = bus._lanes._fetches if way == "sent" else bus._lanes._sends
+        await until(turns.locked)
+        if way == "sent":
+            await put_blob(bus, "s.b", PAYLOAD, deadline_s=20)
+        else:
+            assert await get_blob(bus, "S", blob, timeout_s=20) == PAYLOAD
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
 
 
 async def test_a_payload_goes_within_a_budget(nats_server: NatsServer) -> None:

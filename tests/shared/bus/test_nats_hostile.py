@@ -12,7 +12,7 @@ from waiting import until
 
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.bus.port import Unavailable
+from diloco_shared.bus.port import Held, Unavailable
 from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
@@ -71,6 +71,31 @@ async def test_headers_of_a_stored_message_are_no_status(nats_server: NatsServer
         await say(nats_server, stored(b"s.b", HEADERS[3]))
         newest = await bus.last("S", "s.b")
         assert newest is not None and newest.payload == b"x"
+    await bus.close()
+
+
+async def test_no_header_hides_what_a_message_takes(nats_server: NatsServer) -> None:
+    """The server tells a payload's size in a header, behind those of whoever stored it."""
+    size = b"Nats-Msg-Size: 1"
+    hiding = [
+        b"NATS/1.0\r\n" + size + b"\r\n\r\n",
+        b"NATS/1.0\r\n" + size,
+        b"NATS/1.0\r\nA: 1\r\nB",
+        b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"x" * 60_000),
+        b"NATS/1.0\r\n" + b"A: 1\r\n" * 5000 + b"\r\n",
+        b"NATS/1.0\r\n" + b"no header" * 5000,
+        *HEADERS,
+    ]
+    bus = await NatsBus.connect(nats_server.url, name="reads")
+    await bus.ensure_stream(SPEC)
+    for headers, payload in ((h, p) for h in hiding for p in (b"", b"x" * 70_000)):
+        before = (await bus.stream_info("S")).bytes
+        await say(nats_server, stored(b"s.a", headers, payload))
+        taken = (await bus.stream_info("S")).bytes - before
+        assert taken >= len(headers) + len(payload)
+        found = await bus.held("S", "s.a", messages_max=1)
+        assert found == {"s.a": Held(taken, 1)}, headers[:40]
+        await bus.purge("S", "s.a")
     await bus.close()
 
 

@@ -1,7 +1,6 @@
 """The bus in memory answers as a server does: random operations on both, one after another.
 
-What the simulator shows of the product holds as far as this does. Sizes in bytes may differ by what
-a server adds to a message; everything else is compared, errors by their kind.
+What the simulator shows of the product holds as far as this does. Errors compare by their kind.
 """
 
 from collections.abc import Awaitable, Callable
@@ -128,7 +127,7 @@ async def answer(bus: Bus, ask: Ask) -> Any:
     except BusError as error:
         return next(kind for kind in KINDS if isinstance(error, kind))
     if hasattr(said, "first_seq"):
-        return said.messages, said.first_seq, said.last_seq, said.bytes_max
+        return said.messages, said.bytes, said.first_seq, said.last_seq, said.bytes_max
     return said
 
 

@@ -1,15 +1,17 @@
 """A reader of a stream, with a server that a test plays: what it asks for, from where it reads."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from diloco_shared.bus.nats import probing
+from diloco_shared.bus.nats import probing, streams
 from diloco_shared.bus.nats.link import Raw
 from diloco_shared.bus.nats.probing import PORTION_BYTES, download
 from diloco_shared.bus.nats.pulls import forget_consumer
 from diloco_shared.bus.nats.reader import Reader
 from diloco_shared.bus.port import Stored, StreamInfo, Unavailable
+from diloco_shared.protocol.pace import silence_s
 
 pytestmark = pytest.mark.virtual
 
@@ -130,3 +132,41 @@ async def test_a_probe_reads_no_more_than_its_portions(monkeypatch: pytest.Monke
     each = PORTION_BYTES // size
     assert asked == [(9, each), (9, 2 * each), (9, 4 * each)]
     assert (rate.bytes, rate.moved) == (4 * PORTION_BYTES, 7 * PORTION_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("pauses_s", "came"),
+    [
+        ([4.0] * 10, 10),  # of a payload of a hundred gigabytes they come for many seconds
+        ([4.0, 6.0, 0.0], 1),  # nothing more for five seconds
+        ([4.5] * 20, 13),  # a link on which they would come for longer than anybody waits
+    ],
+)
+async def test_heads_are_read_for_as_long_as_they_come(
+    monkeypatch: pytest.MonkeyPatch, pauses_s: list[float], came: int
+) -> None:
+    class Slow:
+        """A reader whose messages come after these pauses."""
+
+        def __init__(self, *of: object, **how: object) -> None:
+            self.left = [*pauses_s]
+
+        async def __anext__(self) -> Stored:
+            await asyncio.sleep(self.left.pop(0))
+            return Stored("s.a", b"", {}, len(pauses_s) - len(self.left))
+
+        async def close(self) -> None:
+            pass
+
+    async def there(stream: str, subject: str) -> int:
+        return len(pauses_s)
+
+    found = streams.NatsStreams(Link())  # type: ignore[arg-type]
+    monkeypatch.setattr(streams, "Reader", Slow)
+    monkeypatch.setattr(found, "_there", there)
+    heads = await found.heads("S", "s.a", messages_max=100)
+    assert [head.seq for head in heads] == [*range(1, came + 1)]
+
+
+def test_who_fetches_waits_for_heads() -> None:
+    assert silence_s() > streams.HEADS_S_MAX

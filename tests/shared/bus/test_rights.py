@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from diloco_shared.bus.nats.access import CONSUMER_NEWS
 from diloco_shared.bus.nats.hub_config import HUB, accounts_conf, check_together, hub_conf
 from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.nats.rights import (
@@ -136,6 +137,7 @@ HEARD: tuple[tuple[str, tuple[Identity, ...]], ...] = (
     ("KV.runs.r", ()),
     ("$KV.runs.r", ()),
     ("$JS.EVENT.ADVISORY.x", ()),
+    ("$JS.EVENT.ADVISORY.CONSUMER.CREATED.UP-r.x", (COORDINATOR,)),
 )
 
 
@@ -155,10 +157,11 @@ def test_nobody_of_the_hub_listens_where_streams_or_questions_to_them_are() -> N
     """A consumer of a site's making delivers only where somebody listens; streams do not count.
 
     So nobody may listen there: what a site had stored would be stored, or carried out, once more.
+    But to news of readers, of which the subject tells all, and which is not what is stored.
     """
     captured = ("up.", "dn.", "tape.", "state.", "ev.", "KV.", "$KV.", "$JS.", "$SYS.", ">", "*")
     for who in ALL:
-        heard = rights_of(who).subscribe
+        heard = {*rights_of(who).subscribe} - {CONSUMER_NEWS}
         assert not [pattern for pattern in heard if pattern.startswith(captured)], who.name
 
 

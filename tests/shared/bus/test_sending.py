@@ -87,6 +87,7 @@ class Sent:
             Freely(),
             Traffic(),
             self.connect,
+            message_id="mine/{}".format,
             window=window,
             timeout_s_min=timeout_s_min,
         )
@@ -124,6 +125,8 @@ def test_what_was_flying_when_a_connection_broke_goes_first_over_the_next() -> N
     assert flying == sorted(flying) and len(flying) > 1
     assert second.sent == list(range(3, 10)), "in their order, and nothing else again"
     assert first.ids[3:] == second.ids[: len(flying)]
+    assert len({*first.ids, *second.ids}) == 10
+    assert all(name.startswith("mine/") for name in first.ids), "those that nobody can guess"
     assert sent.progress.trouble.startswith("no answer within")
     assert sent.pauses == [BACKOFF_S[0]], "something was stored: the first pause"
 

@@ -1,4 +1,4 @@
-"""Conversations, and templates of three well-known manners, for tests of chat."""
+"""Conversations, and templates of four well-known manners, for tests of chat."""
 
 import json
 from collections.abc import Sequence
@@ -45,11 +45,22 @@ TURNS = """\
 <turn>model
 {% endif %}
 """
+# As Zephyr's: the generation prompt is part of the last turn, so there is none before the first.
+LAST_TURNS = """\
+{% for message in messages %}
+<|{{ message.role }}|>
+{{ message.content }}{{ eos_token }}
+{% if loop.last and add_generation_prompt %}
+<|assistant|>
+{% endif %}
+{% endfor %}
+"""
 # Each with what ends a turn of the assistant, and whether it trims what is said.
 MANNERS = {
     "headers": (HEADERS, "<|eot|>", True),
     "lines": (LINES, "<|im_end|>", False),
     "turns": (TURNS, "<end_of_turn>", True),
+    "last turns": (LAST_TURNS, "</s>", False),
 }
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 

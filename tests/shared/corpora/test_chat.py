@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shared.corpora.conversations import (
     HEADERS,
+    LAST_TURNS,
     LINES,
     MANNERS,
     SPECIAL,
@@ -184,6 +185,16 @@ def test_an_assistant_may_speak_first_and_twice() -> None:
     ]
     twice = [*said("a", "b"), *said("c", first="assistant")]
     assert predicted(chat_of(LINES), twice) == ["b<|im_end|>", "c<|im_end|>"]
+
+
+@given(st.lists(TEXT, min_size=1, max_size=5), st.sampled_from(["user", "assistant"]))
+@examples(50)
+def test_each_answer_begins_where_its_own_header_ends(words: list[str], first: str) -> None:
+    """Where the assistant speaks first, this template writes no prompt for that answer alone: what
+    stands in front of it is not left out of the others, which are shorter, a second time."""
+    messages = said(*words, "", first=first)
+    wanted = [text + "</s>" for text in answers(messages)]
+    assert predicted(chat_of(LAST_TURNS), messages) == wanted
 
 
 def test_other_fields_of_a_message_are_for_the_template() -> None:

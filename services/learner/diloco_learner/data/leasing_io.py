@@ -42,7 +42,7 @@ Tell = Callable[[str, str, dict[str, Any]], Awaitable[None]]
 
 
 class Leases:
-    """Keeps the train thread supplied, one shard ahead."""
+    """Keeps the train thread supplied, some shards ahead."""
 
     def __init__(
         self,
@@ -64,9 +64,14 @@ class Leases:
         self.supplied = asyncio.Event()
         self.writing = asyncio.Lock()  # a lease has one revision: one write at a time
         self.held: dict[int, tuple[ShardLease, int]] = {}  # shard -> (lease, revision)
-        self.closed: dict[int, int] = {}  # finished and merged: shard -> passes, to be given back
+        self.closed: dict[int, int] = {}  # let go by `batches`: shard -> passes, to be given back
+        # Given back unmerged: shard -> passes, at most all that there are. A leader that writes
+        # leases takes no word for what is read, and the same shard would be chosen again.
+        self.unmerged: dict[int, int] = {}
+        self.unmerged_times = 0
         self.verified_at = 0.0
         self.repeats = 0  # as last told
+        self.none_free = False  # when a lease was last sought
 
     async def supply(self) -> None:
         """Lease and give back, for ever."""
@@ -90,23 +95,41 @@ class Leases:
         if self.batches.repeats >= max(2 * self.repeats, 1):
             self.repeats = self.batches.repeats
             shard = self.batches.cursor.shard if self.batches.cursor else -1
-            text = f"{self.learner} reads data shard {shard} again: no other was leased in time"
+            text = f"{self.learner} reads data shard {shard} again: {self._why_again()}"
             await self.tell("shard-repeated", text, {"shard": shard, "times": self.repeats})
+
+    def _why_again(self) -> str:
+        """Why there was nothing else to read, and what another run could do about it."""
+        why = "no other is free" if self.none_free else "no other was leased in time"
+        size, batch = self.batches.cut.sequences_per_shard, self.batches.sequences
+        if size < batch:
+            why += f", and it has {size} sequences where a step takes {batch}. With fewer "
+            return why + "data.virtual_shards each has more"
+        if self.none_free:
+            why += ". With more data.virtual_shards there are some for every learner"
+        return why
 
     async def look(self, now: float) -> None:
         """Give back what is done with, make sure of what is held, lease what is wanted."""
+        for shard, passes in self.batches.finished[:-FINISHED_MAX]:
+            if self.batches.close(shard, passes):
+                await self._give_up(shard, passes)
         for shard, passes in list(self.closed.items()):
             await self._give_back(shard, passes)
-        if len(self.batches.finished) > FINISHED_MAX:
-            shard, passes = self.batches.finished[0]
-            self.closed[shard] = passes
-            text = f"{self.learner} gives data shard {shard} back unmerged: no round merges it"
-            await self.tell("shard-unmerged", text, {"shard": shard})
         if self.held and now - self.verified_at >= VERIFY_S:
             await self._verify()
             self.verified_at = now
         if self.batches.wants and self.learner in self.live() and not self.leaves():
             await self._acquire()
+
+    async def _give_up(self, shard: int, passes: int) -> None:
+        """Of a finished shard that no round has merged."""
+        self.closed[shard] = self.unmerged[shard] = passes
+        self.unmerged_times += 1
+        if self.unmerged_times.bit_count() == 1:  # as of repeats
+            text = f"{self.learner} gives data shard {shard} back unmerged: no round merges it"
+            data = {"shard": shard, "times": self.unmerged_times}
+            await self.tell("shard-unmerged", text, data)
 
     async def first(self) -> None:
         """Until there is something to read: the syncer must first count this learner as live."""
@@ -134,32 +157,43 @@ class Leases:
         return found
 
     async def _acquire(self) -> None:
+        """As many as are wanted, and free."""
         leases, revisions = await self._leases()
         # Read after the leases: whoever gave one back had its end merged before.
         merged = await self._merged()
-        shard = choose(
-            leases,
-            merged,
-            self.wanted,
-            learner=self.learner,
-            incarnation=self.incarnation,
-            live=self.live(),
-            holding=self.held,
-        )
-        if shard is None:
-            await self._share(place(leases, merged, self.wanted[0]))
-            return
-        where = place(leases, merged, shard)
+        read = {**merged}
+        for known, passes in self.unmerged.items():
+            read[known] = max(read.get(known, (0, 0)), (passes + 1, 0))
+        while self.batches.wants:
+            shard = choose(
+                leases,
+                read,
+                self.wanted,
+                learner=self.learner,
+                incarnation=self.incarnation,
+                live=self.live(),
+                holding=self.held,
+            )
+            self.none_free = shard is None
+            if shard is None:
+                await self._share(place(leases, merged, self.wanted[0]))
+                return
+            where = place(leases, merged, shard)
+            try:
+                await self._take(shard, where, revisions.get(shard, 0))
+            except Conflict:
+                return  # somebody else was first; the next look sees it
+
+    async def _take(self, shard: int, where: Where, revision: int) -> None:
+        """Lease it, and have it read; Conflict if it is another's."""
         lease = taken(shard, self.learner, self.incarnation, where)
-        try:
-            lease, revision = await self._put(lease, revisions.get(shard, 0))
-        except Conflict:
-            return  # somebody else was first; the next look sees it
+        lease, revision = await self._put(lease, revision)
         self.held[shard] = (lease, revision)
         # In a thread: the order of a large corpus' sequences takes a while to look up.
         await asyncio.to_thread(self.batches.grant, shard, lease.sequences, lease.passes)
         if shard not in self.held:
             self.batches.revoke(shard)  # lost meanwhile
+        self.supplied.set()
 
     async def _share(self, where: Where) -> None:
         """Every shard is somebody's: read one without a lease rather than not at all."""
@@ -173,7 +207,7 @@ class Leases:
     def merged(self, cursor: Cursor) -> None:
         """What was read up to `cursor` is part of the published parameters."""
         for shard, passes in cursor.finished:
-            if (shard, passes) in self.batches.finished:
+            if self.batches.close(shard, passes):
                 self.closed[shard] = passes
 
     async def _give_back(self, shard: int, passes: int) -> None:
@@ -181,7 +215,6 @@ class Leases:
             if shard in self.held:
                 await self._write(given_back(shard, passes))
                 self.held.pop(shard, None)
-            self.batches.close(shard, passes)
             del self.closed[shard]
 
     async def _verify(self) -> None:

@@ -1,12 +1,12 @@
 """Virtual data shards: equal samples of the training sequences, each read in a seeded order.
 
-A mixture of corpora is cut corpus by corpus, and a shard holds an equal sample of each of them,
-read in exact shares.
-
 A shard is drawn from all over the corpus, not a stretch of it: a learner reads shard after shard,
-and stretches (a folder of tables, then one of protocols) make it forget one for the next. A place
-is a Cursor: how many sequences of which shard were consumed. Reading happens in the caller's
-thread, without workers, so that the next batch is computation and never a wait.
+and stretches (a folder of tables, then one of protocols) make it forget one for the next. Of a
+mixture of corpora the shards follow each other in one long row of draws, pass after pass, in which
+each corpus has its exact share: however small a shard is, none is left out of the row.
+
+A place is a Cursor: how many sequences of which shard were consumed. Reading happens in the
+caller's thread, without workers, so that the next batch is computation and never a wait.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,11 @@ from diloco_shared.protocol.messages import Cursor
 
 @dataclass(frozen=True, slots=True)
 class ShardCut:
-    """How a sequence of tokens is cut into shards of sequences of context + 1 tokens."""
+    """How a sequence of tokens is cut into shards of sequences of context + 1 tokens.
+
+    Each shard is dealt as many; those that are left over at the corpus' end go to the first
+    shards, one to each, which read it behind the others.
+    """
 
     tokens: NDArray[Any] | Tokens
     shards: int
@@ -38,11 +42,21 @@ class ShardCut:
             )
 
     @property
+    def sequences(self) -> int:
+        """Of all shards."""
+        return _sequences(self.tokens, self.context)
+
+    @property
     def sequences_per_shard(self) -> int:
-        return (len(self.tokens) - 1) // self.context // self.shards
+        """So many at least; some have one more."""
+        return self.sequences // self.shards
+
+    def size(self, shard: int) -> int:
+        """Sequences of a shard."""
+        return self.sequences_per_shard + (shard < self.sequences % self.shards)
 
     def order(self, shard: int, passes: int) -> "grain.MapDataset[int]":
-        """The shard's sequences in the order of its `passes`-th reading."""
+        """What the shard is dealt, in the order of its `passes`-th reading."""
         mixed = grain.MapDataset.range(self.sequences_per_shard * self.shards).shuffle(
             seed=self.seed
         )
@@ -52,8 +66,10 @@ class ShardCut:
 
     def places(self, shard: int, passes: int, first: int, last: int) -> NDArray[np.int64]:
         """Where sequences `first` to `last` of a reading lie, for `at`; shape (last - first,)."""
-        order = self.order(shard, passes)
-        return np.fromiter((order[i] for i in range(first, last)), np.int64)
+        order, dealt = self.order(shard, passes), self.sequences_per_shard
+        left_over = dealt * self.shards + shard
+        found = (order[i] if i < dealt else left_over for i in range(first, last))
+        return np.fromiter(found, np.int64)
 
     def at(self, places_S: NDArray[np.int64]) -> NDArray[np.int32]:
         """The sequences at these places, shape (S, L + 1)."""
@@ -62,79 +78,123 @@ class ShardCut:
 
 @dataclass(frozen=True, slots=True)
 class MixedCut:
-    """How a mixture is cut: each corpus into as many shards; see ShardCut.
+    """How a mixture is cut; see ShardCut.
 
-    A pass over a shard takes as many sequences as the shard has of all corpora together, each
-    corpus by its weight. So a small corpus of large weight comes round several times in a pass, in
-    another order every time, and of a large one of small weight the next pass reads the rest:
-    nothing of a corpus is read again before all of its part of the shard was read.
+    A pass over all shards takes as many sequences as the corpora have together, each corpus by its
+    weight. So a small corpus of large weight comes round several times in a pass, in another order
+    every time, and of a large one of small weight the next pass reads the rest: in the row of
+    draws nothing of a corpus is read again before all of it was read.
     """
 
-    cuts: tuple[ShardCut, ...]
+    parts: tuple[Tokens, ...]
     interleave: Interleave
+    shards: int
+    context: int
+    seed: int
 
     @property
-    def shards(self) -> int:
-        return self.cuts[0].shards
+    def sequences(self) -> int:
+        """Of a pass over all shards."""
+        return sum(self.sizes)
 
     @property
-    def context(self) -> int:
-        return self.cuts[0].context
+    def sizes(self) -> tuple[int, ...]:
+        """Sequences of each corpus."""
+        return tuple(_sequences(part, self.context) for part in self.parts)
 
     @property
     def sequences_per_shard(self) -> int:
-        return sum(cut.sequences_per_shard for cut in self.cuts)
+        """So many at least; some have one more."""
+        return self.sequences // self.shards
+
+    def size(self, shard: int) -> int:
+        """Sequences of a pass over a shard."""
+        return self.sequences_per_shard + (shard < self.sequences % self.shards)
+
+    def order(self, corpus: int, turn: int) -> "grain.MapDataset[int]":
+        """The sequences of a corpus, in the order of its `turn`-th reading. Corpora have another
+        order each, so that equally large ones are not read in step."""
+        seed = self.seed + corpus * 104_729
+        seed = (seed * 1_000_003 + turn + 1) % 2**32
+        return grain.MapDataset.range(self.sizes[corpus]).shuffle(seed=seed)
 
     def places(self, shard: int, passes: int, first: int, last: int) -> NDArray[np.int64]:
         """As ShardCut.places; a place counts through the corpora, one after another."""
-        whose_S, draw_S = self.interleave.at(np.arange(first, last))
-        drawn_before = self.interleave.counts(self.sequences_per_shard)
-        places_S = np.empty(last - first, np.int64)
-        for corpus, cut in enumerate(self.cuts):
+        rest = self.sequences % self.shards
+        begin = passes * self.sequences + shard * self.sequences_per_shard + min(shard, rest)
+        # Shares are exact after so many draws; a count of passes knows no limit, an array's does.
+        rounds, start = divmod(begin + first, sum(self.interleave.weights))
+        whose_S, draw_S = self.interleave.at(start + np.arange(last - first))
+        places_S, before = np.empty(last - first, np.int64), 0
+        for corpus, (size, weight) in enumerate(
+            zip(self.sizes, self.interleave.weights, strict=True)
+        ):
             rows = np.flatnonzero(whose_S == corpus)
-            turn_S, index_S = np.divmod(
-                draw_S[rows] + passes * drawn_before[corpus], cut.sequences_per_shard
-            )
+            turns, drawn = divmod(rounds * weight, size)
+            turn_S, index_S = np.divmod(drawn + draw_S[rows], size)
             for turn in np.unique(turn_S):
-                order, here = cut.order(shard, int(turn)), turn_S == turn
+                order, here = self.order(corpus, turns + int(turn)), turn_S == turn
                 found = (order[int(i)] for i in index_S[here])
-                places_S[rows[here]] = np.fromiter(found, np.int64) + self._begins[corpus]
+                places_S[rows[here]] = np.fromiter(found, np.int64) + before
+            before += size
         return places_S
-
-    @property
-    def _begins(self) -> NDArray[np.int64]:
-        """The first place of each corpus, and behind the last one."""
-        sizes = [cut.sequences_per_shard * cut.shards for cut in self.cuts]
-        return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
     def at(self, places_S: NDArray[np.int64]) -> NDArray[np.int32]:
         """The sequences at these places, shape (S, L + 1)."""
-        begins = self._begins
+        begins = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
         whose_S = np.searchsorted(begins, places_S, side="right") - 1
         found = np.empty((len(places_S), self.context + 1), np.int32)
         for corpus in np.unique(whose_S):
             rows = whose_S == corpus
-            found[rows] = self.cuts[corpus].at(places_S[rows] - begins[corpus])
+            starts_S = (places_S[rows] - begins[corpus]) * self.context
+            found[rows] = windows(self.parts[corpus], starts_S, self.context + 1)
         return found
 
 
 Cut = ShardCut | MixedCut
 
 
+def _sequences(tokens: NDArray[Any] | Tokens, context: int) -> int:
+    """How many of `context` + 1 tokens there are: each one's last token is the next one's first."""
+    return (len(tokens) - 1) // context
+
+
 def cut_of(
     tokens: NDArray[Any] | Tokens | Mixed, shards: int, context: int, seed: int
 ) -> ShardCut | MixedCut:
-    """How a corpus, or a mixture, is cut into shards. ValueError if it is too small for them."""
+    """How a corpus, or a mixture, is cut into shards.
+
+    ValueError if it is too small for them, or if a whole pass would read nothing of some corpus.
+    """
     if not isinstance(tokens, Mixed):
         return ShardCut(tokens, shards, context, seed)
-    cuts = []
-    for number, (part, name) in enumerate(zip(tokens.parts, tokens.names, strict=True)):
-        try:
-            # Of another order each, so that equally large ones are not read in step.
-            cuts.append(ShardCut(part, shards, context, (seed + number * 104_729) % 2**32))
-        except ValueError as error:
-            raise ValueError(f"of {name}, {error}") from None
-    return MixedCut(tuple(cuts), tokens.interleave)
+    cut = MixedCut(tokens.parts, tokens.interleave, shards, context, seed)
+    for part, name in zip(tokens.parts, tokens.names, strict=True):
+        if _sequences(part, context) < 1:
+            raise ValueError(
+                f"of {name}, {len(part)} training tokens are too few for a sequence of {context} "
+                "tokens: take a longer corpus or a shorter model.context_tokens"
+            )
+    if cut.sequences_per_shard < 1:
+        raise ValueError(
+            f"the corpora of data.mixture have {cut.sequences} sequences of {context} tokens, too "
+            f"few for {shards} shards: set data.virtual_shards lower"
+        )
+    _check_drawn(tokens, cut.sequences)
+    return cut
+
+
+def _check_drawn(mixed: Mixed, sequences: int) -> None:
+    """Raises ValueError for a corpus of which a whole pass would read nothing."""
+    drawn = mixed.interleave.counts(sequences)
+    for name, weight, its in zip(mixed.names, mixed.weights, drawn, strict=True):
+        if not its:
+            every = -(-sum(mixed.weights) // weight)
+            raise ValueError(
+                f"of {name}, nothing would be read: by its weight one of {every} sequences is its "
+                f"own, and all corpora of data.mixture have {sequences} together. Give it more "
+                "weight, or leave it out"
+            )
 
 
 # Sequences whose places are looked up together: some milliseconds of work. A whole shard may hold
@@ -151,14 +211,15 @@ class ShardReader:
         self.cut = cut
         self.shard = shard
         self.passes = passes
-        self.consumed = min(sequences, cut.sequences_per_shard)
+        self.size = cut.size(shard)
+        self.consumed = min(sequences, self.size)
         self._known_from, self._places = self.consumed, np.empty(0, np.int64)
         self._look_up(LOOKED_UP)
 
     @property
     def left(self) -> int:
         """Sequences not yet read."""
-        return self.cut.sequences_per_shard - self.consumed
+        return self.size - self.consumed
 
     @property
     def cursor(self) -> Cursor:
@@ -176,6 +237,6 @@ class ShardReader:
 
     def _look_up(self, sequences: int) -> None:
         """Know where the next ones begin, as far as the shard goes."""
-        last = min(self.consumed + sequences, self.cut.sequences_per_shard)
+        last = min(self.consumed + sequences, self.size)
         self._places = self.cut.places(self.shard, self.passes, self.consumed, last)
         self._known_from = self.consumed

@@ -1,7 +1,7 @@
 """Causal attention with grouped heads, a window where the layer has one, and capped logits.
 
-Where there is cuDNN, its fused kernel does it without a matrix of L x L. Elsewhere, and for capped
-logits, which it does not know, XLA's own operations do: they keep that matrix, in fp32.
+On NVIDIA's cards since 2020, cuDNN's fused kernel does it without a matrix of L x L. Elsewhere, and
+for capped logits, which it does not know, XLA's own operations do: they keep that matrix, in fp32.
 
 Several documents in one sequence may be kept apart: then a token attends to its own document only.
 Of each token the number of its document is known, (B, L), and two numbers are compared where
@@ -16,6 +16,7 @@ does).
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -28,12 +29,26 @@ from diloco_shared.spec.shapes import Shape
 
 # The widest head whose gradients cuDNN computes on every data-center GPU since 2020.
 CUDNN_HEAD_MAX = 128
+# Of the oldest cards that it computes attention on: Ampere's.
+CUDNN_CAPABILITY = (8, 0)
 
 
-def implementation(backend: str, dtype: Any, head_width: int) -> Literal["xla", "cudnn"]:
-    """What computes attention: cuDNN takes two-byte floats, and heads in steps of eight."""
-    able = backend == "gpu" and jnp.dtype(dtype).itemsize == 2
+def implementation(devices: Sequence[Any], dtype: Any, head_width: int) -> Literal["xla", "cudnn"]:
+    """What computes attention on these devices of jax: cuDNN where all of them have it; it takes
+    two-byte floats, and heads in steps of eight."""
+    able = all(map(has_cudnn, devices)) and jnp.dtype(dtype).itemsize == 2
     return "cudnn" if able and head_width % 8 == 0 and head_width <= CUDNN_HEAD_MAX else "xla"
+
+
+def has_cudnn(device: Any) -> bool:
+    """Whether cuDNN computes attention on this device of jax, to whom AMD's cards are "gpu" too."""
+    if device.platform != "gpu" or "cuda" not in device.client.platform_version.lower():
+        return False
+    try:
+        major, minor = map(int, device.compute_capability.split("."))
+    except (AttributeError, ValueError):  # a driver that tells none, or in another form
+        return False
+    return (major, minor) >= CUDNN_CAPABILITY
 
 
 def documents(tokens_BxL: jax.Array, separator: int) -> jax.Array:
@@ -96,7 +111,7 @@ def _attend(
         if apart_Bx1xLxL is not None:
             visible = visible & apart_Bx1xLxL[:, None]
         return mixed(shape, q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, visible)
-    how = implementation(jax.default_backend(), q_BxLxHxK.dtype, width)
+    how = implementation(jax.local_devices(), q_BxLxHxK.dtype, width)
     if apart_Bx1xLxL is not None and length % 2:
         how = "xla"  # cuDNN's gradients with a bias are of even lengths
     return jax.nn.dot_product_attention(

@@ -1,7 +1,7 @@
 """Loss of given parameters on fixed held-out sequences: of all of them, and per corpus."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -124,15 +124,28 @@ def _windows(
 def held_out_each(
     mixed: Mixed, context: int, sequences: int, seed: int
 ) -> tuple[NDArray[np.int32], ...]:
-    """Of each corpus of a mixture its share of `sequences` windows, shape (S_k, L + 1)."""
+    """Of each corpus of a mixture its share of `sequences` windows, shape (S_k, L + 1).
+
+    One at least, or nobody would see how a corpus of small share is learned: the largest shares
+    give way, and where there are more corpora than `sequences`, each has one.
+    """
     found = []
-    counts = mixed.interleave.counts(sequences)
+    counts = _one_at_least(mixed.interleave.counts(sequences))
     for part, name, count in zip(mixed.parts, mixed.names, counts, strict=True):
         try:
             found.append(_windows(part, context, count, seed))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return tuple(found)
+
+
+def _one_at_least(counts: Sequence[int]) -> list[int]:
+    """These counts with 1 in the place of 0; as many in all, if there are enough."""
+    found = [max(count, 1) for count in counts]
+    for _ in range(sum(found) - sum(counts)):
+        largest = found.index(max(found))
+        found[largest] -= found[largest] > 1
+    return found
 
 
 def _chosen(windows: int, count: int, seed: int) -> NDArray[np.int64]:
@@ -164,6 +177,8 @@ class HeldOutLoss:
             self.loss = Ahead(model.loss, lambda _, tokens: tokens.shape, scope=scope, turn=turn)
         self.trained = trained
         self.placement = placement
+        self.parts = 1 if placement is None else placement.batch_parts
+        self.masked = model.masked_tokens
 
     def __call__(self, params: Any, sequences_SxL1: NDArray[np.int32]) -> float:
         """Mean nats per token to be predicted, of all of them together; 0 if there is none."""
@@ -198,15 +213,32 @@ class HeldOutLoss:
     ) -> tuple[float, int]:
         """(nats of all tokens to be predicted, how many these are)."""
         total, count = 0.0, 0
-        at_once = evaluated_at_once(sequences_SxL1.shape[1] - 1, self.trained)
-        for start in range(0, len(sequences_SxL1), at_once):
+        for part, its in self._batches(sequences_SxL1):
             if not wanted():
                 raise Unwanted
-            part = sequences_SxL1[start : start + at_once]
-            if its := targets(part):  # its loss is the mean over so many
+            if its:  # its loss is the mean over so many
                 total += float(loss(params, part)) * its
                 count += its
         return total, count
+
+    def _batches(self, sequences_SxL1: NDArray[np.int32]) -> Iterator[tuple[Any, int]]:
+        """Batches that the devices divide evenly, each with how many tokens are to be predicted of
+        the sequences that it is made of: of a batch that they do not, each would compute all."""
+        at_once = evaluated_at_once(sequences_SxL1.shape[1] - 1, self.trained)
+        at_once = max(at_once - at_once % self.parts, self.parts)
+        for start in range(0, len(sequences_SxL1), at_once):
+            part = sequences_SxL1[start : start + at_once]
+            even = len(part) - len(part) % self.parts
+            if even < len(part) and self.masked:
+                # A sequence without a token to be predicted is no part of the mean.
+                read = np.where(part[:1] < 0, part[:1], ~part[:1])
+                filling = read.repeat(even + self.parts - len(part), axis=0)
+                yield np.concatenate([part, filling]), targets(part)
+                continue
+            if even:
+                yield part[:even], targets(part[:even])
+            for row in part[even:, None]:  # the mean of several alike is that of one
+                yield row.repeat(self.parts, axis=0), targets(row)
 
     def batch(self, params: Any, part_SxL1: Any) -> jax.Array:
         """The mean loss of so many sequences."""

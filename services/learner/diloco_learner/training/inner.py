@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from diloco_learner.models import ModelDef, from_named, to_named
+from diloco_learner.models import ModelDef, from_named, places, to_named
 from diloco_learner.models.sharding import BATCH, spread
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead
@@ -53,7 +53,7 @@ def _clipped(
 
     AdamW and Muon decay matrices only: norms and biases have no scale to lose. Muon steps
     matrices but embeddings along their orthogonalised momentum, all else by NAdam. The others come
-    with their own defaults.
+    with their own defaults; see `_by_name`.
     """
 
     def dimensions(name: str, leaf: Any) -> int:
@@ -88,20 +88,96 @@ def _clipped(
             }
             return from_named(params, axes)
 
-        chosen = contrib.muon(
+        undecayed = contrib.muon(
             1.0,
             beta=inner.b1,
             consistent_rms=MUON_RMS,
-            weight_decay=inner.weight_decay,
-            weight_decay_mask=matrices,
             adam_b1=inner.b1,
             adam_b2=inner.b2,
-            adam_weight_decay=inner.weight_decay,
             muon_weight_dimension_numbers=orthogonal,
         )
+        chosen = _decayed(undecayed, inner.weight_decay, matrices)
     else:
-        chosen = getattr(optax, inner.optimizer)(1.0)
+        chosen = _by_name(inner.optimizer, stacked)
     return chosen
+
+
+def _decayed(
+    chosen: optax.GradientTransformation, rate: float, decays: Callable[[Any], Any]
+) -> optax.GradientTransformation:
+    """With decay of the leaves that `decays` names: the NAdam within optax's Muon would decay all
+    that it steps. The state is that of `chosen`."""
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = chosen.update(grads, state, params)
+        wanted = decays(params)
+        return jax.tree.map(
+            lambda u, p, its: u - rate * p if its else u, updates, params, wanted
+        ), state
+
+    return optax.GradientTransformation(chosen.init, update)
+
+
+# Of a name in `optimizers.OPTIMIZERS` that measure a tensor as a whole, by a norm, a mean or a
+# maximum. What holds a tensor of each layer they would take for one tensor.
+MEASURE_TENSORS = ("adafactor", "fromage", "lamb", "lars", "novograd", "sm3")
+FROMAGE = "fromage"
+# Of its norms: what optax's own has.
+FROMAGE_NORM_MIN = 1e-6
+
+
+def _by_name(name: str, stacked: str | None) -> optax.GradientTransformation:
+    """One of optax with its own defaults, at rate 1.
+
+    Of Fromage it is the step before parameters are made shorter: see `_added`.
+    """
+    if name == FROMAGE:
+        chosen = optax.chain(optax.scale_by_trust_ratio(FROMAGE_NORM_MIN), optax.scale(-1.0))
+    else:
+        chosen = getattr(optax, name)(1.0)
+    return _layer_by_layer(chosen, stacked) if name in MEASURE_TENSORS and stacked else chosen
+
+
+def _added(name: str, params: Any, updates: Any, rate: Any) -> Any:
+    """Parameters after a step. Fromage (Bernstein et al. 2020, arXiv 2002.03432) keeps them from
+    growing by it: it makes them shorter, and how much is no multiple of the rate."""
+    new = jax.tree.map(lambda p, u: p + rate * u, params, updates)
+    if name != FROMAGE:
+        return new
+    share = 1 / jnp.sqrt(1 + jnp.square(rate))
+    return jax.tree.map(lambda p: share * p, new)
+
+
+def _layer_by_layer(
+    chosen: optax.GradientTransformation, stacked: str
+) -> optax.GradientTransformation:
+    """`chosen`, for leaves that hold a tensor of each layer as if each layer had leaves of its own.
+
+    Its state is a pair: of the leaves without layers, and of those with them.
+    """
+
+    def parted(tree: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        named = to_named(tree)
+        layered = {p.leaf for p in places(named, stacked).values() if p.layer is not None}
+        inside = {name: leaf for name, leaf in named.items() if name in layered}
+        return {n: leaf for n, leaf in named.items() if n not in layered}, inside
+
+    def each(function: Callable[..., Any], leaves: Any, *more: Any) -> Any:
+        """Of all layers at once; as it is, where no leaf has any."""
+        return (jax.vmap(function) if leaves else function)(leaves, *more)
+
+    def init(params: Any) -> Any:
+        outside, inside = parted(params)
+        return chosen.init(outside), each(chosen.init, inside)
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        (outside, inside), (own, of_layers) = parted(grads), state
+        theirs, layers = parted(params)
+        first, own = chosen.update(outside, own, theirs)
+        rest, of_layers = each(chosen.update, inside, of_layers, layers)
+        return from_named(grads, {**first, **rest}), (own, of_layers)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _moved(
@@ -121,8 +197,7 @@ def _moved(
         # set of gradients would be written and read.
         grads = jax.tree.map(partial(_shortened, inner.clip_norm, norm), grads)
         updates, rest = after.update(grads, opt_state[1], params)
-        new = jax.tree.map(lambda p, u: p + rate * u, params, updates)
-        return new, (opt_state[0], rest)
+        return _added(inner.optimizer, params, updates, rate), (opt_state[0], rest)
 
     def move(
         params: Any, opt_state: Any, given: tuple[Any, jax.Array], sound: jax.Array, rate: Any

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from diloco_learner.models import ModelDef, from_named, to_named
 from diloco_learner.models.sharding import BATCH, divided
@@ -36,17 +36,36 @@ def mesh_over(sizes: MeshSizes, devices: Sequence[Any]) -> Mesh | None:
     return Mesh(np.array(devices[: sizes.devices]).reshape(shape), AXES)
 
 
+def shape_of(sizes: MeshSizes) -> AbstractMesh | None:
+    """The same without devices, of which most may be on other hosts: what is cut over it, and
+    traced, is as on the devices. Nothing can be compiled for it."""
+    if sizes.devices == 1:
+        return None
+    return AbstractMesh(tuple(getattr(sizes, axis) for axis in AXES), AXES)
+
+
+def of_all(sizes: MeshSizes, devices: int, sequences: int) -> MeshSizes:
+    """A mesh that every process has a part of. Raises WrongMesh for one that is smaller."""
+    if sizes.devices == devices:
+        return sizes
+    raise WrongMesh(
+        f"the mesh {sizes} takes {sizes.devices} of the {devices} devices of this island's hosts, "
+        f"and each must have its part: let inner.batch_sequences (it is {sequences}) be a multiple "
+        "of all devices, or set DILOCO_MESH to a mesh of all of them"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """How each leaf of the parameters lies on a mesh, by its name."""
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     parameters: Mapping[str, PartitionSpec]
     shapes: Mapping[str, tuple[int, ...]]
     stacked: str | None
 
     @classmethod
-    def of(cls, mesh: Mesh, model: ModelDef, shapes: Any) -> "Placement":
+    def of(cls, mesh: Mesh | AbstractMesh, model: ModelDef, shapes: Any) -> "Placement":
         """`shapes`: the tree of the parameters' shapes.
 
         Raises ValueError for a `sharding` of the model that makes no sense, WrongMesh where an axis
@@ -83,16 +102,23 @@ class Placement:
 
     def scope(self) -> AbstractContextManager[Any]:
         """In which a model's `spread` knows the mesh: while its programs are traced."""
+        if isinstance(self.mesh, AbstractMesh):
+            return jax.sharding.use_abstract_mesh(self.mesh)
         return jax.set_mesh(self.mesh)
 
     def turn(self) -> AbstractContextManager[Any]:
         """In which a program is handed to the devices, by one thread after the other."""
         return _TURN
 
+    @property
+    def batch_parts(self) -> int:
+        """Among so many the sequences of a step are divided."""
+        return math.prod(self.mesh.shape[axis] for axis in BATCH)
+
     def batch(self, sequences: int) -> NamedSharding:
         """Of so many sequences (S, L + 1): spread evenly, or else on every device."""
-        parts = math.prod(self.mesh.shape[axis] for axis in BATCH)
-        return NamedSharding(self.mesh, PartitionSpec(BATCH if sequences % parts == 0 else None))
+        even = sequences % self.batch_parts == 0
+        return NamedSharding(self.mesh, PartitionSpec(BATCH if even else None))
 
     def lying(self, tree: Any) -> dict[str, NamedSharding]:
         """Of every leaf, by name, of the parameters, or of what has the same tree within it.

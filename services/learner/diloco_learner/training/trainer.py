@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Encoded, Feedback, feeds_back
@@ -90,19 +90,21 @@ class Program:
         spec: RunSpec,
         weights: Beginning | None = None,
         separator: int | None = None,
-        mesh: Mesh | None = None,
+        mesh: Mesh | AbstractMesh | None = None,
     ) -> "Program":
-        """Compile nothing yet; ValueError for a model that cannot be cut into the fragments,
-        or has more tensors than a message can name.
+        """Compile nothing yet; ValueError for a model whose parameters are not fp32, that cannot be
+        cut into the fragments, or has more tensors than a message can name.
 
         `weights`: of the model's own shape (`hf.resolving`, `checkpoints.parameters_io`).
         `separator`: the token between documents, where the run keeps them apart
-        (`data.corpus.separator_of`). `mesh`: the devices, where there are several (`mesh_over`).
-        Raises WrongMesh where they cannot share this model.
+        (`data.corpus.separator_of`). `mesh`: the devices, where there are several (`mesh_over`);
+        of those of other hosts the shape will do, to trace with (`shape_of`). Raises WrongMesh
+        where they cannot share this model.
         """
         assert (separator is None) == (spec.data.documents == "packed")
         model = build(spec.model, separator)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
+        _check_types(shapes)
         specs = tensor_specs(shapes, model.is_embedding, model.stacked)
         _check_told(specs, spec)
         layout = Layout.build(specs, spec.algorithm.fragments)
@@ -188,6 +190,17 @@ class Program:
             np.float32(0),
         )
         self.cuts.compile(residuals=self.with_error)
+
+
+def _check_types(shapes: Any) -> None:
+    """Raises ValueError for parameters that are not fp32: those that are merged and adopted are, so
+    that a step would be given other numbers than it was compiled for, and the learner end."""
+    for name, leaf in to_named(shapes).items():
+        if leaf.dtype != np.float32:
+            raise ValueError(
+                f"the model's init() makes {name} of type {leaf.dtype}, and parameters must be "
+                "float32: let init() make float32; loss() may compute in another type"
+            )
 
 
 def _check_told(specs: tuple[TensorSpec, ...], spec: RunSpec) -> None:

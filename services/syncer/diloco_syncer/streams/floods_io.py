@@ -5,8 +5,14 @@ newcomers are parts of these streams' subjects, so one learner can fill either s
 budgeted for what honest learners send (diloco_shared/budget/streams.py). Where one of them is
 crowded, what is there is counted, and what is more than a learner can have sent honestly goes:
 
-- On UP each live learner has an equal share of the stream, and all others together have one.
+- On UP each live learner has an equal share of the stream, and all others together have one. What
+  lies where no honest learner writes is nobody's share: of several shards each purges what is of
+  its own fragments, and so it would stay for good.
 - On STATE there is only what the leader asked a donor for, and snapshots of syncers.
+
+Bytes are those of the stream: headers take room, too. And a message counts as much as one of an
+honest learner has on average at least: else millions of empty ones would fill a stream, and those
+that are counted would be next to nothing.
 
 Whoever does that loses its own contributions by it, among them some that were merged: a standby
 that had not executed their rounds yet takes a snapshot of the leader, as a slow one does.
@@ -15,16 +21,19 @@ Only on a hub whose processes have credentials of their own: else anybody may wr
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
 from diloco_shared import ambient
-from diloco_shared.budget.overhead import initial, layout_bytes
+from diloco_shared.budget.overhead import MESSAGE_EXTRA, chunks, initial, layout_bytes
+from diloco_shared.bus.port import Held
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
+from diloco_shared.spec.codecs import bytes_of
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import Tell
 from diloco_syncer.history.history import History
@@ -38,9 +47,11 @@ log = structlog.get_logger()
 
 # Between two looks, in seconds: a stream of 64 MiB is filled in less, and emptied again then.
 LOOK_S = 1.0
-# Messages that are counted at a look, beyond one for each chunk that fits: whoever sends small ones
-# is found by those that are counted.
+# Messages that are counted at a look, beyond two for each chunk that fits: all of honest learners',
+# and so many more that whoever sends small ones is found by them.
 MESSAGES_MAX = 100_000
+# Of a state: it has two messages beside its chunks, and even so it is far from half of the stream.
+STATE_MESSAGE_BYTES, STATE_MESSAGES_MIN = CHUNK_BYTES // 4, 64
 # Names under which one donor's states are removed one by one at a look.
 REMOVED_MAX = 100
 
@@ -51,22 +62,61 @@ def first_set_bytes(history: History) -> int:
     alone = history.spec.algorithm.shards == 1
     if not history.layout or (alone and history.snapshot_covers):
         return 0
-    sizes, layout = Layout.build(history.layout, history.fragments).sizes, history.layout
-    return 2 * sum(initial(size, layout_bytes(layout)) for size in sizes)  # as budgeted
+    each = layout_bytes(history.layout)
+    return 2 * sum(initial(size, each) for size in _sizes(history))  # as budgeted
+
+
+def message_bytes(history: History) -> int:
+    """Of the messages of a contribution, chunks and manifest, on average at least; of what comes
+    before parameters are known, as budgeted for any message."""
+    if not history.layout:
+        return MESSAGE_EXTRA
+    codec = history.spec.algorithm.codec_up
+    sizes = [bytes_of(codec, size) for size in _sizes(history)]
+    return max(MESSAGE_EXTRA, min(size // (chunks(size) + 1) for size in sizes))
+
+
+def _sizes(history: History) -> Sequence[int]:
+    return Layout.build(history.layout, history.fragments).sizes
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What some subjects hold together."""
+
+    bytes: int = 0
+    messages: int = 0
+
+    def add(self, held: Held) -> None:
+        self.bytes += held.bytes
+        self.messages += held.messages
+
+    def size(self, message_bytes: int) -> int:
+        """In bytes, of which a message has so many at least."""
+        return max(self.bytes, self.messages * message_bytes)
 
 
 def greedy(
-    held: Mapping[str, int], limit: int, live: Collection[str], excused: int = 0
+    held: Mapping[str, Held],
+    limit: int,
+    live: Collection[str],
+    *,
+    excused: int = 0,
+    message_bytes: int = 0,
 ) -> dict[str, int]:
     """Learners that hold more of UP than their share, and how much.
 
-    `held`: bytes by subject. `excused`: bytes of initial parameters that one learner may hold.
+    `held`: by subject. `excused`: bytes of initial parameters that one learner may hold.
     """
-    first, rest = defaultdict[str, int](int), defaultdict[str, int](int)
-    for subject, size in held.items():
+    first, rest = defaultdict[str, _Counted](_Counted), defaultdict[str, _Counted](_Counted)
+    for subject, what in held.items():
         parts = subject.split(".")
-        (first if parts[3:4] == ["init"] else rest)[parts[2]] += size
-    by = {learner: rest[learner] + max(first[learner] - excused, 0) for learner in {*first, *rest}}
+        (first if parts[3:4] == ["init"] else rest)[parts[2]].add(what)
+    by = {
+        learner: rest[learner].size(message_bytes)
+        + max(first[learner].size(message_bytes) - excused, 0)
+        for learner in {*first, *rest}
+    }
     share = limit // max(len(live), 2)
     found = {learner: size for learner, size in by.items() if learner in live and size > share}
     others = sorted((size, learner) for learner, size in by.items() if learner not in live)
@@ -78,8 +128,19 @@ def greedy(
     return found
 
 
+def unreached(held: Mapping[str, Held], fragments: int) -> dict[str, int]:
+    """Learners that wrote on UP where no purge of a shard reaches, and how much they hold there."""
+    found = defaultdict[str, int](int)
+    for subject, what in held.items():
+        parts = subject.split(".")
+        known = len(parts) > 5 and parts[4] in map(str, range(fragments))
+        if not known:
+            found[parts[2]] += what.bytes
+    return dict(found)
+
+
 def unasked(
-    held: Mapping[str, int],
+    held: Mapping[str, Held],
     limit: int,
     asked: Collection[tuple[str, str]],
     syncers: Collection[str],
@@ -89,15 +150,16 @@ def unasked(
     `asked`: (donor, nonce) of the leader's grants. A state that takes half of the stream, which has
     room for those of all newcomers, is none either.
     """
-    states = defaultdict[tuple[str, str, str], int](int)
-    for subject, size in held.items():
+    states = defaultdict[tuple[str, str, str], _Counted](_Counted)
+    for subject, what in held.items():
         donor, newcomer, nonce = [*subject.split("."), "", "", ""][2:5]
-        states[donor, newcomer, nonce] += size
+        states[donor, newcomer, nonce].add(what)
     found = defaultdict[str, dict[str, int]](dict)
-    for (donor, newcomer, nonce), size in states.items():
-        honest = donor in syncers or ((donor, nonce) in asked and size <= limit // 2)
-        if not honest:
-            found[donor][f"{donor}.{newcomer}.{nonce}.>"] = size
+    message_bytes = min(STATE_MESSAGE_BYTES, limit // STATE_MESSAGES_MIN)
+    for (donor, newcomer, nonce), counted in states.items():
+        whole = counted.size(message_bytes) <= limit // 2
+        if donor not in syncers and not ((donor, nonce) in asked and whole):
+            found[donor][f"{donor}.{newcomer}.{nonce}.>"] = counted.bytes
     kept = {d for d, newcomer, nonce in states if f"{d}.{newcomer}.{nonce}.>" not in found[d]}
     return {
         donor: parts if donor in kept else {f"{donor}.>": sum(parts.values())}
@@ -130,22 +192,21 @@ class Floods:
             if use is None or not use.limit or use.bytes <= CROWDED * use.limit:
                 continue
             stream = subjects.run_stream(self.run, kind)
-            most = MESSAGES_MAX + use.limit // CHUNK_BYTES
+            most = MESSAGES_MAX + 2 * use.limit // CHUNK_BYTES
             held = await self.control.held(
                 stream, f"{kind.lower()}.{self.run}.>", messages_max=most
             )
             for learner, filters in (await surplus(held, use.limit)).items():
                 await self._take_back(kind, learner, filters)
 
-    async def _up(self, held: Mapping[str, int], limit: int) -> dict[str, dict[str, int]]:
-        excused = first_set_bytes(self.machine.history)
-        live = self.machine.roster.names(ambient.monotonic())
-        return {
-            learner: {f"{learner}.>": size}
-            for learner, size in greedy(held, limit, live, excused).items()
-        }
+    async def _up(self, held: Mapping[str, Held], limit: int) -> dict[str, dict[str, int]]:
+        history, live = self.machine.history, self.machine.roster.names(ambient.monotonic())
+        excused, least = first_set_bytes(history), message_bytes(history)
+        found = unreached(held, history.spec.algorithm.fragments)
+        found |= greedy(held, limit, live, excused=excused, message_bytes=least)
+        return {learner: {f"{learner}.>": size} for learner, size in found.items()}
 
-    async def _state(self, held: Mapping[str, int], limit: int) -> dict[str, dict[str, int]]:
+    async def _state(self, held: Mapping[str, Held], limit: int) -> dict[str, dict[str, int]]:
         syncers = {self.me} | {
             member.id
             for shard in range(self.machine.spec.algorithm.shards)

@@ -18,6 +18,8 @@ SERVERS_MAX = 16
 API = "$JS.API"
 # ... and below this one by whoever has: accounts forward it to the hub's (hub_config.py).
 HUB_API = "$JS.hub.API"
+# What the server tells whenever a stream's consumer comes or goes: what, of which stream, its name.
+CONSUMER_NEWS = "$JS.EVENT.ADVISORY.CONSUMER.*.*.*"
 
 
 @dataclass(frozen=True, slots=True)

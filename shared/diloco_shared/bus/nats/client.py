@@ -19,7 +19,7 @@ from nats.protocol.command import sub_cmd
 
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.keys import Credentials
-from diloco_shared.bus.nats.wire import parse_headers
+from diloco_shared.bus.nats.wire import Headers
 from diloco_shared.bus.port import Traffic
 
 
@@ -214,7 +214,7 @@ class RepairedClient(Client):
         )
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        return parse_headers(bytes(headers)) or None if headers else None
+        return Headers(bytes(headers)) if headers else None
 
     # Whatever else it fails at: it says so in its log, and reads no more. A new connection does.
     async def _read_loop(self) -> None:

@@ -51,9 +51,11 @@ class Sending:
         traffic: Traffic,
         connect: Connect,
         *,
+        message_id: Callable[[str], str],
         window: int,
         timeout_s_min: float,
     ) -> None:
+        """`message_id`: see `NatsLink`."""
         self.stopped = False
         self.failure: BusError | None = None
         self._outgoing = outgoing
@@ -61,6 +63,7 @@ class Sending:
         self._budget = budget
         self._traffic = traffic
         self._connect = connect
+        self._message_id = message_id
         self._window = window
         self._timeout_s_min = timeout_s_min
         self._todo = deque(chunks)
@@ -135,7 +138,7 @@ class Sending:
         """What goes before chunk `index`, and the chunk."""
         data = self._outgoing.data(index)
         headers = self._outgoing.headers(index)
-        headers["Nats-Msg-Id"] = self._outgoing.message_id(index)
+        headers["Nats-Msg-Id"] = self._message_id(self._progress.message_id(self._outgoing, index))
         self._traffic.sent(len(data))
         return publish_head(self._outgoing.blob.subject, reply, headers, len(data)), data
 

@@ -5,7 +5,9 @@ of being buffered.
 """
 
 import asyncio
+import hashlib
 import math
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from nats.aio.msg import Msg
 from diloco_shared import ambient
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.client import RepairedClient, cancellations
-from diloco_shared.bus.nats.wire import status_of
+from diloco_shared.bus.nats.wire import Headers, status_of
 from diloco_shared.bus.port import Refused, Traffic, Unavailable
 
 # The library flushes by force (and swallows cancellation there) above this; never reached,
@@ -59,6 +61,7 @@ class Raw:
     payload: bytes
     reply: str
     headers: dict[str, str]
+    head: bytes = b""  # the headers as they came
 
     @property
     def status(self) -> int:
@@ -78,6 +81,7 @@ class NatsLink:
         self.leaderless_since = math.inf
         self.closed = False
         self.api = address.api
+        self._secret = secrets.token_bytes(16)
         self._client = RepairedClient(self.traffic, address)
         self._up = asyncio.Event()
         self._on_reconnect: set[Callable[[], None]] = set()
@@ -163,6 +167,15 @@ class NatsLink:
         return self._client.in_cluster
 
     # --- sending ------------------------------------------------------------------------------
+
+    def message_id(self, name: str) -> str:
+        """By what the server knows a repeat of the message that is called `name` here.
+
+        A stream takes each id once, on whichever subject. Whoever may write there at all, and knew
+        the next one of somebody else, could say it first: that message would be answered as stored,
+        and would not be there. So each connection makes them with a secret of its own.
+        """
+        return hashlib.blake2b(name.encode(), key=self._secret, digest_size=16).hexdigest()
 
     async def publish(
         self,
@@ -289,8 +302,9 @@ class NatsLink:
 
     def _received(self, msg: Msg) -> Raw:
         self.traffic.received(len(msg.data))
-        headers: dict[str, Any] = msg.headers or {}
-        return Raw(msg.subject, msg.data, msg.reply, dict(headers))
+        headers: Any = msg.headers
+        head = headers.block if isinstance(headers, Headers) else b""
+        return Raw(msg.subject, msg.data, msg.reply, dict(headers or {}), head)
 
     # --- life ---------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from diloco_shared.bus.nats.pulls import (
     pull,
     unserved,
 )
+from diloco_shared.bus.nats.wire import stored_of_head
 from diloco_shared.bus.port import BusError, Stored, Unavailable
 
 _log = structlog.get_logger(__name__)
@@ -89,6 +90,7 @@ class Reader:
         self._plain = plain
         self._headers_only = headers_only
         self.pending = 0  # messages after the newest that came
+        self.stored = 0  # bytes that one takes in the stream, where headers alone come
         self._stack: AsyncExitStack | None = None
         self._inbox = ReplyInbox()
         self._reply = ""
@@ -202,6 +204,8 @@ class Reader:
         self._delivered = number
         self._next_seq = seq + 1
         self._trail.add(seq, stored_at)
+        if self._headers_only:
+            self.stored = stored_of_head(raw.subject, raw.head)
         return Stored(raw.subject, raw.payload, raw.headers, seq)
 
     async def _retry(self, error: BusError) -> None:

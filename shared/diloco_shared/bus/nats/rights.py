@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from diloco_shared.bus.nats.access import HUB_API
+from diloco_shared.bus.nats.access import CONSUMER_NEWS, HUB_API
 from diloco_shared.bus.nats.keys import check_public_key, inbox_of
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.subjects import check_id
@@ -225,6 +225,7 @@ def _of_coordinator(me: str) -> Rights:
         subjects.lapsed_beat("*"),
         subjects.speed("*", "*"),
         subjects.chaos(me),
+        CONSUMER_NEWS,
     )
     return Rights(publish, subscribe)
 

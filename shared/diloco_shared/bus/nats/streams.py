@@ -28,10 +28,13 @@ from diloco_shared.bus.nats.api import (
     without_server_headers,
 )
 from diloco_shared.bus.nats.link import NatsLink, Raw
+from diloco_shared.bus.nats.pulls import INACTIVE_S
 from diloco_shared.bus.nats.reader import Reader, ReplyInbox
+from diloco_shared.bus.nats.strays import sweeping
 from diloco_shared.bus.nats.wire import parse_headers
 from diloco_shared.bus.port import (
     BusError,
+    Held,
     NoStream,
     Refused,
     StorageInfo,
@@ -39,6 +42,7 @@ from diloco_shared.bus.port import (
     StreamFull,
     StreamInfo,
     StreamSpec,
+    Sweep,
     Unavailable,
 )
 from diloco_shared.bus.stream_kv import StreamKv
@@ -51,6 +55,15 @@ _FETCH_BATCH = 256
 _FETCH_TRIES = 3
 # Headers asked for at once: a hundred bytes each.
 _SIZES_BATCH = 4096
+# Heads of one payload come for at most so many seconds, as long as they come: measured 16,400 a
+# second, those of 258 GB that were stored twice. Less than the silence of 72 s after which whoever
+# fetches it gives up (`protocol.pace.silence_s`): behind a slower link he does without.
+HEADS_S_MAX = 60.0
+# Where everybody has credentials of their own, no reader lasts longer than ours after nobody reads.
+# There is no limit to how many there may be: whoever may make one could use it up, and keep all
+# others out. Nor to what may wait to be acknowledged: copies of a stream acknowledge nothing, and
+# the server would make none.
+_CONSUMER_LIMITS = {"inactive_threshold": INACTIVE_S * NS_PER_S}
 # A copy that is behind is asked again after so many seconds, and so often: it has 5 s to catch up.
 _BEHIND_S, _LOOKS_MAX = 0.05, 100
 
@@ -84,6 +97,8 @@ class NatsStreams(StreamKv):
         version keeps its own way.
         """
         name = config["name"]
+        if self.named:
+            config = config | {"consumer_limits": _CONSUMER_LIMITS}
         try:
             await api_call(
                 self._link, f"STREAM.CREATE.{name}", config, what=f"create stream {name}"
@@ -107,12 +122,21 @@ class NatsStreams(StreamKv):
             if config["num_replicas"] < copies:
                 _log.info("it keeps more copies than asked for", stream=name, copies=copies)
                 kept["num_replicas"] = copies
-            wished = {k: v for k, v in config.items() if k != "persist_mode"}
-            await api_call(
-                self._link, f"STREAM.UPDATE.{name}", wished | kept, what=f"update stream {name}"
-            )
+            wished = {k: v for k, v in config.items() if k != "persist_mode"} | kept
+            try:
+                await self._change(wished)
+            except ApiRefused:
+                if "consumer_limits" not in wished:
+                    raise
+                # A reader is there that lasts longer. It is removed (strays.py), and must not keep
+                # the stream from what it needs meanwhile.
+                await self._change(wished | {"consumer_limits": there.get("consumer_limits", {})})
         except NoStream:
             raise why from None
+
+    async def _change(self, config: dict[str, Any]) -> None:
+        name = config["name"]
+        await api_call(self._link, f"STREAM.UPDATE.{name}", config, what=f"update stream {name}")
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
         await self.ensure(
@@ -166,10 +190,13 @@ class NatsStreams(StreamKv):
         if there < max(messages_min, 1):
             return found
         reader = Reader(self._link, stream, subject, 1, _SIZES_BATCH, headers_only=True)
+        clock = asyncio.get_running_loop().time
+        until = clock() + HEADS_S_MAX
         try:
-            async with asyncio.timeout(API_TIMEOUT_S):
+            async with asyncio.timeout(API_TIMEOUT_S) as limit:
                 while len(found) < min(there, messages_max):
                     found.append(without_server_headers(await anext(reader)))
+                    limit.reschedule(min(clock() + API_TIMEOUT_S, until))
         except (TimeoutError, StopAsyncIteration):
             pass  # some have gone meanwhile, or the link is slow: whoever asked does without
         finally:
@@ -183,8 +210,8 @@ class NatsStreams(StreamKv):
         answer = await api_call(self._link, f"STREAM.INFO.{stream}", body, what=what)
         return sum((answer["state"].get("subjects") or {}).values())
 
-    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
-        found: dict[str, int] = {}
+    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, Held]:
+        found: dict[str, Held] = {}
         if not await self._there(stream, subject):
             return found
         reader = Reader(self._link, stream, subject, 1, _SIZES_BATCH, headers_only=True)
@@ -193,8 +220,8 @@ class NatsStreams(StreamKv):
                 # What matched may have gone meanwhile.
                 async with asyncio.timeout(API_TIMEOUT_S):
                     message = await anext(reader)
-                size = int(message.headers.get("Nats-Msg-Size", "0"))
-                found[message.subject] = found.get(message.subject, 0) + size
+                held = found.get(message.subject, Held())
+                found[message.subject] = held.and_one(reader.stored)
                 if not reader.pending:
                     break
         except (TimeoutError, StopAsyncIteration):
@@ -211,6 +238,11 @@ class NatsStreams(StreamKv):
             bytes_max=max(answer["limits"].get("max_storage", 0), 0),
         )
 
+    @asynccontextmanager
+    async def sweeping(self) -> AsyncIterator[Sweep]:
+        async with sweeping(self._link) as sweep:
+            yield sweep
+
     async def append(
         self,
         subject: str,
@@ -223,7 +255,7 @@ class NatsStreams(StreamKv):
     ) -> int:
         head = dict(headers or {})
         if msg_id is not None:
-            head["Nats-Msg-Id"] = msg_id
+            head["Nats-Msg-Id"] = self._link.message_id(msg_id)
         if expect_last is not None:
             head["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
             if self._link.several_nodes:

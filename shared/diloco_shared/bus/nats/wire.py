@@ -18,6 +18,13 @@ PAYLOAD_BYTES_MAX = 64 << 20
 _AHEAD_BYTES = 4096
 
 _VERSION = b"NATS/1.0"
+# Of headers that say nothing.
+_NO_HEADERS = _VERSION + b"\r\n\r\n"
+# Of a consumer that sends headers alone: how the server puts the payload's size behind them.
+_SIZE = b"Nats-Msg-Size: "
+# What a message takes in a stream's file beside what it says: lengths, sequence, time and checksum,
+# and of one with headers their length.
+_FRAME, _FRAME_OF_HEADERS = 30, 4
 
 
 class WireFault(ValueError):
@@ -247,6 +254,38 @@ def status_of(headers: Mapping[str, str]) -> int:
     """
     said = headers.get("Status", "0")
     return int(said) if said.isascii() and said.isdigit() and len(said) == 3 else 0
+
+
+def stored_bytes(subject: str, head: int, payload: int) -> int:
+    """What a message with `head` bytes of headers takes of its stream's limit."""
+    return _FRAME + len(subject.encode()) + (head + _FRAME_OF_HEADERS if head else 0) + payload
+
+
+def stored_of_head(subject: str, block: bytes) -> int:
+    """The same of a message of which a consumer sent the headers alone.
+
+    Whoever stored it may have written a size of its own before the server's, or no end of the last
+    line, with which the server's then is one.
+    """
+    own, _, said = block.rpartition(_SIZE)
+    number = said.removesuffix(b"\r\n\r\n")
+    payload = int(number) if number.isdigit() else 0
+    head = len(own) + len(b"\r\n")
+    return stored_bytes(subject, head if head > len(_NO_HEADERS) else 0, payload)
+
+
+def head_bytes(headers: Mapping[str, str]) -> int:
+    """Bytes of these headers as a client writes them; 0 where there are none."""
+    lines = sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
+    return lines + len(_NO_HEADERS) if headers else 0
+
+
+class Headers(dict[str, str]):
+    """What `parse_headers` finds in a block, and the block."""
+
+    def __init__(self, block: bytes) -> None:
+        super().__init__(parse_headers(block))
+        self.block = block
 
 
 def parse_headers(block: bytes) -> dict[str, str]:

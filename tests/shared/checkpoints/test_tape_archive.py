@@ -1,0 +1,138 @@
+"""Segments of a tape, as anybody may have written them who can write where they lie."""
+
+import random
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from tests.shared.checkpoints.bucket import Bucket
+
+from diloco_shared.bus.port import Stored
+from diloco_shared.checkpoints import tape_archive_io
+from diloco_shared.checkpoints.checkpoints_io import digest_bytes
+from diloco_shared.checkpoints.tape_archive_io import (
+    FRAME_BYTES,
+    SEGMENT_BYTES_MAX,
+    SEGMENT_RECORDS,
+    TapeArchive,
+)
+from diloco_shared.checkpoints.vault_io import Vault, VaultError
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX
+
+BIG = b"\0" * MESSAGE_BYTES_MAX
+# What a segment says that has records 1 to 3.
+LIES: dict[str, Any] = {
+    "more records than its name": [(n, b"x") for n in range(1, 5)],
+    "records that are larger than a message": [(1, BIG + b"x")],
+    "the same record twice": [(1, b"x"), (1, b"x")],
+    "records of before": [(0, b"x")],
+    "records of after": [(4, b"x")],
+    "records that are none": [(1, "x")],
+    "pairs that are none": [1, 2],
+    "something else": {1: 2},
+}
+
+
+def segment_of(archive: TapeArchive, said: bytes, last: int = 3) -> int:
+    """Put one there, as whoever may write there can: its bytes."""
+    body = zlib.compress(said)
+    key = f"{archive.prefix}{1:012d}-{last:012d}.{digest_bytes(body)}.z"
+    archive.vault.write(key, body)
+    return len(body)
+
+
+@pytest.mark.parametrize("said", LIES.values(), ids=LIES)
+def test_a_segment_that_is_not_what_it_says_is_refused(tmp_path: Path, said: Any) -> None:
+    archive = TapeArchive(str(tmp_path), "r.1")
+    segment_of(archive, msgpack.packb(said))
+    with pytest.raises(VaultError, match="records 1 to 3 of the tape cannot be read"):
+        archive.read("r", 0)
+
+
+def test_a_segment_has_so_many_records_and_no_more(tmp_path: Path) -> None:
+    most = SEGMENT_RECORDS
+    for count, root in ((most, tmp_path / "a"), (most + 1, tmp_path / "b")):
+        archive = TapeArchive(str(root), "r.1")
+        said = [(n, b"x") for n in range(1, count + 1)]
+        segment_of(archive, msgpack.packb(said), last=most + 9)
+        if count == most:
+            assert len(archive.read("r", 0)) == most
+        else:
+            with pytest.raises(VaultError, match="not what its name says"):
+                archive.read("r", 0)
+
+
+def test_a_segment_that_ends_in_the_middle_is_refused(tmp_path: Path) -> None:
+    archive = TapeArchive(str(tmp_path), "r.1")
+    segment_of(archive, msgpack.packb([(n, b"x") for n in (1, 2, 3)])[:-2])
+    with pytest.raises(VaultError, match=r"not what its name says.*in the middle"):
+        archive.read("r", 0)
+
+
+def test_a_small_segment_takes_no_more_memory_than_what_is_read_of_it(tmp_path: Path) -> None:
+    """A megabyte becomes a thousand."""
+    archive = TapeArchive(str(tmp_path), "r.1")
+    said = msgpack.packb([(n, BIG) for n in range(1, 101)])
+    assert segment_of(archive, said, last=100) < len(said) / 500
+    del said
+    tracemalloc.start()
+    try:
+        found = archive.read("r", 50, limit=2)
+        assert archive.of_others(1, 100) == set()
+        assert TapeArchive(str(tmp_path), "r.1", 1).of_others(1, 100) == set(range(1, 101))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [(s.seq, len(s.payload)) for s in found] == [(51, len(BIG)), (52, len(BIG))]
+    assert most < 12 * len(BIG)
+
+
+def test_an_object_that_is_too_large_for_a_segment_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = TapeArchive(str(tmp_path), "r.1")
+    size = segment_of(archive, msgpack.packb([(n, b"x") for n in (1, 2, 3)]))
+    monkeypatch.setattr(tape_archive_io, "SEGMENT_BYTES_MAX", size)
+    assert len(archive.read("r", 0)) == 3
+    monkeypatch.setattr(tape_archive_io, "SEGMENT_BYTES_MAX", size - 1)
+    with pytest.raises(VaultError, match=f"has more than {size - 1} bytes"):
+        archive.read("r", 0)
+
+
+def test_the_largest_honest_segment_is_read(tmp_path: Path) -> None:
+    archive, subject = TapeArchive(str(tmp_path), "r.1"), subjects.tape("r", 0)
+    noise = random.Random(0).randbytes(MESSAGE_BYTES_MAX)
+    records = [Stored(subject, noise[n:] + noise[:n], {}, 10**12 - 9 + n) for n in range(9)]
+    archive.write(records)
+    assert archive.read("r", 0) == records
+    assert len(zlib.compress(noise)) + FRAME_BYTES < SEGMENT_BYTES_MAX / SEGMENT_RECORDS
+
+
+@pytest.fixture(params=["folder", "s3", "gs"])
+def root(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    if request.param == "folder":
+        yield str(tmp_path / "a b")
+        return
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with Bucket(request.param) as bucket:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bucket.endpoint)
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", bucket.endpoint)
+        yield f"{request.param}://some-bucket/a b"
+        assert all(part < 9 for part in bucket.parts[1:]), "nothing that is too large"
+
+
+def test_no_object_is_read_that_is_larger_than_anybody_makes_it(root: str) -> None:
+    vault = Vault(root)
+    vault.write("f/x", b"some bytes")
+    assert vault.read("f/x", bytes_max=10) == b"some bytes"
+    assert vault.read("f/none", bytes_max=1) is None
+    with pytest.raises(VaultError, match="f/x has more than 9 bytes"):
+        vault.read("f/x", bytes_max=9)
