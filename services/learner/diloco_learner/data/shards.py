@@ -169,7 +169,7 @@ def cut_of(
     if not isinstance(tokens, Mixed):
         return ShardCut(tokens, shards, context, seed)
     cut = MixedCut(tokens.parts, tokens.interleave, shards, context, seed)
-    for part, name in zip(tokens.parts, tokens.names, strict=True):
+    for part, name in zip(tokens.parts, _named(tokens), strict=True):
         if _sequences(part, context) < 1:
             raise ValueError(
                 f"of {name}, {len(part)} training tokens are too few for a sequence of {context} "
@@ -184,16 +184,21 @@ def cut_of(
     return cut
 
 
+def _named(mixed: Mixed) -> list[str]:
+    """Its corpora: that of a text is called by where it was prepared, which says nothing."""
+    return [f"corpus {n} of data.mixture ({name})" for n, name in enumerate(mixed.names, 1)]
+
+
 def _check_drawn(mixed: Mixed, sequences: int) -> None:
     """Raises ValueError for a corpus of which a whole pass would read nothing."""
     drawn = mixed.interleave.counts(sequences)
-    for name, weight, its in zip(mixed.names, mixed.weights, drawn, strict=True):
+    for name, weight, its in zip(_named(mixed), mixed.weights, drawn, strict=True):
         if not its:
             every = -(-sum(mixed.weights) // weight)
             raise ValueError(
                 f"of {name}, nothing would be read: by its weight one of {every} sequences is its "
-                f"own, and all corpora of data.mixture have {sequences} together. Give it more "
-                "weight, or leave it out"
+                f"own, and all corpora have {sequences} together. Give it more weight, or leave it "
+                "out"
             )
 
 
