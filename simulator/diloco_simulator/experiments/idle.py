@@ -37,6 +37,13 @@ def layout_of(fragments: int) -> Layout:
     )
 
 
+def idle(spec: RunSpec) -> RunSpec:
+    """The same run of that model: of a preset the syncer knows the tensors."""
+    size = sum(layout_of(spec.algorithm.fragments).sizes)
+    own = {"factory": "idle:nothing", "parameters": size}
+    return spec.model_copy(update={"model": spec.model.model_copy(update=own)})
+
+
 class IdleTrainer:
     """Answers like `diloco_learner.training.trainer.Trainer`; `stepped` is called at every step."""
 

@@ -35,7 +35,7 @@ from diloco_shared.protocol.messages import Cursor, TapeInit, TapeRecord
 from diloco_shared.protocol.wire import decode_tape
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.experiments.cluster import Cluster
-from diloco_simulator.experiments.idle import IdleTrainer, layout_of
+from diloco_simulator.experiments.idle import IdleTrainer, idle, layout_of
 from diloco_simulator.experiments.presence import Presence
 from diloco_simulator.experiments.ready_only import ReadyOnly
 from diloco_simulator.experiments.setting import Setting
@@ -159,7 +159,7 @@ class IdleFleet:
         count = setting.learners_in_all
         most = max(spec.membership.learners_max, count)
         membership = spec.membership.model_copy(update={"learners_max": most})
-        self.spec = spec.model_copy(update={"membership": membership})
+        self.spec = self._computed(spec.model_copy(update={"membership": membership}))
         self.setting = setting
         self.tally = Tally(self._sizes())
         self.names = [f"learner-{m:03d}" for m in range(count)]
@@ -170,6 +170,10 @@ class IdleFleet:
         self.began_s = 0.0
         self.cluster: Cluster
         self.presence: Presence
+
+    def _computed(self, spec: RunSpec) -> RunSpec:
+        """Of the model that learners have here."""
+        return idle(spec)
 
     def _sizes(self) -> Sequence[int]:
         """Values of each fragment."""
@@ -296,6 +300,9 @@ class Fleet(IdleFleet):
         self.told = told
         self.curve: list[tuple[int, float, float]] = []  # steps of the run, virtual seconds, loss
         super().__init__(spec, setting)
+
+    def _computed(self, spec: RunSpec) -> RunSpec:
+        return spec
 
     def _sizes(self) -> Sequence[int]:
         return self.program.layout.sizes

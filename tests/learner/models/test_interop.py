@@ -68,11 +68,14 @@ def test_every_family_is_covered() -> None:
     ]
     shapes = [open_weights(GOLDEN / name).shape for name in FAMILIES]
     # Loops over layers, and unrolled ones; windows in all layers, in some, and in none.
-    assert {s.layers > transformer.UNROLLED_MAX for s in shapes} == {True, False}
+    assert {s.layers > HOWS[0][1] for s in shapes} == {True, False}
     assert {len({s.attends_to_all(n) for n in range(s.layers)}) for s in shapes} == {1, 2}
 
 
-def test_logits_are_those_of_transformers(weights: HfWeights) -> None:
+def test_logits_are_those_of_transformers(
+    weights: HfWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformer, "UNROLLED_MAX", HOWS[0][1])
     theirs = computed(weights)
     forward = jax.jit(partial(transformer.forward, weights.shape, jnp.float32))
     logits = forward(parameters(weights), theirs["tokens"][:, :-1].astype(np.int32))
