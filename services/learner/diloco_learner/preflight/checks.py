@@ -280,7 +280,7 @@ class _Checks:
         """Of every split at least one, and of training one for each shard."""
         spec, context = self.spec, self.spec.model.context_tokens
         self.cut = cut_of(self.corpora.train, spec.data.virtual_shards, context, spec.seed)
-        many = self.cut.sequences_per_shard * self.cut.shards
+        many = self.cut.sequences
         for split in ("validation", "test"):
             try:
                 held_out_of(spec, self.corpora.split(split))

@@ -21,8 +21,9 @@ from diloco_syncer.events import Event, Malformed
 
 log = structlog.get_logger()
 
-# Shards that one learner may hold: the one it reads, the next, eight whose end waits to be merged
-# (leasing_io.py of the learner), and what it held in an earlier life and has not taken up again.
+# Shards that one learner may hold: the one it reads, up to six ahead, eight whose end waits to be
+# merged (leasing_io.py of the learner), and what it held in an earlier life and has not taken up
+# again, as far as that leaves room.
 HELD_MAX = 16
 
 
