@@ -24,6 +24,9 @@ from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
 from diloco_shared.process import hub_backup, hub_folder
 from diloco_shared.protocol import subjects as s
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec, written
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -164,10 +167,11 @@ async def test_a_backup_is_put_back_on_a_hub_of_three_nodes(tmp_path: Path) -> N
     async with running(tmp_path / "before") as hub, hub.bus("coordinator", 0) as coordinator:
         await ensure_buckets(coordinator, s.BUCKETS, renew=True, replicas=3)
         await ensure_run_streams(coordinator, "r", LIMITS, replicas=3)
-        await coordinator.kv_put(s.RUNS, "r", b"kept as it is")
+        spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 8}})
+        run = RunRecord(name="r", spec=written(spec), desired="running", quorum=1, created_at=1.0)
+        await coordinator.kv_put(s.RUNS, "r", encode(run))  # without it the streams are nobody's
         async with hub.bus("syncer-a", 1) as syncer:
             blob = await put_blob(syncer, "dn.r.0.0.1.1", bytes(4 * MIB))
-        await coordinator.kv_delete(s.RUNS, "r")  # no run that a restore would begin again
         await hub_backup.take(Streams(coordinator), backup)
 
     (tmp_path / "after").mkdir()

@@ -58,6 +58,8 @@ def stragglers_s(*, factor: float, overlap_steps: int, step_s: float, timings: T
 def pull_timeout_s(*, transfer_s: float, skips: int, least_s: float, limit_s: float) -> float:
     """Four usual transfers, at least `least_s`, doubled for every skip in a row, up to a limit.
 
+    Or for every round in a row that somebody missed, where those are more.
+
     Where four transfers take longer than the limit, they are given that time: else no contribution
     would ever arrive.
     """

@@ -206,7 +206,7 @@ class Rounds:
             return self._skip(r, now, f"{len(r.participants)} eligible, {answer.needs}")
         r.deadline = now + pull_timeout_s(
             transfer_s=self.stragglers.slowest_s(r),
-            skips=self.history.skips_in_a_row,
+            skips=max(self.history.skips_in_a_row, self.stragglers.misses(r)),
             least_s=self.algorithm.pull_timeout_s_min,
             limit_s=self.algorithm.pull_timeout_s_max,
         )

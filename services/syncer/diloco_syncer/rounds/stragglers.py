@@ -9,9 +9,6 @@ from diloco_syncer.rounds.round import Round
 # Rounds whose pull is remembered, to learn from answers that come too late: those of the last
 # half minute and more on a fast run.
 PULLED_MAX = 64
-# Rounds in a row without an answer, beyond which a learner is given no more time: by then a second
-# has become a quarter of an hour, and the limit has been reached.
-MISSES_MAX = 10
 # Of its usual time to answer, that a straggler gets: times scatter by about half.
 USUAL_MARGIN = 1.5
 
@@ -54,19 +51,18 @@ class Stragglers:
         The pull's timeout follows from it: nobody is given less than is worth waiting for.
         """
         there = [self.roster.members.get(learner) for learner in r.participants]
-        known = [self._patience_s(member) for member in there if member is not None]
+        known = [self._usual_s(member) for member in there if member is not None]
         return max([self.timings.transfer.or_zero, *known])
 
-    def _patience_s(self, member: Member) -> float:
-        """`_usual_s`, doubled for every round in a row that was left without an answer.
+    def misses(self, r: Round) -> int:
+        """Rounds in a row, but for one, that some participant left without an answer.
 
-        A learner gives its upload up when the pull is over. On a slow link none would ever arrive,
-        and nobody would learn how long one takes. This is not how long a round waits for it.
+        The pull's timeout is doubled so often: a learner gives its upload up when the pull is over.
+        On a slow link none would ever arrive, though others are enough for a round each time, and
+        nobody would learn how long one takes. This is not how long a round waits for it.
         """
-        usual_s = self._usual_s(member)
-        doublings = min(max(member.missed - 1, 0), MISSES_MAX)
-        more_s = float(usual_s * 2**doublings)
-        return max(usual_s, min(more_s, self.algorithm.pull_timeout_s_max))
+        there = (self.roster.members.get(learner) for learner in r.participants)
+        return max((m.missed - 1 for m in there if m is not None and m.missed), default=0)
 
     def _usual_s(self, member: Member) -> float:
         """Seconds from a pull to a learner's answer; 0 where nothing is known."""
