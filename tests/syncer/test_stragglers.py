@@ -22,9 +22,9 @@ def test_whoever_was_left_out_is_given_a_step_of_its_own() -> None:
     assert stragglers.slowest_s(asked) == 2.5, "nothing is known of it yet"
     slow.missed = 1
     assert stragglers.slowest_s(asked) == 18.5
-    assert stragglers.misses(asked) == 0
+    assert stragglers.misses(asked) == {"slow": 0}
     slow.missed = 4
-    assert stragglers.misses(asked) == 3, "else its upload would never be there in time"
+    assert stragglers.misses(asked) == {"slow": 3}, "else its upload would never be there in time"
     slow.answer.or_zero = 30.0
     assert stragglers.slowest_s(asked) == 30.0
 

@@ -206,11 +206,18 @@ class Rounds:
             return self._skip(r, now, f"{len(r.participants)} eligible, {answer.needs}")
         r.deadline = now + pull_timeout_s(
             transfer_s=self.stragglers.slowest_s(r),
-            skips=max(self.history.skips_in_a_row, self.stragglers.misses(r)),
+            skips=max(self.history.skips_in_a_row, self._misses(r)),
             least_s=self.algorithm.pull_timeout_s_min,
             limit_s=self.algorithm.pull_timeout_s_max,
         )
         return [self._send_pull(r, now)]
+
+    def _misses(self, r: Round) -> int:
+        """Rounds in a row that somebody missed, where the others are enough without it: then the
+        round does not wait for so long, and only that learner's upload has the time."""
+        misses = self.stragglers.misses(r)
+        others = {m: life for m, life in r.participants.items() if m not in misses}
+        return max(misses.values(), default=0) if self.history.enough.answer(others).enough else 0
 
     def _ineligible(self, m: Member, fragment: int) -> str:
         p = m.progress

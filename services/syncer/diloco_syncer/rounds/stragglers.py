@@ -54,15 +54,14 @@ class Stragglers:
         known = [self._usual_s(member) for member in there if member is not None]
         return max([self.timings.transfer.or_zero, *known])
 
-    def misses(self, r: Round) -> int:
-        """Rounds in a row, but for one, that some participant left without an answer.
+    def misses(self, r: Round) -> dict[str, int]:
+        """Of participants that left rounds without an answer, how many in a row but for one.
 
-        The pull's timeout is doubled so often: a learner gives its upload up when the pull is over.
-        On a slow link none would ever arrive, though others are enough for a round each time, and
-        nobody would learn how long one takes. This is not how long a round waits for it.
+        A learner gives its upload up when the pull is over. On a slow link none would ever arrive,
+        though others are enough for a round each time, and nobody would learn how long one takes.
         """
-        there = (self.roster.members.get(learner) for learner in r.participants)
-        return max((m.missed - 1 for m in there if m is not None and m.missed), default=0)
+        there = {learner: self.roster.members.get(learner) for learner in r.participants}
+        return {name: m.missed - 1 for name, m in there.items() if m is not None and m.missed}
 
     def _usual_s(self, member: Member) -> float:
         """Seconds from a pull to a learner's answer; 0 where nothing is known."""

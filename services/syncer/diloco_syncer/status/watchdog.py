@@ -70,7 +70,11 @@ class Watchdog:
 
     def stuck(self, now: float) -> str:
         """What is known about a standstill; "" while the run moves."""
-        if self.moved_at is None or now - self.moved_at <= self.patience_s(now):
+        if self.moved_at is None:
+            return ""
+        # A round that closes because its time is over moves the run, though no event says so.
+        closed = [r.closed_at for r in self.rounds.open if r.phase is Phase.STAGING]
+        if now - max([self.moved_at, *closed]) <= self.patience_s(now):
             return ""
         known = "; ".join(self._known(r, now) for r in self.rounds.open[:4]) or "no round is open"
         return f"nothing for {now - self.moved_at:.0f} s and no reason is known: {known}"
