@@ -3,6 +3,7 @@
 from typing import Any
 
 from diloco_syncer.events import BusBack, Led, Tell, Wanted
+from diloco_syncer.rounds.round import Phase
 
 
 def state(driver: Any) -> tuple[str, str]:
@@ -44,6 +45,21 @@ def test_a_round_that_hangs_is_named_with_whom_it_awaits(running: Any) -> None:
     shown, why = state(running)
     assert shown == "stuck"
     assert "round 0 of fragment 0 pulling for " in why and "awaits a, b" in why
+
+
+def test_a_round_that_closes_at_its_deadline_moves_while_its_merge_is_computed(
+    running: Any,
+) -> None:
+    running.step("a", 8)
+    running.step("b", 8)
+    running.wait(0.1)
+    (r,) = running.machine.rounds.open
+    r.deadline = running.now + 60.5  # a slow link
+    steps_on(running, 60)
+    r.phase, r.closed_at, r.deadline = Phase.STAGING, running.now, running.now
+    assert state(running)[0] == "running", "its merge is being computed"
+    steps_on(running, 60)
+    assert state(running)[0] == "stuck", "and that does not take for ever"
 
 
 def test_a_stated_reason_is_no_standstill_and_patience_begins_after_it(running: Any) -> None:
