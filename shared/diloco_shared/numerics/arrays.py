@@ -43,8 +43,8 @@ DTYPES = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_RANK = {name: rank for rank, name in enumerate(DTYPES)}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+RANK = {name: rank for rank, name in enumerate(DTYPES)}
 # Of the header's length, and what the header is padded to: every array begins where its type may.
 HEAD_ALIGN = 8
 # Bytes of a header at most, as the format's own reader has it: its length may be anybody's word.
@@ -64,12 +64,12 @@ class Blob:
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> "Blob":
         """Of references: nothing is copied. A type that the format does not have is a KeyError."""
-        names = sorted(arrays, key=lambda n: (_RANK[_NAMES[arrays[n].dtype]], n))
+        names = sorted(arrays, key=lambda n: (RANK[NAMES[arrays[n].dtype]], n))
         entries, at = {}, 0
         for name in names:
             array = arrays[name]
             entries[name] = {
-                "dtype": _NAMES[array.dtype],
+                "dtype": NAMES[array.dtype],
                 "shape": array.shape,
                 "data_offsets": (at, at := at + array.nbytes),
             }

@@ -16,39 +16,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.models import places
 from diloco_shared.memory.pages import fill, pages
-from diloco_shared.numerics.arrays import Arrays
+from diloco_shared.numerics.arrays import DTYPES, HEAD_ALIGN, NAMES, RANK, Arrays
 
 Buffer = bytes | bytearray | memoryview
 State = Buffer | Arrays
 # What looks at a state before it is used: ValueError says what is wrong with it.
 Check = Callable[[State], None]
 
-# Types by the format's name for them, in the order in which it lays arrays out; names decide then.
-DTYPES = {
-    "U64": np.dtype("<u8"),
-    "I64": np.dtype("<i8"),
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F16": np.dtype("<f2"),
-    "U16": np.dtype("<u2"),
-    "I16": np.dtype("<i2"),
-    "I8": np.dtype("i1"),
-    "U8": np.dtype("u1"),
-    "BOOL": np.dtype("?"),
-}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_RANK = {name: rank for rank, name in enumerate(DTYPES)}
-# The header is padded to this, so that every array begins where its type may.
-_ALIGN = 8
 # Values looked at together: the answer to "finite?" must not be as large as the array.
 _LOOK_VALUES = 1 << 20
 
@@ -130,13 +109,13 @@ def views(data: State) -> Arrays:
     if isinstance(data, dict):
         return data
     whole = memoryview(data).cast("B")
-    if len(whole) < _ALIGN:
+    if len(whole) < HEAD_ALIGN:
         raise ValueError(f"not an inner state: {len(whole)} bytes")
-    start = _ALIGN + int.from_bytes(whole[:_ALIGN], "little")
+    start = HEAD_ALIGN + int.from_bytes(whole[:HEAD_ALIGN], "little")
     if start > len(whole):
         raise ValueError(f"not an inner state: a header of {start} bytes in {len(whole)}")
     try:
-        entries = json.loads(bytes(whole[_ALIGN:start]))
+        entries = json.loads(bytes(whole[HEAD_ALIGN:start]))
         spans = {n: _span(e) for n, e in entries.items() if n != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an inner state: a header that cannot be read: {error!r}") from None
@@ -239,17 +218,17 @@ def header(leaves: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
     """The first bytes, and every array's bytes by name, in the order in which they follow."""
     spans: dict[str, int] = {}
     entries, at = {}, 0
-    for name in sorted(leaves, key=lambda n: (_RANK[_NAMES[np.dtype(leaves[n].dtype)]], n)):
+    for name in sorted(leaves, key=lambda n: (RANK[NAMES[np.dtype(leaves[n].dtype)]], n)):
         shape, dtype = tuple(leaves[name].shape), np.dtype(leaves[name].dtype)
         spans[name] = dtype.itemsize * math.prod(shape)
         entries[name] = {
-            "dtype": _NAMES[dtype],
+            "dtype": NAMES[dtype],
             "shape": shape,
             "data_offsets": (at, at := at + spans[name]),
         }
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGN)
-    return len(text).to_bytes(_ALIGN, "little") + text, spans
+    text += b" " * (-len(text) % HEAD_ALIGN)
+    return len(text).to_bytes(HEAD_ALIGN, "little") + text, spans
 
 
 def _span(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
