@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from syncer.contexts import context
+from waiting import until
 
 from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
@@ -200,9 +201,7 @@ async def test_what_a_living_standby_still_reads_is_kept_for_it(
     async with two.sending() as sender:
         assert await two.fetch() == 5
         assert kept == [lives]
-        async with asyncio.timeout(10):
-            while sender.snapshots.pinned:  # no longer than that
-                await asyncio.sleep(0.01)
+        await until(lambda: not sender.snapshots.pinned)  # no longer than that
 
 
 async def test_a_purge_that_takes_longer_than_an_answer_breaks_no_transfer(tmp_path: Path) -> None:
