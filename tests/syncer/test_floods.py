@@ -1,5 +1,6 @@
 """What one learner takes of UP and STATE from all others is taken back, and it is named (I12)."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
@@ -21,7 +22,10 @@ from diloco_syncer.machine import Machine
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.streams.floods_io import (
     MESSAGES_MAX,
+    REMOVED_MAX,
+    Asked,
     Floods,
+    Hoard,
     first_set_bytes,
     greedy,
     message_bytes,
@@ -30,6 +34,7 @@ from diloco_syncer.streams.floods_io import (
 )
 
 LIMIT = 60_000
+SHARE = LIMIT // 3
 LIVE = ("a", "b", "c")
 
 
@@ -42,6 +47,10 @@ def of(sizes: dict[str, int]) -> dict[str, Held]:
     return {subject: Held(size, 1) for subject, size in sizes.items()}
 
 
+def sizes(hoards: Mapping[str, Hoard]) -> dict[str, int]:
+    return {learner: hoard.size for learner, hoard in hoards.items()}
+
+
 @pytest.mark.parametrize(
     ("held", "found"),
     [
@@ -52,27 +61,78 @@ def of(sizes: dict[str, int]) -> dict[str, Held]:
     ],
 )
 def test_who_holds_more_than_its_share(held: dict[str, int], found: dict[str, int]) -> None:
-    assert greedy(of(held), LIMIT, LIVE) == found
-
-
-def test_one_alone_has_no_more_than_half() -> None:
-    assert greedy(of({up("a"): 30_001}), LIMIT, ("a",)) == {"a": 30_001}
-    assert greedy(of({up("a"): 30_000}), LIMIT, ("a",)) == {}
+    assert sizes(greedy(of(held), SHARE, LIVE)) == found
 
 
 def test_initial_parameters_are_no_flood_until_a_snapshot_covers_them() -> None:
     first = subjects.initial("r", "a", 0, 0)
     held = of({first: 40_000, up("a"): 20_000})
-    assert greedy(held, LIMIT, LIVE, excused=40_000) == {}
-    assert greedy(held, LIMIT, LIVE) == {"a": 60_000}
+    assert sizes(greedy(held, SHARE, LIVE, excused=40_000)) == {}
+    assert sizes(greedy(held, SHARE, LIVE)) == {"a": 60_000}
+
+
+# Two fragments in turn; a learner's answers to a round take 10,000 and 20,000 bytes at most.
+ASKED = Asked(epoch=0, rounds=range(4, 9), answers_P=(10_000, 20_000), owned=(0, 1))
+
+
+def test_contributions_that_were_asked_for_are_no_flood_however_many_there_are() -> None:
+    """No snapshot can be written for long, or somebody made the stream smaller."""
+    held = {
+        subjects.contribution("r", "a", 0, n % 2, n, term): Held(5_000, 2)
+        for n in ASKED.rounds
+        for term in (1, 2)
+    }
+    assert sizes(greedy(held, 1000, LIVE, asked=ASKED)) == {}
+    assert sizes(greedy(held, 1000, LIVE)) == {"a": 50_000}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("1.0.4.1", "0.1.4.1", "0.0.2.1", "0.0.10.1", "0.0.04.1", "0.0.x.1", "00.0.4.1"),
+        *("0.0.\u0664.1", f"0.0.{'4' * 5000}.1", "0.2.4.1", "0.0..1"),
+    ],
+)
+def test_what_nobody_asked_for_counts(place: str) -> None:
+    """Another epoch, fragment or round, or what is no number as the leader writes it."""
+    held = of({f"up.r.a.{place}": 1001, "up.r.a.0.0.4.1": 900})
+    assert sizes(greedy(held, 1000, LIVE, asked=ASKED)) == {"a": 1001}
+
+
+def test_more_than_answers_to_a_round_counts() -> None:
+    most = {"up.r.a.0.0.4.1": 5_000, "up.r.a.0.0.4.2": 5_000}
+    assert sizes(greedy(of(most), 1000, LIVE, asked=ASKED)) == {}
+    more = most | {"up.r.a.0.0.4.3.m": 1}
+    assert sizes(greedy(of(more), 1000, LIVE, asked=ASKED)) == {"a": 10_001}
+
+
+def test_what_was_asked_for_stays_while_the_rest_can_be_removed_place_by_place() -> None:
+    asked = {"up.r.a.0.1.5.1": 900}
+    rest = {"up.r.a.init.1.0": 7, "up.r.a.init.1.1": 7, "up.r.a.0.1.7.1": 20_001}
+    rest |= {"up.r.a.1.1.5.1": 30, "up.r.a.0.0.4.1": 10_001, "up.r.a.0.0.5.1": 5}
+    (hoard,) = greedy(of(asked | rest), 1000, LIVE, asked=ASKED).values()
+    assert hoard.filters((0, 1)) == {
+        "init.1.>": 14,
+        "0.1.7.>": 20_001,
+        "1.1.>": 30,
+        "*.0.>": 10_006,
+    }
+
+
+def test_whoever_fills_too_many_places_loses_everything() -> None:
+    held = of({f"up.r.a.0.1.{n}.1": 10 for n in range(REMOVED_MAX + 5)})
+    (hoard,) = greedy(held, 100, LIVE, asked=ASKED).values()
+    assert len(hoard.asked) == 2
+    assert hoard.filters((0, 1)) == {"*.0.>": 525, "*.1.>": 525}
 
 
 def test_many_empty_messages_are_a_flood() -> None:
     """Those that are counted may be a small part of those that fill a stream."""
     held = {up("a"): Held(4_000_000, MESSAGES_MAX), up("b"): Held(20 << 20, 44)}
-    assert greedy(held, 64 << 20, LIVE) == {}
-    told = greedy(held, 64 << 20, LIVE, message_bytes=message_bytes(History(run_spec())))
-    assert told == {"a": 560 * MESSAGES_MAX}
+    share = (64 << 20) // 3
+    assert sizes(greedy(held, share, LIVE)) == {}
+    told = greedy(held, share, LIVE, message_bytes=message_bytes(History(run_spec())))
+    assert sizes(told) == {"a": 560 * MESSAGES_MAX}
 
 
 def test_no_honest_learner_has_smaller_messages_than_are_counted() -> None:
@@ -88,26 +148,32 @@ def test_no_honest_learner_has_smaller_messages_than_are_counted() -> None:
         honest = Held(payload + 1000, -(-payload // CHUNK_BYTES) + 1)
         share = honest.bytes * 100
         held = {up("a", n): honest for n in range(100)}
-        assert greedy(held, 3 * share, LIVE, message_bytes=each) == {}
+        assert greedy(held, share, LIVE, message_bytes=each) == {}
 
 
 def test_what_no_purge_reaches_is_of_no_honest_learner() -> None:
     """Of several shards each removes what is of its own fragments; a revoked site's would stay."""
     honest = [up("a"), up("a") + ".m", subjects.initial("r", "a", 0, 2)]
     strays = ["up.r.x.0", "up.r.x.0.3.1.1", "up.r.y.0.00.1.1", "up.r.y.0.a.1.1", "up.r.y.0.1"]
-    assert unreached(of(dict.fromkeys((*honest, *strays), 7)), 3) == {"x": 14, "y": 21}
+    strays += ["up.r.z.0.1.5", "up.r.z.init.1"]
+    found = unreached(of(dict.fromkeys((*honest, *strays), 7)), 3)
+    assert found == {"x": 14, "y": 21, "z": 14}
 
 
-def test_those_of_other_shards_may_be_needed_though_our_own_are_covered() -> None:
-    """UP is all shards'; the first one looks after it, and knows of its own snapshots alone."""
-    for shards in (1, 2):
-        history = History(run_spec(shards))
+def test_of_the_first_parameters_each_shard_knows_its_own() -> None:
+    tensor = TensorSpec(name="w", shape=(1000, 1), embedding=False)
+    found = []
+    for shard in range(2):
+        history = History(run_spec(2), shard)
         assert first_set_bytes(history) == 0
-        history.layout = (TensorSpec(name="w", shape=(1000,), embedding=False),)
-        two_sets = first_set_bytes(history)
-        assert two_sets > 2 * 4 * 1000, "and what describes them"
+        sizes = Layout.build((tensor,), history.fragments).sizes
+        history.layout = (tensor,)
+        for p in history.owned:
+            history.sizes_P[p] = sizes[p]
+        found.append(first_set_bytes(history))
         history.snapshot_covers = 3
-        assert first_set_bytes(history) == (0 if shards == 1 else two_sets)
+        assert first_set_bytes(history) == 0
+    assert sum(found) > 2 * 4 * 1000, "and what describes them"
 
 
 def test_of_states_there_is_what_was_asked_for() -> None:
@@ -179,7 +245,7 @@ async def test_a_stream_that_one_learner_fills_has_room_again_for_the_others(
     await bus.kv_put(subjects.MEMBERS, "LEARNER.thief", encode(liar))
     outbox = Outbox(context(spec, bus, "s"))
     machine = Machine(spec, History(spec))
-    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox)
+    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox, lambda: -1)
     for kind, mine, theirs in (
         ("UP", up("a"), up("thief")),
         ("STATE", "state.r.s.s2.n", "state.r.thief.nobody.n"),
@@ -198,13 +264,48 @@ async def test_a_stream_that_one_learner_fills_has_room_again_for_the_others(
         assert (told.kind, told.data["learner"], told.data["stream"]) == ("flood", "thief", kind)
 
 
+async def test_a_stream_that_is_full_of_what_was_asked_for_is_left_alone() -> None:
+    """Nothing could be covered for a while, and the stream was made smaller than one learner's
+    share of what it was planned for: merged contributions are what a standby needs."""
+    bus, spec, showing = NamedBus(MemoryBroker(), "s"), run_spec(), Showing()
+    await bus.ensure_bucket(subjects.MEMBERS)
+    outbox = Outbox(context(spec, bus, "s"))
+    history = History(spec)
+    history.layout = (TensorSpec(name="w", shape=(4000, 1), embedding=False),)
+    values = Layout.build(history.layout, history.fragments).sizes
+    for p in history.owned:
+        history.sizes_P[p] = values[p]
+    history.next_round, removed = 9, 2
+    machine = Machine(spec, history)
+    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox, lambda: removed)
+    stream = subjects.up_stream("r")
+    await bus.ensure_stream(StreamSpec(stream, ("up.r.>",), LIMIT))
+    codec, asked = spec.algorithm.codec_up, set[str]()
+    for n in range(removed + 1, history.next_round):
+        p = history.owned[n % len(history.owned)]
+        subject = subjects.contribution("r", "a", 0, p, n, 1)
+        await bus.append(subject, bytes(bytes_of(codec, values[p])))
+        asked.add(subject)
+    info = await bus.stream_info(stream)
+    showing.streams = {"UP": StreamUse(bytes=info.bytes, limit=info.bytes)}
+    await floods.look()
+    assert {m.subject for m in await bus.fetch(stream, "up.r.>")} == asked
+    now = floods._asked()
+    assert now is not None and now.rounds == range(removed + 1, history.next_round)
+    late = subjects.contribution("r", "a", 0, p, n, 1) + ".late"
+    await bus.append(late, bytes(LIMIT // 2))
+    await floods.look()
+    left = {m.subject for m in await bus.fetch(stream, "up.r.>")}
+    assert left == asked - {subjects.contribution("r", "a", 0, p, n, 1)}, "of one round too much"
+
+
 async def test_what_a_site_left_where_no_shard_purges_goes_with_little_of_it() -> None:
     """Its site may be revoked long since, and it has less than its share."""
     bus, spec, showing = NamedBus(MemoryBroker(), "s"), run_spec(2), Showing()
     await bus.ensure_bucket(subjects.MEMBERS)
     outbox = Outbox(context(spec, bus, "s"))
     machine = Machine(spec, History(spec))
-    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox)
+    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox, lambda: -1)
     stream = subjects.up_stream("r")
     await bus.ensure_stream(StreamSpec(stream, ("up.r.>",), LIMIT))
     await bus.append("up.r.gone.0.99.0.0", b"x")
@@ -221,5 +322,5 @@ async def test_where_all_share_one_secret_nobody_is_accused() -> None:
     bus = MemoryBus(MemoryBroker(), "s")
     outbox = Outbox(context(spec, bus, "s"))
     machine = Machine(spec, History(spec))
-    await Floods(context(spec, bus, "s"), machine, cast(Any, Showing()), outbox).keep()
+    await Floods(context(spec, bus, "s"), machine, cast(Any, Showing()), outbox, lambda: -1).keep()
     assert outbox.events.empty()

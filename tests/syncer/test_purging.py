@@ -54,7 +54,7 @@ async def emptied(bus: MemoryBus) -> None:
 
 def purger(bus: MemoryBus, run: RunSpec) -> UpPurger:
     found = UpPurger(context(run, bus, "s1"), Outbox(context(run, bus, "s1")))
-    found.want(COVERS, 2)
+    found.want(COVERS, 2, 5)
     return found
 
 
@@ -113,7 +113,7 @@ async def test_a_rewind_lowers_what_a_purge_that_is_under_way_removes(
 
     monkeypatch.setattr(bus, "purge", purge)
     found = purger(bus, spec())
-    found.want(COVERS, 3)
+    found.want(COVERS, 3, 7)
     work = asyncio.create_task(found.work())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -125,6 +125,17 @@ async def test_a_rewind_lowers_what_a_purge_that_is_under_way_removes(
         while await left(bus) == 2:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)
     assert [s.subject for s in await bus.fetch(subjects.up_stream("r"), "up.r.>")] == ["up.r.later"]
+    work.cancel()
+
+
+async def test_it_knows_up_to_which_round_contributions_are_gone() -> None:
+    bus = await bus_with()
+    found = purger(bus, spec())
+    assert found.removed == -1
+    work = asyncio.create_task(found.work())
+    await until(lambda: found.removed == 5, "the round that the snapshot covers")
+    found.begun_again()
+    assert found.removed == -1, "rounds are counted from a checkpoint on"
     work.cancel()
 
 

@@ -55,6 +55,7 @@ class Observer:
         self.islands: IslandWatch | None = None  # of several hosts, where a world has some
         self.tapes = {subjects.tape(spec.name, n): n for n in range(spec.algorithm.shards)}
         self.refused = subjects.event(spec.name, "refused")
+        self.flood = subjects.event(spec.name, "flood")
         # Of every shard's tape, with the sequences on its stream.
         self.records: list[list[tuple[int, TapeRecord]]] = [[] for _ in self.tapes]
         self.reached = Reached(spec, broker, scene.counts)
@@ -67,6 +68,9 @@ class Observer:
             self._recorded(self.tapes[message.subject], message)
         elif message.subject == self.refused:
             self.scene.counts["refused: told"] += 1
+        elif message.subject == self.flood:
+            # Nobody here fills a stream: whatever is taken back was asked for.
+            self.watch.broken("I12", f"an honest learner filled a stream: {message.payload!r}")
         elif not message.subject.endswith(".m"):
             self.reached.stored(stream, message)
             if message.subject in self.torn:

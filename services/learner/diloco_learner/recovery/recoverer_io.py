@@ -41,6 +41,8 @@ LOOK_S = 1.0
 # Initial fragments under way: one whose chunks are sent, one before it whose manifest is, and one
 # that is made meanwhile. Each is a copy in the host's memory.
 INIT_AHEAD = 3
+# Of so many repeats of a join one is said as release 0.2 hears it too.
+UNSIGNED_EVERY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Recoverer:
         self.loaded: dict[str, str] = {}  # digest of the inner state that a donor gave
         self.awaited = ""  # nonce of the state that `state` waits for
         self.joined: Join | None = None  # said last
+        self.unanswered = 0  # how often it was said again
         self.tasks: asyncio.TaskGroup
 
     async def run(self) -> Begun | Leave:
@@ -144,7 +147,10 @@ class Recoverer:
     async def _join(self, join: Join) -> None:
         run = self.recovery.spec.name
         await self.control.publish(subjects.join(run, join.learner), encode(join))
-        if join == self.joined:  # not answered: the syncer may be of release 0.2
+        self.unanswered = self.unanswered + 1 if join == self.joined else 0
+        # The syncer may be of release 0.2, which has no credentials. Not each time: all that a
+        # syncer hears comes twice then, for as long as nobody can answer.
+        if self.unanswered % UNSIGNED_EVERY == 1 and not self.control.named:
             await self.control.publish(subjects.unsigned_join(run), encode(join))
         self.joined = join
 

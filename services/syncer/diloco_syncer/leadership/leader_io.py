@@ -150,7 +150,9 @@ class Leader:
         archive = archives_of(self.spec, context.checkpoint_root)[shard]
         self.archiver = TapeArchiver(context, tape, archive)
         self.fullness = self._fullness()
-        self.floods = Floods(context, self.machine, self.showing, self.outbox)
+        self.floods = Floods(
+            context, self.machine, self.showing, self.outbox, lambda: self.purger.removed
+        )
 
     def _fullness(self) -> Fullness:
         return Fullness(
@@ -362,10 +364,11 @@ class Leader:
                 self.checkpointer.unload(effect.serial)
             case InstallLoaded():
                 self.horizon = Horizon()
+                self.purger.begun_again()
                 self.numbers.perform(effect)
             case PurgeUp():
                 below = self.horizon.below(effect.last_round, self.inbox.up_seq)
-                self.purger.want(self.machine.history.snapshot_covers, below)
+                self.purger.want(self.machine.history.snapshot_covers, below, effect.last_round)
             case PurgeDown():
                 self.tasks.create_task(self.outbox.purge_down(effect))
             case Tell():

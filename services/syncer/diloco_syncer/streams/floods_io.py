@@ -5,29 +5,34 @@ newcomers are parts of these streams' subjects, so one learner can fill either s
 budgeted for what honest learners send (diloco_shared/budget/streams.py). Where one of them is
 crowded, what is there is counted, and what is more than a learner can have sent honestly goes:
 
-- On UP each live learner has an equal share of the stream, and all others together have one. What
-  lies where no honest learner writes is nobody's share: of several shards each purges what is of
-  its own fragments, and so it would stay for good.
+- On UP, contributions of the rounds that the leader opened and has not removed yet are nobody's
+  surplus, as long as no round has more of them than a learner sends when leaders change: they pile
+  up while no snapshot can be written, or where an operator made the stream smaller. Of the rest
+  each live learner has an equal share of the stream, and all others together have one. Of several
+  shards each looks after its own fragments. What lies where no honest learner writes is taken by
+  the first one: each purges what is of its fragments, and so it would stay for good.
 - On STATE there is only what the leader asked a donor for, and snapshots of syncers.
 
 Bytes are those of the stream: headers take room, too. And a message counts as much as one of an
 honest learner has on average at least: else millions of empty ones would fill a stream, and those
 that are counted would be next to nothing.
 
-Whoever does that loses its own contributions by it, among them some that were merged: a standby
-that had not executed their rounds yet takes a snapshot of the leader, as a slow one does.
+Who fills more places than can be removed one by one loses its own contributions by it, among them
+some that were merged: a standby that had not executed their rounds yet takes a snapshot of the
+leader, as a slow one does.
 
 Only on a hub whose processes have credentials of their own: else anybody may write in any name.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import structlog
 
 from diloco_shared import ambient
-from diloco_shared.budget.overhead import MESSAGE_EXTRA, chunks, initial, layout_bytes
+from diloco_shared.budget.overhead import MESSAGE_EXTRA, chunks, contribution, initial, layout_bytes
 from diloco_shared.bus.port import Held
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.numerics.arrays import Layout
@@ -45,6 +50,8 @@ from diloco_syncer.streams.room import CROWDED
 
 log = structlog.get_logger()
 
+# Of a round's number in a subject.
+DIGITS_MAX = 18
 # Between two looks, in seconds: a stream of 64 MiB is filled in less, and emptied again then.
 LOOK_S = 1.0
 # Messages that are counted at a look, beyond two for each chunk that fits: all of honest learners',
@@ -52,18 +59,50 @@ LOOK_S = 1.0
 MESSAGES_MAX = 100_000
 # Of a state: it has two messages beside its chunks, and even so it is far from half of the stream.
 STATE_MESSAGE_BYTES, STATE_MESSAGES_MIN = CHUNK_BYTES // 4, 64
-# Names under which one donor's states are removed one by one at a look.
+# Places of one learner on a stream that are removed one by one at a look.
 REMOVED_MAX = 100
+# Contributions of a round that a learner may have on UP: each new leader asks for one more, and
+# what broke off on the way is sent anew.
+ANSWERS_MAX = 4
 
 
 def first_set_bytes(history: History) -> int:
-    """Of the initial parameters on UP, which one learner sends and another may send again; 0 once
-    a snapshot covers them. Of several shards each covers its own, and knows of no other."""
-    alone = history.spec.algorithm.shards == 1
-    if not history.layout or (alone and history.snapshot_covers):
+    """Of the initial parameters of a shard's fragments on UP, which one learner sends and another
+    may send again; 0 once a snapshot covers them."""
+    if not history.layout or history.snapshot_covers:
         return 0
     each = layout_bytes(history.layout)
-    return 2 * sum(initial(size, each) for size in _sizes(history))  # as budgeted
+    return 2 * sum(initial(history.sizes_P[p], each) for p in history.owned)  # as budgeted
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The contributions that a shard's leader asked for, and has not removed."""
+
+    epoch: int
+    rounds: range
+    answers_P: tuple[int, ...]  # bytes of a learner's answers to one round, at most, by fragment
+    owned: tuple[int, ...]
+
+    @classmethod
+    def of(cls, history: History, rounds: range) -> Self:
+        """`rounds`: those whose contributions may be on UP."""
+        codec = history.spec.algorithm.codec_up
+        each_P = tuple(ANSWERS_MAX * contribution(codec, size) for size in history.sizes_P)
+        return cls(history.epoch, rounds, each_P, tuple(history.owned))
+
+    def most(self, epoch: str, fragment: str, round_: str) -> int:
+        """Bytes that a learner may have there: parts of a subject, as anybody may write them."""
+        if epoch != str(self.epoch) or not round_.isdecimal() or len(round_) > DIGITS_MAX:
+            return 0
+        n = int(round_)
+        if (
+            str(n) != round_
+            or n not in self.rounds
+            or fragment != str(self.owned[n % len(self.owned)])
+        ):
+            return 0
+        return self.answers_P[int(fragment)]
 
 
 def message_bytes(history: History) -> int:
@@ -96,34 +135,80 @@ class _Counted:
         return max(self.bytes, self.messages * message_bytes)
 
 
+Place = tuple[str, str, str]  # epoch, fragment and round, as the subject has them
+
+
+@dataclass(frozen=True, slots=True)
+class Hoard:
+    """What one learner has on UP, in bytes, where nobody asked for it, and where the leader did."""
+
+    surplus: Mapping[Place, int]
+    asked: Mapping[Place, int]
+
+    @classmethod
+    def of(
+        cls,
+        places: Mapping[Place, _Counted],
+        asked: Asked | None,
+        excused: int,
+        message_bytes: int,
+    ) -> Self:
+        """`excused`: bytes of initial parameters that one learner may hold."""
+        size = {place: counted.size(message_bytes) for place, counted in places.items()}
+        first = {place: size[place] for place in size if place[0] == "init"}
+        expected = {place: size[place] for place in first if sum(first.values()) <= excused}
+        if asked is not None:
+            rest = size.keys() - first.keys()
+            expected |= {p: size[p] for p in rest if size[p] <= asked.most(*p)}
+        return cls({p: size[p] for p in size.keys() - expected.keys()}, expected)
+
+    @property
+    def size(self) -> int:
+        return sum(self.surplus.values())
+
+    def filters(self, owned: Collection[int]) -> dict[str, int]:
+        """What of it goes: filters behind the learner's name -> bytes. What was asked for stays,
+        unless the rest lies at more places than can be removed one by one."""
+        fragments = {p for _, p, _ in self.asked}
+        within = {(epoch, p) for epoch, p, _ in self.asked}
+        found = defaultdict[str, int](int)
+        for (epoch, p, round_), size in self.surplus.items():
+            if p not in fragments:
+                found[f"*.{p}.>"] += size
+            elif epoch == "init" or (epoch, p) not in within:
+                found[f"{epoch}.{p}.>"] += size
+            else:
+                found[f"{epoch}.{p}.{round_}.>"] += size
+        if len(found) <= max(REMOVED_MAX, len(owned)):
+            return dict(found)
+        everything = self.size + sum(self.asked.values())
+        return {f"*.{p}.>": everything // len(owned) for p in owned}
+
+
 def greedy(
     held: Mapping[str, Held],
-    limit: int,
+    share: int,
     live: Collection[str],
     *,
+    asked: Asked | None = None,
     excused: int = 0,
     message_bytes: int = 0,
-) -> dict[str, int]:
-    """Learners that hold more of UP than their share, and how much.
+) -> dict[str, Hoard]:
+    """Learners that hold more of UP than their share, beyond what they were asked for.
 
     `held`: by subject. `excused`: bytes of initial parameters that one learner may hold.
     """
-    first, rest = defaultdict[str, _Counted](_Counted), defaultdict[str, _Counted](_Counted)
+    by = defaultdict[str, defaultdict[Place, _Counted]](lambda: defaultdict(_Counted))
     for subject, what in held.items():
-        parts = subject.split(".")
-        (first if parts[3:4] == ["init"] else rest)[parts[2]].add(what)
-    by = {
-        learner: rest[learner].size(message_bytes)
-        + max(first[learner].size(message_bytes) - excused, 0)
-        for learner in {*first, *rest}
-    }
-    share = limit // max(len(live), 2)
-    found = {learner: size for learner, size in by.items() if learner in live and size > share}
-    others = sorted((size, learner) for learner, size in by.items() if learner not in live)
+        _, _, learner, epoch, fragment, round_ = [*subject.split("."), "", "", ""][:6]
+        by[learner][epoch, fragment, round_].add(what)
+    hoards = {m: Hoard.of(there, asked, excused, message_bytes) for m, there in by.items()}
+    found = {m: h for m, h in hoards.items() if m in live and h.size > share}
+    others = sorted((h.size, m) for m, h in hoards.items() if m not in live)
     left = sum(size for size, _ in others)
     while left > share:  # the largest: one that is only gone may have contributed before
         size, learner = others.pop()
-        found[learner] = size
+        found[learner] = hoards[learner]
         left -= size
     return found
 
@@ -133,8 +218,8 @@ def unreached(held: Mapping[str, Held], fragments: int) -> dict[str, int]:
     found = defaultdict[str, int](int)
     for subject, what in held.items():
         parts = subject.split(".")
-        known = len(parts) > 5 and parts[4] in map(str, range(fragments))
-        if not known:
+        whole = len(parts) > (5 if parts[3] == "init" else 6)
+        if not (whole and parts[4] in map(str, range(fragments))):
             found[parts[2]] += what.bytes
     return dict(found)
 
@@ -169,20 +254,27 @@ def unasked(
 
 
 class Floods:
-    """Of one leader's term; the first shard of a syncer looks for all of them."""
+    """Of one leader's term."""
 
     def __init__(
-        self, context: RunContext, machine: Machine, showing: Showing, outbox: Outbox
+        self,
+        context: RunContext,
+        machine: Machine,
+        showing: Showing,
+        outbox: Outbox,
+        removed: Callable[[], int],
     ) -> None:
+        """`removed`: the newest round whose contributions are no longer on UP."""
         self.run, self.me, self.shard = context.spec.name, context.me, context.shard
         self.control = context.control
         self.machine = machine
         self.storage = showing.storage
         self.outbox = outbox
+        self.removed = removed
 
     async def keep(self) -> None:
         """Look for ever."""
-        if not self.shard and self.control.named:
+        if self.control.named:
             await again_and_again(self.look, "who fills streams", LOOK_S)
 
     async def look(self) -> None:
@@ -191,6 +283,8 @@ class Floods:
             use = self.storage.streams.get(kind)
             if use is None or not use.limit or use.bytes <= CROWDED * use.limit:
                 continue
+            if kind == "STATE" and self.shard:
+                continue  # the first shard looks after all of it
             stream = subjects.run_stream(self.run, kind)
             most = MESSAGES_MAX + 2 * use.limit // CHUNK_BYTES
             held = await self.control.held(
@@ -201,10 +295,27 @@ class Floods:
 
     async def _up(self, held: Mapping[str, Held], limit: int) -> dict[str, dict[str, int]]:
         history, live = self.machine.history, self.machine.roster.names(ambient.monotonic())
-        excused, least = first_set_bytes(history), message_bytes(history)
-        found = unreached(held, history.spec.algorithm.fragments)
-        found |= greedy(held, limit, live, excused=excused, message_bytes=least)
-        return {learner: {f"{learner}.>": size} for learner, size in found.items()}
+        mine = {s: h for s, h in held.items() if _of_fragments(s, history.owned)}
+        found = greedy(
+            mine,
+            limit // (max(len(live), 2) * self.machine.spec.algorithm.shards),
+            live,
+            asked=self._asked(),
+            excused=first_set_bytes(history),
+            message_bytes=message_bytes(history),
+        )
+        filters = {m: hoard.filters(history.owned) for m, hoard in found.items()}
+        if not self.shard:
+            strays = unreached(held, history.spec.algorithm.fragments)
+            filters |= {learner: {">": size} for learner, size in strays.items()}
+        return {m: {f"{m}.{f}": size for f, size in some.items()} for m, some in filters.items()}
+
+    def _asked(self) -> Asked | None:
+        history = self.machine.history
+        if not history.layout:
+            return None
+        opened = max((r.n for r in self.machine.rounds.open), default=history.next_round - 1)
+        return Asked.of(history, range(self.removed() + 1, opened + 1))
 
     async def _state(self, held: Mapping[str, Held], limit: int) -> dict[str, dict[str, int]]:
         syncers = {self.me} | {
@@ -228,6 +339,11 @@ class Floods:
         )
         data = {"learner": learner, "stream": kind, "bytes": size}
         self.outbox.tell(Tell("flood", text, data))
+
+
+def _of_fragments(subject: str, owned: Collection[int]) -> bool:
+    parts = subject.split(".")
+    return len(parts) > 4 and parts[4] in map(str, owned)
 
 
 def _some(filters: Mapping[str, int]) -> Iterator[str]:

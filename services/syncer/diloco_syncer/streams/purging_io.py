@@ -33,16 +33,23 @@ class UpPurger:
         self.outbox = outbox
         self.covers = 0  # tape record up to which a snapshot covers
         self.below = 0  # stream sequence on UP below which nothing later lies
+        self.last_round = -1  # the newest round that the snapshot covers
+        self.removed = -1  # the newest round whose contributions are gone
         self.wanted = asyncio.Event()
 
-    def want(self, covers: int, below: int) -> None:
-        """A snapshot of record `covers` is durable; what UP has below `below` may go."""
-        self.covers, self.below = covers, below
+    def want(self, covers: int, below: int, last_round: int) -> None:
+        """A snapshot of record `covers`, with the rounds up to `last_round`, is durable; what UP
+        has below `below` may go."""
+        self.covers, self.below, self.last_round = covers, below, last_round
         self.wanted.set()
 
     def rewound(self, end: int) -> None:
         """UP lost what came after sequence `end`: what stands there from now on is of later."""
         self.below = min(self.below, end + 1)
+
+    def begun_again(self) -> None:
+        """The run went back: rounds are counted from there, and of these none was removed."""
+        self.last_round = self.removed = -1
 
     async def work(self) -> None:
         """For ever."""
@@ -50,7 +57,9 @@ class UpPurger:
             await self.wanted.wait()
             self.wanted.clear()
             await again_and_again(self._free_to_go, "standbys that need UP", LOOK_S)
+            covered = self.last_round
             await self.outbox.purge_up(lambda: self.below)
+            self.removed = min(covered, self.last_round)
 
     async def _free_to_go(self) -> bool:
         """Whether living standbys have executed what would go, or there is no room to wait."""
