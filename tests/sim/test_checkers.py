@@ -33,6 +33,19 @@ def test_a_lease_is_not_trusted_for_longer_than_it_lasts() -> None:
     assert len(told) == 1
 
 
+def test_two_may_trust_the_lease_of_a_run_that_is_being_deleted() -> None:
+    """Its key goes before those who work for it have heard."""
+    told: list[str] = []
+    leases = LeaderLeases(Report(lambda invariant, text: told.append(text)), 3.0)
+    leases.held("a", 1.0, 4.0, 1.5)
+    leases.deleting = True
+    leases.held("b", 2.0, 5.0, 2.5)
+    assert told == []
+    leases.deleting = False
+    leases.held("a", 3.0, 6.0, 3.5)
+    assert len(told) == 1
+
+
 def test_after_directions_that_cancelled_merges_are_computed_again() -> None:
     """Of a leader's own arrays, once."""
     numbers = CheckedNumbers(Report(lambda invariant, text: None), spec_of(Options.calm(), 1))

@@ -17,6 +17,7 @@ from diloco_shared.protocol.messages import (
     PublicationManifest,
     TapeRecord,
 )
+from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError, decode, decode_tape
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.islands import IslandWatch
@@ -56,6 +57,7 @@ class Observer:
         self.tapes = {subjects.tape(spec.name, n): n for n in range(spec.algorithm.shards)}
         self.refused = subjects.event(spec.name, "refused")
         self.flood = subjects.event(spec.name, "flood")
+        self.runs = f"KV_{subjects.RUNS}"
         # Of every shard's tape, with the sequences on its stream.
         self.records: list[list[tuple[int, TapeRecord]]] = [[] for _ in self.tapes]
         self.reached = Reached(spec, broker, scene.counts)
@@ -68,6 +70,8 @@ class Observer:
             self._recorded(self.tapes[message.subject], message)
         elif message.subject == self.refused:
             self.scene.counts["refused: told"] += 1
+        elif stream == self.runs and message.subject.endswith(f".{self.spec.name}"):
+            self._wanted(message)
         elif message.subject == self.flood:
             # Nobody here fills a stream: whatever is taken back was asked for.
             self.watch.broken("I12", f"an honest learner filled a stream: {message.payload!r}")
@@ -77,6 +81,12 @@ class Observer:
                 self._sealed(*self.torn.pop(message.subject))
         else:
             self._sealed(stream, message)
+
+    def _wanted(self, message: Stored) -> None:
+        """The run's record, or that there is none any more."""
+        deleting = not message.payload or decode(message.payload, RunRecord).phase == "deleting"
+        for shard in self.watch.of:
+            shard.leases.deleting = deleting
 
     def _sealed(self, stream: str, message: Stored) -> None:
         """A manifest whose chunks are there, or may be."""
