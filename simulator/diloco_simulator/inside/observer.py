@@ -17,13 +17,14 @@ from diloco_shared.protocol.messages import (
     PublicationManifest,
     TapeRecord,
 )
-from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.records import Event, RunRecord
 from diloco_shared.protocol.wire import WireError, decode, decode_tape
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.islands import IslandWatch
 from diloco_simulator.checkers.watch import RunWatch
 from diloco_simulator.coverage.reached import Reached
 from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.troubles.lies import STRANGER
 from diloco_simulator.virtual_loop import VirtualLoop
 from diloco_simulator.worlds.options import Options
 
@@ -73,14 +74,19 @@ class Observer:
         elif stream == self.runs and message.subject.endswith(f".{self.spec.name}"):
             self._wanted(message)
         elif message.subject == self.flood:
-            # Nobody here fills a stream: whatever is taken back was asked for.
-            self.watch.broken("I12", f"an honest learner filled a stream: {message.payload!r}")
+            self._taken_back(message)
         elif not message.subject.endswith(".m"):
             self.reached.stored(stream, message)
             if message.subject in self.torn:
                 self._sealed(*self.torn.pop(message.subject))
         else:
             self._sealed(stream, message)
+
+    def _taken_back(self, message: Stored) -> None:
+        """Nobody here fills a stream: whatever honest learners have there was asked for."""
+        learner = decode(message.payload, Event).data["learner"]
+        if learner != STRANGER:
+            self.watch.broken("I12", f"what {learner} was asked for was taken for a flood")
 
     def _wanted(self, message: Stored) -> None:
         """The run's record, or that there is none any more."""

@@ -66,13 +66,17 @@ REMOVED_MAX = 100
 ANSWERS_MAX = 4
 
 
-def first_set_bytes(history: History) -> int:
+def first_set_bytes(history: History, removed: int) -> int:
     """Of the initial parameters of a shard's fragments on UP, which one learner sends and another
-    may send again; 0 once a snapshot covers them."""
-    if not history.layout or history.snapshot_covers:
+    may send again; 0 once contributions of a round are `removed`, and so what came before them."""
+    if not history.layout or removed >= 0:
         return 0
-    each = layout_bytes(history.layout)
-    return 2 * sum(initial(history.sizes_P[p], each) for p in history.owned)  # as budgeted
+    each, least = layout_bytes(history.layout), message_bytes(history)
+
+    def counted(size: int) -> int:
+        return max(initial(size, each), (chunks(4 * size) + 1) * least)
+
+    return 2 * sum(counted(history.sizes_P[p]) for p in history.owned)  # as budgeted
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +305,7 @@ class Floods:
             limit // (max(len(live), 2) * self.machine.spec.algorithm.shards),
             live,
             asked=self._asked(),
-            excused=first_set_bytes(history),
+            excused=first_set_bytes(history, self.removed()),
             message_bytes=message_bytes(history),
         )
         filters = {m: hoard.filters(history.owned) for m, hoard in found.items()}
