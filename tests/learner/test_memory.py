@@ -6,13 +6,15 @@ residuals where the codec has some. The host holds the adopted anchors once, sha
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from diloco_learner.models import tensor_specs, to_named
+from diloco_learner.models import tensor_specs, to_named, transformer
+from diloco_learner.models.attention import turns
 from diloco_learner.recovery import moments
 from diloco_learner.training.evaluate import HeldOut
 from diloco_learner.training.fragment_ops import FragmentOps
@@ -21,7 +23,7 @@ from diloco_shared.budget.job import known
 from diloco_shared.budget.memory import SEQUENCES_MAX, activations, device, forward, learner
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import RunSpec
-from diloco_shared.spec.shapes import shape_of
+from diloco_shared.spec.shapes import SHAPES, shape_of
 
 FRAGMENTS, BATCH, CONTEXT = 3, 2, 8
 # Losses, random keys and counts: nothing that grows with the model.
@@ -235,3 +237,25 @@ def test_the_budget_counts_an_evaluation_only_beside_a_step(program: Program) ->
     assert beside.keys() - between.keys() == {"evaluation"}
     # The forward pass of a batch is less than what its backward pass keeps.
     assert forward(shape, BATCH, CONTEXT) < activations(shape, BATCH, CONTEXT)
+
+
+@pytest.mark.parametrize("more", [{}, {"qk_norm": True}, {"post_norms": True}])
+def test_the_backward_pass_of_a_layer_keeps_what_the_budget_counts(more: dict[str, bool]) -> None:
+    """Neither norms nor what gates let through, and of attention its weights alone."""
+    shape = replace(SHAPES["nano"], remat="none", **more)
+    batch, length = 2, 48
+    params = transformer.init(shape, jax.random.key(0))
+    layer = jax.tree.map(lambda x: x[0], params["layers"])
+    turned = turns(shape, length)
+
+    def block(x: Any, layer: Any) -> Any:
+        return transformer._block(shape, turned, None, x, layer, whole=True)[0]
+
+    x_BxLxD = jax.numpy.ones((batch, length, shape.width), jax.numpy.bfloat16)
+    _, backward = jax.vjp(block, x_BxLxD, layer)
+    kept = [a for a in jax.tree.leaves(backward) if a.shape[:1] == (batch,)]
+    kept += [a for a in jax.tree.leaves(backward) if a.shape[:1] == (batch * length,)]
+    least = batch * length * shape.kv_heads * shape.head_width
+    counted = {id(a): a.nbytes for a in kept if a.size >= least}
+    one, two = (activations(replace(shape, layers=n), batch, length) for n in (1, 2))
+    assert sum(counted.values()) == two - one

@@ -304,12 +304,13 @@ def evaluated_at_once(context: int, trained: int) -> int:
 def activations(shape: Shape, batch: int, context: int, width: int = WIDTH) -> int:
     """An estimate of what the backward pass keeps, in bytes, with activations of `width` bytes.
 
-    Per token of a layer: two inputs, their norms, queries, keys, values and their mixture, three
-    hidden values, where experts have room for them each with what goes in and comes out; the
-    attention's logits and weights (fp32, context x context a head). Norms and
-    gates are computed again. Where a layer is computed again, every layer's input and one layer's
-    rest; where only products are kept, they and one layer's rest. Of logits and their gradient, in
-    fp32, what is made at a time, and the gradient of what the head sees.
+    Per token of a layer: two inputs, queries, keys, values and their mixture, and two hidden
+    values; of experts, where they have room, also what goes in and what comes out; the attention's
+    weights (context x context a head, in fp32 and in the type of activations). Norms and gates are
+    computed again. Where a layer is computed again, every layer's input and one layer's rest; where
+    only products are kept, they and one layer's rest. For one layer at a time what its backward
+    pass makes: gradients of hidden values, and of attention's weights and logits. Of logits and
+    their gradient, in fp32, what is made at a time, and the gradient of what the head sees.
     """
     s, tokens = shape, batch * context
     products, layer = _layer(shape, batch, context, width)
@@ -320,6 +321,8 @@ def activations(shape: Shape, batch: int, context: int, width: int = WIDTH) -> i
             layers = s.layers * products + layer
         case _:
             layers = s.layers * layer
+    hidden = int(width * tokens * s.hidden * _taken(s, context))
+    layers += 2 * hidden + 8 * batch * s.heads * context * context
     return layers + 2 * _logits(shape, tokens) + width * tokens * s.width
 
 
@@ -336,10 +339,13 @@ def _layer(shape: Shape, batch: int, context: int, width: int) -> tuple[int, int
     s, tokens = shape, batch * context
     query, key = s.heads * s.head_width, s.kv_heads * s.head_width
     places = _taken(s, context)
-    moved = 2 * s.width * places if s.experts else 0.0
+    experts = s.width + 2 * s.width * places if s.experts else 0.0
     products = int(tokens * width * (2 * s.width + query + 2 * key + 2 * s.hidden * places))
-    layer = products + int(tokens * width * (2 * s.width + query + s.hidden * places + moved))
-    return products, layer + 8 * batch * s.heads * context * context
+    # What is normed once it is multiplied is kept as the product.
+    normed = (query + key if s.qk_norm else 0) + (2 * s.width if s.post_norms else 0)
+    layer = products + int(tokens * width * (query + normed + experts))
+    weights = 4 + (width if width < 4 else 0)
+    return products, layer + weights * batch * s.heads * context * context
 
 
 def _logits(shape: Shape, tokens: int) -> int:

@@ -105,15 +105,14 @@ def _attend(
     length, width = q_BxLxHxK.shape[1], q_BxLxHxK.shape[3]
     window = window if window < length else 0
     apart_Bx1xLxL = None if document_BxL is None else _apart(document_BxL, window)
-    if shape.attention_cap:
+    how = implementation(jax.local_devices(), q_BxLxHxK.dtype, width)
+    # cuDNN's gradients with a bias are of even lengths.
+    if shape.attention_cap or how == "xla" or (apart_Bx1xLxL is not None and length % 2):
         places_L = jnp.arange(length)
         visible = seen(places_L, places_L, window)
         if apart_Bx1xLxL is not None:
             visible = visible & apart_Bx1xLxL[:, None]
         return mixed(shape, q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, visible)
-    how = implementation(jax.local_devices(), q_BxLxHxK.dtype, width)
-    if apart_Bx1xLxL is not None and length % 2:
-        how = "xla"  # cuDNN's gradients with a bias are of even lengths
     return jax.nn.dot_product_attention(
         q_BxLxHxK,
         k_BxLxGxK,
@@ -123,7 +122,7 @@ def _attend(
         is_causal=True,
         # A mask has the window in it.
         local_window_size=(window - 1, 0) if window and apart_Bx1xLxL is None else None,
-        implementation=how,
+        implementation="cudnn",
     )
 
 
@@ -157,9 +156,32 @@ def mixed(
     logits = logits * (shape.query_scale or width) ** -0.5
     if shape.attention_cap:
         logits = shape.attention_cap * jnp.tanh(logits / shape.attention_cap)
-    weights = jax.nn.softmax(jnp.where(seen_LxM, logits, -jnp.inf), axis=-1)
+    weights = _weights(logits, seen_LxM)
     values = jnp.einsum("bgrlm,bmgk->blgrk", weights.astype(v_BxMxGxK.dtype), v_BxMxGxK)
     return values.reshape(batch, length, heads, width)
+
+
+@jax.custom_vjp
+def _weights(logits: jax.Array, seen: jax.Array) -> jax.Array:
+    """How much of each place a token takes: softmax over what it may see, fp32.
+
+    Of all this, the backward pass needs nothing but the weights.
+    """
+    return jax.nn.softmax(jnp.where(seen, logits, -jnp.inf), axis=-1)
+
+
+def _weights_forward(logits: jax.Array, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    weights = _weights(logits, seen)
+    return weights, weights
+
+
+def _weights_backward(weights: jax.Array, grads: jax.Array) -> tuple[jax.Array, None]:
+    """What may not be seen has no weight, and so no gradient."""
+    common = jnp.sum(weights * grads, axis=-1, keepdims=True)
+    return weights * (grads - common), None
+
+
+_weights.defvjp(_weights_forward, _weights_backward)
 
 
 def seen(places_L: jax.Array, places_M: jax.Array, window: int) -> jax.Array:

@@ -122,18 +122,32 @@ def mixture(
     given_BxECxD = moved(x_BxLxD, found.choice_BxEC // k, place_BxLxk)
     given_BxExCxD = _at_experts(given_BxECxD.reshape(batch, e, -1, shape.width))
 
-    def product(x: jax.Array, name: str, *lies: Any) -> jax.Array:
-        y: jax.Array = jnp.einsum("becd,edf->becf", x, layer[name].astype(x.dtype))
-        return spread(y, _GROUPS, "expert", None, *lies)
+    def wide(name: str) -> jax.Array:
+        y_BxExCxF = _product(given_BxExCxD, layer[name])
+        return spread(y_BxExCxF, _GROUPS, "expert", None, "tensor")
 
-    gate_BxExCxF = product(given_BxExCxD, "gate_ExDxF", "tensor")
-    up_BxExCxF = product(given_BxExCxD, "up_ExDxF", "tensor")
-    made_BxExCxD = product(gated(gate_BxExCxF, up_BxExCxF), "down_ExFxD")
+    gate_BxExCxF, up_BxExCxF = wide("gate_ExDxF"), wide("up_ExDxF")
+    made_BxExCxD = spread(
+        _made(gated, gate_BxExCxF, up_BxExCxF, layer["down_ExFxD"]), _GROUPS, "expert"
+    )
     made_BxECxD = spread(made_BxExCxD, BATCH).reshape(batch, -1, shape.width)
     each_BxLkxD = moved(made_BxECxD, found.place_BxLk, found.choice_BxEC[..., None])
     each_BxLxkxD = each_BxLkxD.reshape(batch, length, k, shape.width)
     shares = found.shares_BxLxk.astype(x_BxLxD.dtype)
     return jnp.einsum("blkd,blk->bld", each_BxLxkxD, shares), found.balance
+
+
+def _product(x_BxExCxD: jax.Array, matrices_ExDxF: jax.Array) -> jax.Array:
+    """Of each expert's places with its matrix."""
+    x = x_BxExCxD
+    found: jax.Array = jnp.einsum("becd,edf->becf", x, matrices_ExDxF.astype(x.dtype))
+    return found
+
+
+@partial(jax.checkpoint, static_argnums=0)
+def _made(gated: Any, gate_BxExCxF: jax.Array, up_BxExCxF: jax.Array, down: jax.Array) -> jax.Array:
+    """Of what the gates let through, which is not kept, but made again."""
+    return _product(gated(gate_BxExCxF, up_BxExCxF), down)
 
 
 def _at_experts(x_BxExCxD: jax.Array) -> jax.Array:

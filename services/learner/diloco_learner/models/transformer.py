@@ -204,10 +204,12 @@ def _scanned(block: Any, x_BxLxD: jax.Array, layer: Any) -> tuple[jax.Array, jax
 def _again(function: F) -> F:
     """The backward pass computes it again from its arguments, which it has anyway.
 
-    That takes a few operations a value, where keeping what lies between would cost half as much
-    memory again, in fp32. The first argument is static.
+    That takes a few operations a value, where keeping what lies between would cost as much memory
+    again. A product at its end is not computed twice: only what it was made of is wanted. Where
+    layers are unrolled the compiler would find both computations alike, and keep the first one's;
+    so it is kept from that. The first argument is static.
     """
-    return cast(F, jax.checkpoint(function, prevent_cse=False, static_argnums=0))
+    return cast(F, jax.checkpoint(function, static_argnums=0))
 
 
 def _remat(shape: Shape, block: Any) -> Any:
@@ -249,26 +251,40 @@ def norm(shape: Shape, x: jax.Array, scale: jax.Array) -> jax.Array:
     return (wide * jax.lax.rsqrt(power + shape.norm_epsilon) * scale).astype(x.dtype)
 
 
+# Sizes of what a layer's heads are made with.
+_HEADS = {"query": "HK", "key": "GK", "value": "GK"}
+
+
+@_again
+def _of_normed(
+    shape: Shape, x_BxLxD: jax.Array, scale_D: jax.Array, matrices: Params
+) -> dict[str, jax.Array]:
+    """Products (T, ...) of the norm of x with these matrices; the norm itself is not kept."""
+    h_TxD = rows(norm(shape, x_BxLxD, scale_D))
+    return {name: h_TxD @ matrix.astype(h_TxD.dtype) for name, matrix in matrices.items()}
+
+
 def projected(
     shape: Shape, layer: Params, x_BxLxD: jax.Array, turned: Any, whole: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries (B, L, H, K), keys and values (B, L, G, K); the first two turned to their places."""
     s = shape
     batch, length, _ = x_BxLxD.shape
-    h_TxD = rows(norm(s, x_BxLxD, layer["norm_D"]))
+    matrices = {n: layer[f"{n}_Dx{sizes}"] for n, sizes in _HEADS.items()}
+    flat_TxHK = _of_normed(s, x_BxLxD, layer["norm_D"], matrices)
 
-    def heads(name: str, sizes: str, count: int) -> jax.Array:
-        flat: jax.Array = h_TxD @ layer[f"{name}_Dx{sizes}"].astype(h_TxD.dtype)
+    def heads(name: str, count: int) -> jax.Array:
+        flat, sizes = flat_TxHK[name], _HEADS[name]
         if s.qkv_bias:
-            flat = flat + layer[f"{name}_bias_{sizes}"].astype(h_TxD.dtype)
+            flat = flat + layer[f"{name}_bias_{sizes}"].astype(flat.dtype)
         split = flat.reshape(batch, length, count, s.head_width)
         split = spread(split, BATCH, None, "tensor")
         normed = s.qk_norm and name != "value"
         return norm(s, split, layer[f"{name}_norm_K"]) if normed else split
 
-    q_BxLxHxK = turn(heads("query", "HK", s.heads), turned, whole)
-    k_BxLxGxK = turn(heads("key", "GK", s.kv_heads), turned, whole)
-    return q_BxLxHxK, k_BxLxGxK, heads("value", "GK", s.kv_heads)
+    q_BxLxHxK = turn(heads("query", s.heads), turned, whole)
+    k_BxLxGxK = turn(heads("key", s.kv_heads), turned, whole)
+    return q_BxLxHxK, k_BxLxGxK, heads("value", s.kv_heads)
 
 
 def joined(shape: Shape, layer: Params, mixed_BxLxHxK: jax.Array) -> jax.Array:
@@ -281,25 +297,23 @@ def joined(shape: Shape, layer: Params, mixed_BxLxHxK: jax.Array) -> jax.Array:
 
 def mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """(what the MLP or a layer's experts add: (B, L, D); how unevenly experts are used)."""
-    h = norm(shape, x_BxLxD, layer["norm_D"])
     if shape.experts:
-        down, balance = mixture(shape, layer, h, partial(gated, shape))
+        h_BxLxD = norm(shape, x_BxLxD, layer["norm_D"])
+        down, balance = mixture(shape, layer, h_BxLxD, partial(gated, shape))
     else:
-        down, balance = _dense(shape, layer, h), None
+        down, balance = _dense(shape, layer, x_BxLxD), None
     return (norm(shape, down, layer["post_norm_D"]) if shape.post_norms else down), balance
 
 
-def _dense(shape: Shape, layer: Params, h: jax.Array) -> jax.Array:
-    batch, length, _ = h.shape
-    h_TxD = rows(h)
+def _dense(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> jax.Array:
+    batch, length, _ = x_BxLxD.shape
+    matrices = {n: layer[f"{n}_DxF"] for n in ("gate", "up")}
+    wide_TxF = _of_normed(shape, x_BxLxD, layer["norm_D"], matrices)
 
-    def wide(name: str) -> jax.Array:
-        y_TxF = h_TxD @ layer[name].astype(h.dtype)
-        return spread(y_TxF.reshape(batch, length, -1), BATCH, None, "tensor")
+    def split(name: str) -> jax.Array:
+        return spread(wide_TxF[name].reshape(batch, length, -1), BATCH, None, "tensor")
 
-    let_TxF = rows(gated(shape, wide("gate_DxF"), wide("up_DxF")))
-    down: jax.Array = (let_TxF @ layer["down_FxD"].astype(h.dtype)).reshape(batch, length, -1)
-    return down
+    return _down(shape, split("gate"), split("up"), layer["down_FxD"])
 
 
 def rows(x_BxLxD: jax.Array) -> jax.Array:
@@ -318,3 +332,13 @@ def gated(shape: Shape, gate_BxLxF: jax.Array, up_BxLxF: jax.Array) -> jax.Array
     if shape.activation == "gelu":
         return jax.nn.gelu(gate_BxLxF, approximate=True) * up_BxLxF
     return jax.nn.silu(gate_BxLxF) * up_BxLxF
+
+
+@_again
+def _down(
+    shape: Shape, gate_BxLxF: jax.Array, up_BxLxF: jax.Array, matrix_FxD: jax.Array
+) -> jax.Array:
+    """The product with what the gate lets through, which is not kept."""
+    batch, length, _ = gate_BxLxF.shape
+    let_TxF = rows(gated(shape, gate_BxLxF, up_BxLxF))
+    return (let_TxF @ matrix_FxD.astype(let_TxF.dtype)).reshape(batch, length, -1)
