@@ -83,10 +83,11 @@ class Observer:
             self._sealed(stream, message)
 
     def _taken_back(self, message: Stored) -> None:
-        """Nobody here fills a stream: whatever honest learners have there was asked for."""
-        learner = decode(message.payload, Event).data["learner"]
-        if learner != STRANGER:
-            self.watch.broken("I12", f"what {learner} was asked for was taken for a flood")
+        """Nobody here fills UP: whatever honest learners have there was asked for. What is on STATE
+        an earlier leader may have asked for, of whom the present one knows nothing."""
+        told = decode(message.payload, Event).data
+        if told["stream"] == "UP" and told["learner"] != STRANGER:
+            self.watch.broken("I12", f"what {told['learner']} was asked for is taken for a flood")
 
     def _wanted(self, message: Stored) -> None:
         """The run's record, or that there is none any more."""

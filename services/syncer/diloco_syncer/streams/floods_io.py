@@ -337,10 +337,14 @@ class Floods:
         for part in _some(filters):
             await self.control.purge(stream, f"{kind.lower()}.{self.run}.{part}")
         log.warning("flood", stream=kind, learner=learner, bytes=size)
-        text = (
-            f"{learner} filled {kind} with more than it can have to send ({size} bytes): all of "
-            "that is removed; if it goes on, revoke its site"
-        )
+        if kind == "UP":
+            text = f"{learner} filled UP with more than it can have to send ({size} bytes)"
+        else:
+            text = (
+                f"{learner} has {size} bytes on STATE that this leader did not ask for; the one "
+                "before it may have"
+            )
+        text += ": they are removed. If it goes on, revoke its site"
         data = {"learner": learner, "stream": kind, "bytes": size}
         self.outbox.tell(Tell("flood", text, data))
 
