@@ -1,6 +1,7 @@
 """What one learner takes of UP and STATE from all others is taken back, and it is named (I12)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -97,6 +98,14 @@ def test_what_nobody_asked_for_counts(place: str) -> None:
     """Another epoch, fragment or round, or what is no number as the leader writes it."""
     held = of({f"up.r.a.{place}": 1001, "up.r.a.0.0.4.1": 900})
     assert sizes(greedy(held, 1000, LIVE, asked=ASKED)) == {"a": 1001}
+
+
+def test_rounds_of_an_earlier_epoch_are_on_the_tape() -> None:
+    """Of all epochs together no more than of one."""
+    asked = replace(ASKED, epoch=7)
+    held = {"up.r.a.0.0.4.1": 4_000, "up.r.a.7.0.4.2": 6_000}
+    assert sizes(greedy(of(held), 1000, LIVE, asked=asked)) == {}
+    assert sizes(greedy(of(held | {"up.r.a.3.0.4.1": 1}), 1000, LIVE, asked=asked)) == {"a": 10_001}
 
 
 def test_more_than_answers_to_a_round_counts() -> None:

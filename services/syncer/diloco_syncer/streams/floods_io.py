@@ -5,10 +5,10 @@ newcomers are parts of these streams' subjects, so one learner can fill either s
 budgeted for what honest learners send (diloco_shared/budget/streams.py). Where one of them is
 crowded, what is there is counted, and what is more than a learner can have sent honestly goes:
 
-- On UP, contributions of the rounds that the leader opened and has not removed yet are nobody's
-  surplus, as long as no round has more of them than a learner sends when leaders change: they pile
-  up while no snapshot can be written, or where an operator made the stream smaller. Of the rest
-  each live learner has an equal share of the stream, and all others together have one. Of several
+- On UP, contributions to the rounds that were opened, and whose contributions the leader has not
+  removed yet, are nobody's surplus, as long as no round has more of them than a learner sends when
+  leaders change: they pile up while no snapshot can be written, or where an operator made the
+  stream smaller. Of the rest each live learner has an equal share of the stream, and all others together have one. Of several
   shards each looks after its own fragments. What lies where no honest learner writes is taken by
   the first one: each purges what is of its fragments, and so it would stay for good.
 - On STATE there is only what the leader asked a donor for, and snapshots of syncers.
@@ -50,7 +50,7 @@ from diloco_syncer.streams.room import CROWDED
 
 log = structlog.get_logger()
 
-# Of a round's number in a subject.
+# Of a number in a subject.
 DIGITS_MAX = 18
 # Between two looks, in seconds: a stream of 64 MiB is filled in less, and emptied again then.
 LOOK_S = 1.0
@@ -96,17 +96,20 @@ class Asked:
         return cls(history.epoch, rounds, each_P, tuple(history.owned))
 
     def most(self, epoch: str, fragment: str, round_: str) -> int:
-        """Bytes that a learner may have there: parts of a subject, as anybody may write them."""
-        if epoch != str(self.epoch) or not round_.isdecimal() or len(round_) > DIGITS_MAX:
+        """Bytes that a learner may have there, all epochs together: a round of an earlier one may
+        be on the tape. Told by parts of a subject, as anybody may write them."""
+        n, age = _number(round_), self.epoch - _number(epoch)
+        if n not in self.rounds or not 0 <= age <= self.epoch:
             return 0
-        n = int(round_)
-        if (
-            str(n) != round_
-            or n not in self.rounds
-            or fragment != str(self.owned[n % len(self.owned)])
-        ):
+        if fragment != str(self.owned[n % len(self.owned)]):
             return 0
         return self.answers_P[int(fragment)]
+
+
+def _number(word: str) -> int:
+    """-1: none, as the product writes them."""
+    number = int(word) if word.isdecimal() and len(word) <= DIGITS_MAX else -1
+    return number if str(number) == word else -1
 
 
 def message_bytes(history: History) -> int:
@@ -162,8 +165,13 @@ class Hoard:
         first = {place: size[place] for place in size if place[0] == "init"}
         expected = {place: size[place] for place in first if sum(first.values()) <= excused}
         if asked is not None:
-            rest = size.keys() - first.keys()
-            expected |= {p: size[p] for p in rest if size[p] <= asked.most(*p)}
+            of_round = defaultdict[tuple[str, str], dict[Place, int]](dict)
+            for place in size.keys() - first.keys():
+                if asked.most(*place):
+                    of_round[place[1:]][place] = size[place]
+            for there in of_round.values():
+                if sum(there.values()) <= asked.most(*next(iter(there))):
+                    expected |= there
         return cls({p: size[p] for p in size.keys() - expected.keys()}, expected)
 
     @property
