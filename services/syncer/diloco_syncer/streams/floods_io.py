@@ -8,9 +8,10 @@ crowded, what is there is counted, and what is more than a learner can have sent
 - On UP, contributions to the rounds that were opened, and whose contributions the leader has not
   removed yet, are nobody's surplus, as long as no round has more of them than a learner sends when
   leaders change: they pile up while no snapshot can be written, or where an operator made the
-  stream smaller. Of the rest each live learner has an equal share of the stream, and all others together have one. Of several
-  shards each looks after its own fragments. What lies where no honest learner writes is taken by
-  the first one: each purges what is of its fragments, and so it would stay for good.
+  stream smaller. Of the rest each live learner has an equal share of the stream, and all others
+  together have one. Of several shards each looks after its own fragments. What lies where no honest
+  learner writes is taken by the first one: each purges what is of its fragments, and so it would
+  stay for good.
 - On STATE there is only what the leader asked a donor for, and snapshots of syncers.
 
 Bytes are those of the stream: headers take room, too. And a message counts as much as one of an
