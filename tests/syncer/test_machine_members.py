@@ -35,6 +35,7 @@ from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
 from diloco_syncer.members import admission as admission_module
 from diloco_syncer.members import roster as roster_module
+from diloco_syncer.members.layouts import WORD_S
 from diloco_syncer.members.roster import GONE_S, LEFT_S, MEMBERS_MAX, REFUSED_MAX
 from diloco_syncer.rounds.rounds import DESERTED
 from diloco_syncer.status.status import size, status
@@ -238,6 +239,25 @@ def test_the_first_word_about_the_layout_binds_nobody_once_more_say_another(driv
         for learner, layout in (("thief", "f"), ("a", "e"), ("b", "e"), ("a", "e"), ("c", "g"))
     ]
     assert grants == [True, False, True, True, False]
+
+
+def test_whoever_has_no_layout_or_another_configuration_says_nothing_of_the_layout(
+    driver: Any,
+) -> None:
+    """It is refused, and so would be, for ever, one alone that comes after it."""
+    driver.lead()
+    for learner, changed in (("x", {"seed": "77", "layout": "f" * 32}), ("y", {"layout": ""})):
+        driver.join(learner, **changed)
+        assert driver.machine.admission.layouts.told == {}
+    assert of(driver.join("a", layout="e" * 32), SendGrant)[0].grant.accepted
+
+
+def test_the_word_of_one_that_is_gone_binds_nobody(driver: Any) -> None:
+    driver.lead()
+    assert of(driver.join("thief", layout="f" * 32), SendGrant)[0].grant.accepted
+    assert not of(driver.join("a", layout="e" * 32), SendGrant)[0].grant.accepted
+    driver.wait(driver.spec.membership.lease_s + WORD_S)
+    assert of(driver.join("a", 1, layout="e" * 32), SendGrant)[0].grant.accepted
 
 
 def test_of_a_preset_the_specification_says_the_layout_and_how_large_it_is(driver: Any) -> None:

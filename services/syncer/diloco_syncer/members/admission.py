@@ -30,7 +30,7 @@ class Admission:
     def join(self, join: Join, now: float) -> list[Effect]:
         if self.roster.over(join.learner, join.incarnation, now):
             return []  # not refused for good: a beat tells it to begin a new life
-        self.layouts.hear(join.learner, join.config.get("layout", ""), join.parameters)
+        self._hear_layout(join, now)
         cached = self.grants.get(join.nonce)
         asked = (join.learner, join.incarnation)
         why = self._refuses(join, now)
@@ -82,6 +82,14 @@ class Admission:
                 {"learner": join.learner, "donor": grant.donor},
             ),
         ]
+
+    def _hear_layout(self, join: Join, now: float) -> None:
+        """Of whoever has the run's configuration otherwise."""
+        theirs = dict(join.config)
+        layout = theirs.pop("layout", "")
+        if not differing_keys(shared_keys(self.spec), theirs):
+            there = self.roster.names(now)
+            self.layouts.hear(join.learner, layout, join.parameters, now, there)
 
     def _refuses(self, join: Join, now: float) -> str:
         # Where others' shards go on, they need learners: whose grant is of all shards.

@@ -67,10 +67,10 @@ REMOVED_MAX = 100
 ANSWERS_MAX = 4
 
 
-def first_set_bytes(history: History, removed: int) -> int:
+def first_set_bytes(history: History) -> int:
     """Of the initial parameters of a shard's fragments on UP, which one learner sends and another
-    may send again; 0 once contributions of a round are `removed`, and so what came before them."""
-    if not history.layout or removed >= 0:
+    may send again."""
+    if not history.layout:
         return 0
     each, least = layout_bytes(history.layout), message_bytes(history)
 
@@ -204,18 +204,18 @@ def greedy(
     live: Collection[str],
     *,
     asked: Asked | None = None,
-    excused: int = 0,
+    excused: Callable[[str], int] = lambda learner: 0,
     message_bytes: int = 0,
 ) -> dict[str, Hoard]:
     """Learners that hold more of UP than their share, beyond what they were asked for.
 
-    `held`: by subject. `excused`: bytes of initial parameters that one learner may hold.
+    `held`: by subject. `excused`: bytes of initial parameters that a learner may hold.
     """
     by = defaultdict[str, defaultdict[Place, _Counted]](lambda: defaultdict(_Counted))
     for subject, what in held.items():
         _, _, learner, epoch, fragment, round_ = [*subject.split("."), "", "", ""][:6]
         by[learner][epoch, fragment, round_].add(what)
-    hoards = {m: Hoard.of(there, asked, excused, message_bytes) for m, there in by.items()}
+    hoards = {m: Hoard.of(there, asked, excused(m), message_bytes) for m, there in by.items()}
     found = {m: h for m, h in hoards.items() if m in live and h.size > share}
     others = sorted((h.size, m) for m, h in hoards.items() if m not in live)
     left = sum(size for size, _ in others)
@@ -314,7 +314,7 @@ class Floods:
             limit // (max(len(live), 2) * self.machine.spec.algorithm.shards),
             live,
             asked=self._asked(),
-            excused=first_set_bytes(history, self.removed()),
+            excused=self._excused,
             message_bytes=message_bytes(history),
         )
         filters = {m: hoard.filters(history.owned) for m, hoard in found.items()}
@@ -322,6 +322,12 @@ class Floods:
             strays = unreached(held, history.spec.algorithm.fragments)
             filters |= {learner: {">": size} for learner, size in strays.items()}
         return {m: {f"{m}.{f}": size for f, size in some.items()} for m, some in filters.items()}
+
+    def _excused(self, learner: str) -> int:
+        """Bytes of initial parameters: of whoever was asked for them, which may come late; and of
+        anybody until contributions were removed, for an earlier leader may have asked."""
+        asked = self.removed() < 0 or learner in self.machine.announcer.appointed
+        return first_set_bytes(self.machine.history) if asked else 0
 
     def _asked(self) -> Asked | None:
         history = self.machine.history
