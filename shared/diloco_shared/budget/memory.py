@@ -327,11 +327,14 @@ def activations(shape: Shape, batch: int, context: int, width: int = WIDTH) -> i
 
 
 def forward(shape: Shape, batch: int, context: int, width: int = WIDTH) -> int:
-    """Bytes of the activations of a loss alone, roughly: one layer's, and the logits that are made
-    at a time, or else what comes in and goes out."""
-    tokens = batch * context
+    """Bytes of the activations of a loss alone, roughly: all that one layer makes, and the logits
+    that are made at a time, or else what comes in and goes out."""
+    s, tokens = shape, batch * context
     layer = _layer(shape, batch, context, width)[1]
-    return max(layer, _logits(shape, tokens)) + 2 * width * tokens * shape.width
+    # Norms, what gates let through, and attention's logits: nothing keeps them longer.
+    layer += int(tokens * width * (2 * s.width + s.hidden * _taken(s, context)))
+    layer += 4 * batch * s.heads * context * context
+    return max(layer, _logits(shape, tokens)) + 2 * width * tokens * s.width
 
 
 def _layer(shape: Shape, batch: int, context: int, width: int) -> tuple[int, int]:
