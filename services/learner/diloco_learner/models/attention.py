@@ -163,7 +163,7 @@ def mixed(
 
 @jax.custom_vjp
 def _weights(logits: jax.Array, seen: jax.Array) -> jax.Array:
-    """How much of each place a token takes: softmax over what it may see, fp32.
+    """How much of each place a token takes: softmax over what it may see, (..., L, M) in fp32.
 
     Of all this, the backward pass needs nothing but the weights.
     """

@@ -138,16 +138,18 @@ def mixture(
 
 
 def _product(x_BxExCxD: jax.Array, matrices_ExDxF: jax.Array) -> jax.Array:
-    """Of each expert's places with its matrix."""
+    """Each expert's places, multiplied by its matrix: (B, E, C, F), in the type of x."""
     x = x_BxExCxD
     found: jax.Array = jnp.einsum("becd,edf->becf", x, matrices_ExDxF.astype(x.dtype))
     return found
 
 
 @partial(jax.checkpoint, static_argnums=0)
-def _made(gated: Any, gate_BxExCxF: jax.Array, up_BxExCxF: jax.Array, down: jax.Array) -> jax.Array:
-    """Of what the gates let through, which is not kept, but made again."""
-    return _product(gated(gate_BxExCxF, up_BxExCxF), down)
+def _made(
+    gated: Any, gate_BxExCxF: jax.Array, up_BxExCxF: jax.Array, down_ExFxD: jax.Array
+) -> jax.Array:
+    """(B, E, C, D), of what the gates let through: that is not kept, but made again."""
+    return _product(gated(gate_BxExCxF, up_BxExCxF), down_ExFxD)
 
 
 def _at_experts(x_BxExCxD: jax.Array) -> jax.Array:

@@ -50,8 +50,8 @@ class Layouts:
         if self._sure() is not None:
             self.told.clear()
             return
-        counts = {m for m, (_, _, at) in self.told.items() if m in there or now < at + WORD_S}
-        self.told = {m: word for m, word in self.told.items() if m in counts}
+        told = self.told.items()
+        self.told = {m: word for m, word in told if m in there or now < word[2] + WORD_S}
         if digest:
             self.told[learner] = digest, parameters, now  # in the place of its first word
         if len(self.told) > TOLD_MAX:
