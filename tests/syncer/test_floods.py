@@ -73,7 +73,7 @@ def test_initial_parameters_are_no_flood_until_a_snapshot_covers_them() -> None:
 
 
 # Two fragments in turn; a learner's answers to a round take 10,000 and 20,000 bytes at most.
-ASKED = Asked(epoch=0, rounds=range(4, 9), answers_P=(10_000, 20_000), owned=(0, 1))
+ASKED = Asked(epoch=0, rounds=range(4, 9), late=0, answers_P=(10_000, 20_000), owned=(0, 1))
 
 
 def test_contributions_that_were_asked_for_are_no_flood_however_many_there_are() -> None:
@@ -113,6 +113,19 @@ def test_more_than_answers_to_a_round_counts() -> None:
     assert sizes(greedy(of(most), 1000, LIVE, asked=ASKED)) == {}
     more = most | {"up.r.a.0.0.4.3.m": 1}
     assert sizes(greedy(of(more), 1000, LIVE, asked=ASKED)) == {"a": 10_001}
+
+
+def test_answers_that_came_after_those_to_their_round_were_removed_are_no_flood() -> None:
+    """A slow link delivers them late: of as many rounds as a learner has under way at once."""
+    late = {"up.r.a.0.1.1.1": 5_000, "up.r.a.0.0.2.1": 5_000}
+    asked = replace(ASKED, late=2)
+    assert sizes(greedy(of(late), 1000, LIVE, asked=asked)) == {}
+    assert sizes(greedy(of(late), 1000, LIVE, asked=replace(ASKED, late=1))) == {"a": 5_000}
+    more = late | {"up.r.a.0.0.0.1": 5_000}
+    (hoard,) = greedy(of(more), 1000, LIVE, asked=asked).values()
+    assert hoard.surplus == {("0", "0", "0"): 5_000}, "the oldest is none that was under way"
+    large = late | {"up.r.a.0.0.2.2": 5_001}
+    assert sizes(greedy(of(large), 1000, LIVE, asked=asked)) == {"a": 10_001}
 
 
 def test_what_was_asked_for_stays_while_the_rest_can_be_removed_place_by_place() -> None:
@@ -304,6 +317,7 @@ async def test_a_stream_that_is_full_of_what_was_asked_for_is_left_alone() -> No
     assert {m.subject for m in await bus.fetch(stream, "up.r.>")} == asked
     now = floods._asked()
     assert now is not None and now.rounds == range(removed + 1, history.next_round)
+    assert now.late == spec.algorithm.rounds_in_flight_max
     assert floods._excused("b") == 0 < floods._excused("a"), "that nobody asked"
     late = subjects.contribution("r", "a", 0, p, n, 1) + ".late"
     await bus.append(late, bytes(LIMIT // 2))

@@ -8,10 +8,11 @@ crowded, what is there is counted, and what is more than a learner can have sent
 - On UP, contributions to the rounds that were opened, and whose contributions the leader has not
   removed yet, are nobody's surplus, as long as no round has more of them than a learner sends when
   leaders change: they pile up while no snapshot can be written, or where an operator made the
-  stream smaller. Of the rest each live learner has an equal share of the stream, and all others
-  together have one. Of several shards each looks after its own fragments. What lies where no honest
-  learner writes is taken by the first one: each purges what is of its fragments, and so it would
-  stay for good.
+  stream smaller. Nor are answers that came after those to their round were removed, to as many
+  rounds as a learner has under way at once: a slow link delivers them late. Of the rest each live
+  learner has an equal share of the stream, and all others together have one. Of several shards each
+  looks after its own fragments. What lies where no honest learner writes is taken by the first one:
+  each purges what is of its fragments, and so it would stay for good.
 - On STATE there is only what the leader asked a donor for, and snapshots of syncers.
 
 Bytes are those of the stream: headers take room, too. And a message counts as much as one of an
@@ -80,31 +81,53 @@ def first_set_bytes(history: History) -> int:
     return 2 * sum(counted(history.sizes_P[p]) for p in history.owned)  # as budgeted
 
 
+Place = tuple[str, str, str]  # epoch, fragment and round, as the subject has them
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The contributions that a shard's leader asked for, and has not removed."""
+    """The contributions that a shard's leader asked for."""
 
     epoch: int
-    rounds: range
+    rounds: range  # those whose contributions were not removed
+    late: int  # how many earlier ones a learner may still have been answering
     answers_P: tuple[int, ...]  # bytes of a learner's answers to one round, at most, by fragment
     owned: tuple[int, ...]
 
     @classmethod
     def of(cls, history: History, rounds: range) -> Self:
-        """`rounds`: those whose contributions may be on UP."""
-        codec = history.spec.algorithm.codec_up
-        each_P = tuple(ANSWERS_MAX * contribution(codec, size) for size in history.sizes_P)
-        return cls(history.epoch, rounds, each_P, tuple(history.owned))
+        """`rounds`: those that were opened, and whose contributions were not removed."""
+        algorithm = history.spec.algorithm
+        each_P = tuple(
+            ANSWERS_MAX * contribution(algorithm.codec_up, size) for size in history.sizes_P
+        )
+        late = algorithm.rounds_in_flight_max
+        return cls(history.epoch, rounds, late, each_P, tuple(history.owned))
 
     def most(self, epoch: str, fragment: str, round_: str) -> int:
         """Bytes that a learner may have there, all epochs together: a round of an earlier one may
         be on the tape. Told by parts of a subject, as anybody may write them."""
         n, age = _number(round_), self.epoch - _number(epoch)
-        if n not in self.rounds or not 0 <= age <= self.epoch:
+        if not 0 <= n < self.rounds.stop or not 0 <= age <= self.epoch:
             return 0
         if fragment != str(self.owned[n % len(self.owned)]):
             return 0
         return self.answers_P[int(fragment)]
+
+    def expected(self, size: Mapping[Place, int]) -> dict[Place, int]:
+        """What of these places, all of one learner, is answers to rounds."""
+        of_round = defaultdict[int, dict[Place, int]](dict)
+        for place in size:
+            if self.most(*place):
+                of_round[int(place[2])][place] = size[place]
+        honest = {
+            n: there
+            for n, there in of_round.items()
+            if sum(there.values()) <= self.most(*next(iter(there)))
+        }
+        earlier = sorted((n for n in honest if n < self.rounds.start), reverse=True)
+        excess = earlier[self.late :]
+        return {place: each for n in honest.keys() - excess for place, each in honest[n].items()}
 
 
 def _number(word: str) -> int:
@@ -143,9 +166,6 @@ class _Counted:
         return max(self.bytes, self.messages * message_bytes)
 
 
-Place = tuple[str, str, str]  # epoch, fragment and round, as the subject has them
-
-
 @dataclass(frozen=True, slots=True)
 class Hoard:
     """What one learner has on UP, in bytes, where nobody asked for it, and where the leader did."""
@@ -166,13 +186,7 @@ class Hoard:
         first = {place: size[place] for place in size if place[0] == "init"}
         expected = {place: size[place] for place in first if sum(first.values()) <= excused}
         if asked is not None:
-            of_round = defaultdict[tuple[str, str], dict[Place, int]](dict)
-            for place in size.keys() - first.keys():
-                if asked.most(*place):
-                    of_round[place[1:]][place] = size[place]
-            for there in of_round.values():
-                if sum(there.values()) <= asked.most(*next(iter(there))):
-                    expected |= there
+            expected |= asked.expected({p: size[p] for p in size.keys() - first.keys()})
         return cls({p: size[p] for p in size.keys() - expected.keys()}, expected)
 
     @property
