@@ -329,7 +329,7 @@ def test_an_evaluation_that_fails_between_two_steps_ends_nothing(rig: Rig) -> No
 
 
 def test_what_long_steps_hand_out_is_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look takes time from the core that computes."""
+    """A look takes time from the core that computes. What there is comes at the end of a turn."""
     now, slept = [0.0], []
 
     def turns(seconds: float) -> Iterator[Stepping]:
@@ -345,8 +345,10 @@ def test_what_long_steps_hand_out_is_looked_for_less_often(monkeypatch: pytest.M
     machine = OnThisMachine()
     for step_s in (0.01, 0.32, 60.0):
         list(machine.pace.of(turns(step_s)))
-        asyncio.run(machine.handed(0.005))
-    assert slept == pytest.approx([0.005, 0.04, 0.05])
+        for part in (0.0, 0.75, 0.75):  # the last one: a step that takes longer than the one before
+            now[0] += part * step_s
+            asyncio.run(machine.handed(0.005))
+    assert slept == pytest.approx([0.01, 0.005, 0.005, 0.32, 0.08, 0.04, 0.5, 0.5, 0.05])
 
 
 class Hosts:

@@ -95,7 +95,7 @@ def fetched(leaf: Any) -> NDArray[Any]:
     fetched for as long as it lives, or lends its memory, which then cannot be donated.
     """
     if isinstance(leaf, Layer):
-        leaf = _layer(leaf.leaf, leaf.layer)
+        return np.asarray(_layer(leaf.leaf, leaf.layer))  # an array that is gone a moment later
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf)
     return np.asarray(jax.device_put(leaf, jax.local_devices(backend="cpu")[0], may_alias=False))

@@ -40,10 +40,11 @@ from diloco_shared.spec.run import RunSpec
 
 T = TypeVar("T")
 
-# What the train thread hands out is looked for so many times in a step, if that is long: what goes
-# out waits an eighth of a step at most, and of a long one 50 ms. A look takes some 50 us of the
-# core that may compute: 200 a second were 1 % of it.
-LOOKS, LOOK_S_MAX = 8, 0.05
+# What the train thread hands out, it hands out at the end of a turn, which takes about as long as
+# the one before. So looks are rare until then; from then on a turn has so many, or one in 50 ms. A
+# turn that ends much earlier than the one before waits for the next rare one. A look takes some
+# 50 us of the core that may compute: 200 a second were 1 % of it.
+LOOKS, LOOK_S_MAX, EARLY_S_MAX = 8, 0.05, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class OnThisMachine:
 
     async def handed(self, seconds: float) -> None:
         """`seconds`, or longer where steps take longer: each look takes time from their core."""
-        await asyncio.sleep(max(seconds, min(self.pace.turn_s / LOOKS, LOOK_S_MAX)))
+        often_s = min(self.pace.turn_s / LOOKS, LOOK_S_MAX)
+        await asyncio.sleep(max(seconds, often_s, min(self.pace.left_s(), EARLY_S_MAX)))
 
     def build(self, spec: RunSpec) -> Built:
         """Seconds: it compiles. Minutes if a large text is prepared first.
@@ -213,14 +215,18 @@ class Pace:
     """How long the newest turn of a train loop took, in seconds; 0 before there was one."""
 
     def __init__(self) -> None:
-        self.turn_s = 0.0
+        self.turn_s, self.ended_at = 0.0, 0.0
+
+    def left_s(self) -> float:
+        """Until the turn under way has taken as long; below 0: it takes longer."""
+        return self.ended_at + self.turn_s - ambient.monotonic()
 
     def of(self, turns: Iterator[Pause]) -> Iterator[Pause]:
         """These turns, looked at."""
         began = ambient.monotonic()
         for pause in turns:
             now = ambient.monotonic()
-            self.turn_s, began = now - began, now
+            self.turn_s, self.ended_at, began = now - began, now, now
             yield pause
 
 
