@@ -11,6 +11,7 @@ from diloco_shared.protocol.messages import (
     TapeRestore,
     TapeRound,
     TapeSnapshot,
+    TensorSpec,
 )
 from diloco_shared.protocol.records import Restore
 from diloco_syncer.checkpoints.restoring import RETRY_S, Restoring
@@ -559,6 +560,29 @@ def test_what_is_over_goes_back_only_after_other_shards_have(
     history.epoch, history.outcome, history.ended_in = 2, "finished", 2
     restoring.heard = (told, 1)
     assert restoring.due is due
+
+
+@pytest.mark.parametrize(
+    ("shards", "known", "due"),
+    [(1, 1, False), (2, 0, False), (2, 1, True), (2, 2, True)],
+)
+def test_a_shard_that_could_not_go_back_tries_again_once_another_has(
+    driver_of: Any, shards: int, known: int, due: bool
+) -> None:
+    """Its disk was full for a moment. `known`: the newest restore that a learner has heard of."""
+    history = History(driver_of(shards=shards).spec)
+    history.layout = (TensorSpec(name="w", shape=(4, 4), embedding=False),)
+    restoring = Restoring(history)
+    restoring.wanted = WISH
+    assert restoring.advance(0.0) == [Load(WISH)]
+    failed = restoring.loaded(Loaded(WISH, fault="no room"), 0.0, 1000.0)
+    assert isinstance(failed, Tell) and not restoring.due, "the run goes on without it"
+    restoring.heard = (1, known)
+    assert restoring.due is due
+    assert ("no room" in restoring.reason) is due, "and no round opens meanwhile"
+    assert restoring.advance(RETRY_S - 0.1) == []
+    assert restoring.advance(RETRY_S) == ([Load(WISH)] if due else [])
+    assert restoring.loaded(Loaded(WISH, fault="no room"), RETRY_S, 1000.0) is None, "told once"
 
 
 def test_a_wish_that_was_dropped_while_it_was_loaded_may_come_again(driver_of: Any) -> None:

@@ -27,6 +27,7 @@ class RestCalls:
     def __init__(self, machine: Host) -> None:
         self.machine = machine
         self.under_way: set[asyncio.Task[None]] = set()
+        self.posted: set[asyncio.Task[None]] = set()  # those of them that may make something
 
     async def ask(
         self,
@@ -66,7 +67,10 @@ class RestCalls:
         process, app = self.machine.process, self.machine.app
         if process is None or not isinstance(app, CoordinatorApp) or not app.listens:
             raise NoAnswer("nobody listens")
-        self._run(process, exchange.carried_out(app))
+        task = self._run(process, exchange.carried_out(app))
+        if exchange.scope["method"] == "POST":
+            self.posted.add(task)
+            task.add_done_callback(self.posted.discard)
         try:
             async with asyncio.timeout(seconds):
                 await exchange.over.wait()
@@ -74,10 +78,11 @@ class RestCalls:
             exchange.gone.set()
         return exchange
 
-    def _run(self, process: Hosted, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, process: Hosted, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = process.run(work)
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
+        return task
 
 
 class _Exchange:

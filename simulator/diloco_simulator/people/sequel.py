@@ -133,10 +133,10 @@ async def removed(visitors: "Visitors", name: str) -> None:
         await visitors.until("POST", f"{path}/stop", may=(200, 404, 409))
         status, said = await visitors.until("DELETE", path, may=(204, 404, 409))
         left = [s for s in subjects.run_streams(name) if world.broker.exists(s)]
-        if status == 204 or (status == 404 and not left):
-            break
         # Where there was none when they asked, one may begin yet: the answer to whoever submitted
         # it was lost, and the submission is still being carried out.
+        if status == 204 or (status == 404 and not left and not visitors.rest.posted):
+            break
         if world.loop.now > until:
             if status == 409:
                 visitors.broken(f"{name} cannot be deleted: {said['detail']}")

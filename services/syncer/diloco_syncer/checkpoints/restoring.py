@@ -1,7 +1,8 @@
 """Going back to a checkpoint, of this run or of another one.
 
     wanted ──► load ──► restore record on the tape ──► in force: keyframes, a new epoch
-                   └──► not to be had: told; a run that has not begun tries again
+                   └──► not to be had: told; a run that has not begun tries again, and so does a
+                        shard where another one has gone back
 
 Pure: the edge loads, and answers with Loaded.
 """
@@ -26,7 +27,7 @@ class Restoring:
         self.wanted: Restore | None = None
         self.asked: Restore | None = None  # what is being loaded, or is on its way to the tape
         self.recorded = 0  # serial of the newest wish whose record was handed out
-        self.given_up = 0  # serial of a wish that cannot be fulfilled
+        self.unfit = 0  # serial of a wish that cannot be fulfilled
         # Newest epoch of a learner, and serial of the newest restore that it knew of then.
         self.heard = (0, 0)
         self.failed = (0, "")  # serial of the newest wish that failed, and why
@@ -44,6 +45,17 @@ class Restoring:
         since = h.spec.algorithm.shards > 1 and max(h.epoch, self.heard[0]) > h.ended_in
         over = h.outcome and not since
         return wish is not None and not over and wish.serial > max(h.restores, self.given_up)
+
+    @property
+    def given_up(self) -> int:
+        """Serial of a wish that cannot be fulfilled; 0: none.
+
+        Of several shards, one that could not go back must as soon as learners tell of another that
+        has: else they would train with one part of before and one of after. Its disk may have been
+        full for a moment.
+        """
+        alone = self.history.spec.algorithm.shards == 1
+        return self.unfit if alone or self.heard[1] < self.unfit else 0
 
     @property
     def deadline(self) -> float | None:
@@ -102,7 +114,7 @@ class Restoring:
         known, self.failed = self.failed, (wish.serial, fault)
         self.asked, self.retry_at = None, now + RETRY_S
         if self.history.initialised:
-            self.given_up = wish.serial
+            self.unfit = wish.serial
         if self.failed == known:
             return None
         text = f"{wish.source} is not restored: {fault}"
