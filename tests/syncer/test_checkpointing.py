@@ -9,7 +9,7 @@ from syncer.contexts import context
 
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Restore, ShardLease
+from diloco_shared.protocol.records import Restore, RunRecord, ShardLease
 from diloco_shared.protocol.wire import decode, encode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -55,6 +55,37 @@ async def test_a_checkpoint_that_cannot_be_sealed_is_told_once_and_removes_none(
     maker.captured = (Capture(7, 1, "asked for", 1.0), {"sizes_P": [1]}, None)  # type: ignore[assignment]
     await maker.seal(Seal(7, {}, {}))
     assert told == [Sealed(7, fault="No space left on device")] and not pruned
+
+
+async def test_a_checkpoint_that_another_run_needs_stays_however_old_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That run may wait for free machines, and whoever joins it later begins with its moments."""
+    monkeypatch.setattr(checkpointing, "seal", lambda *_: {})
+    root = tmp_path / "kept"
+    for number in range(1, 10):
+        (root / f"r.ab/{number:06}").mkdir(parents=True)
+        (root / f"r.ab/{number:06}/manifest.json").write_bytes(b"{}")
+    told: list[Event] = []
+    maker = checkpointer(tmp_path, told)
+    maker.captured = (Capture(9, 1, "asked for", 1.0), {"sizes_P": [1]}, None)  # type: ignore[assignment]
+    await maker.seal(Seal(9, {}, {}))
+    assert len(list((root / "r.ab").iterdir())) == 9, "nobody can tell who needs which"
+    await ensure_buckets(maker.control)
+    fields: dict[str, Any] = {"desired": "running", "quorum": 1, "created_at": 0.0}
+    for name, more in {
+        "begins": {"restore": Restore(serial=1, source="r.ab/000002")},
+        "elsewhere": {"restore": Restore(serial=3, source="gs://bucket/r.ab/000004")},
+        "nonsense": {"restore": Restore(serial=1, source="000001"), "spec": {"model": 7}},
+        "weights": {"spec": {"model": {"weights": "checkpoint:r.ab/000005"}}},
+        "folder": {"spec": {"model": {"weights": "r.ab/000006"}}},
+    }.items():
+        record = RunRecord.model_validate({"name": name, "spec": {}, **fields, **more})
+        await maker.control.kv_put(subjects.RUNS, name, encode(record))
+    await maker.seal(Seal(9, {}, {}, needed=("r.ab/000003",)))
+    left = {int(path.name) for path in (root / "r.ab").iterdir()}
+    assert left == {2, 3, 4, 5, 7, 8, 9}
+    assert [type(each) for each in told] == [Sealed, Sealed]
 
 
 @pytest.mark.parametrize(("order", "kept"), [((1, 2), 2), ((2, 1), 2), ((1, 1), 1)])

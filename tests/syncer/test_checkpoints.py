@@ -11,10 +11,9 @@ from diloco_shared.protocol.messages import (
     TapeRestore,
     TapeRound,
     TapeSnapshot,
-    TensorSpec,
 )
 from diloco_shared.protocol.records import Restore
-from diloco_syncer.checkpoints.restoring import RETRY_S, Restoring
+from diloco_syncer.checkpoints.restoring import RETRY_S
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -543,74 +542,3 @@ def test_a_restore_waits_for_the_epoch_that_is_on_its_way(running: Any) -> None:
     assert of(running.give(wanted(restore=WISH)), Load) == []
     running.tape.append(append.record)
     assert of(running.give(Appended(len(running.tape), 1000.0)), Load) == [Load(WISH)]
-
-
-@pytest.mark.parametrize(
-    ("shards", "told", "due"),
-    [(1, 3, False), (2, 2, False), (2, 3, True)],
-)
-def test_what_is_over_goes_back_only_after_other_shards_have(
-    driver_of: Any, shards: int, told: int, due: bool
-) -> None:
-    """It had ended in epoch 2; learners tell of the one that they are in."""
-    history = History(driver_of(shards=shards).spec)
-    restoring = Restoring(history)
-    restoring.wanted = WISH
-    assert restoring.due
-    history.epoch, history.outcome, history.ended_in = 2, "finished", 2
-    restoring.heard = (told, 1)
-    assert restoring.due is due
-
-
-@pytest.mark.parametrize(
-    ("shards", "known", "due"),
-    [(1, 1, False), (2, 0, False), (2, 1, True), (2, 2, True)],
-)
-def test_a_shard_that_could_not_go_back_tries_again_once_another_has(
-    driver_of: Any, shards: int, known: int, due: bool
-) -> None:
-    """Its disk was full for a moment. `known`: the newest restore that a learner has heard of."""
-    history = History(driver_of(shards=shards).spec)
-    history.layout = (TensorSpec(name="w", shape=(4, 4), embedding=False),)
-    restoring = Restoring(history)
-    restoring.wanted = WISH
-    assert restoring.advance(0.0) == [Load(WISH)]
-    failed = restoring.loaded(Loaded(WISH, fault="no room"), 0.0, 1000.0)
-    assert isinstance(failed, Tell) and not restoring.due, "the run goes on without it"
-    restoring.heard = (1, known)
-    assert restoring.due is due
-    assert ("no room" in restoring.reason) is due, "and no round opens meanwhile"
-    assert restoring.advance(RETRY_S - 0.1) == []
-    assert restoring.advance(RETRY_S) == ([Load(WISH)] if due else [])
-    assert restoring.loaded(Loaded(WISH, fault="no room"), RETRY_S, 1000.0) is None, "told once"
-
-
-def test_a_wish_that_was_dropped_while_it_was_loaded_may_come_again(driver_of: Any) -> None:
-    """As after a hub was put back: the same wish, or another one, has the serial once more."""
-    restoring = Restoring(History(driver_of().spec))
-    for again in (WISH, WISH.model_copy(update={"source": "t/000002"})):
-        restoring.wanted = WISH
-        assert restoring.advance(0.0) == [Load(WISH)]
-        assert restoring.advance(0.0) == []
-        restoring.wanted = None
-        if again != WISH:
-            restoring.wanted = again
-            assert restoring.advance(0.0) == [], "what is loaded is kept by its serial"
-        assert restoring.loaded(Loaded(WISH), 0.0, 1000.0) is None
-        restoring.wanted = again
-        assert restoring.deadline is not None
-        assert restoring.advance(0.0) == [Load(again)]
-        restoring.asked = None
-
-
-@pytest.mark.parametrize(("shards", "begins"), [(1, 6), (2, 5)])
-def test_a_restore_begins_an_epoch_that_no_learner_has_seen(
-    driver_of: Any, shards: int, begins: int
-) -> None:
-    """Learners are in epoch 5 by this restore: of another shard, or of a record that is lost."""
-    history = History(driver_of(shards=shards).spec)
-    history.epoch, restoring = 2, Restoring(history)
-    restoring.wanted, restoring.heard = WISH, (5, WISH.serial)
-    theirs = {"versions": [4, 4], "anchor_digests": ["0" * 32] * 2, "layout": []}
-    record = restoring.loaded(loaded(theirs), 0.0, 1000.0)
-    assert isinstance(record, TapeRestore) and record.epoch == begins

@@ -8,14 +8,16 @@ import structlog
 from numpy.typing import NDArray
 
 from diloco_shared import ambient
+from diloco_shared.bus.port import BusError
 from diloco_shared.bus.repeating import until_done
+from diloco_shared.bus.stored_records import records_in
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
-from diloco_shared.protocol.records import Restore, ShardLease
+from diloco_shared.protocol.records import Restore, RunRecord, ShardLease
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.checkpoints.checkpoints import parts_s
-from diloco_syncer.checkpoints.parts_io import load, prune, seal, write_part, written_part
+from diloco_syncer.checkpoints.parts_io import load, named, prune, seal, write_part, written_part
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
 from diloco_syncer.history.replay import RestoredState
@@ -77,8 +79,10 @@ class Checkpointer:
             return
         self.put(Sealed(effect.number, tuple(sorted(learners))))
         try:
-            await asyncio.to_thread(prune, self.spec, self.root, effect)
-        except OSError as error:
+            runs = await records_in(self.control, subjects.RUNS, RunRecord)
+            others = named(found.record for found in runs.values())
+            await asyncio.to_thread(prune, self.spec, self.root, effect, others)
+        except (OSError, BusError) as error:  # with the next one
             log.warning("old checkpoints not removed", error=str(error))
 
     async def _other_shards(
