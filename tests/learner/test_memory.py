@@ -239,8 +239,10 @@ def test_the_budget_counts_an_evaluation_only_beside_a_step(program: Program) ->
     assert forward(shape, BATCH, CONTEXT) < activations(shape, BATCH, CONTEXT)
 
 
-@pytest.mark.parametrize("more", [{}, {"qk_norm": True}, {"post_norms": True}])
-def test_the_backward_pass_of_a_layer_keeps_what_the_budget_counts(more: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "more", [{}, {"qk_norm": True}, {"post_norms": True}, {"attention_cap": 50.0}]
+)
+def test_the_backward_pass_of_a_layer_keeps_what_the_budget_counts(more: dict[str, Any]) -> None:
     """Neither norms nor what gates let through, and of attention its weights alone."""
     shape = replace(SHAPES["nano"], remat="none", **more)
     batch, length = 2, 48
@@ -259,3 +261,24 @@ def test_the_backward_pass_of_a_layer_keeps_what_the_budget_counts(more: dict[st
     counted = {id(a): a.nbytes for a in kept if a.size >= least}
     one, two = (activations(replace(shape, layers=n), batch, length) for n in (1, 2))
     assert sum(counted.values()) == two - one
+
+
+@pytest.mark.parametrize("preset", ["nano", "nano-moe"])
+@pytest.mark.parametrize(("remat", "some"), [("none", True), ("products", True), ("layer", False)])
+def test_a_layer_that_is_computed_again_takes_its_matrices_once_for_that(
+    preset: str, remat: Any, some: bool
+) -> None:
+    """Devices that share matrices hand them round for every time that they are multiplied."""
+    shape = replace(SHAPES[preset], remat=remat)
+    params = transformer.init(shape, jax.random.key(0))
+    layer = jax.tree.map(lambda x: x[0], params["layers"])
+    turned = turns(shape, 16)
+
+    def block(x: Any, layer: Any) -> Any:
+        return transformer._block(shape, turned, None, x, layer, whole=True)[0]
+
+    x_BxLxD = jax.numpy.ones((2, 16, shape.width), jax.numpy.bfloat16)
+    matrices = {leaf.shape for leaf in jax.tree.leaves(layer) if leaf.ndim > 1}
+    again = [e for e in jax.make_jaxpr(block)(x_BxLxD, layer).eqns if "policy" in e.params]
+    assert again, "norms are, always"
+    assert any(v.aval.shape in matrices for e in again for v in e.invars) is some

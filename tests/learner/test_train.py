@@ -22,7 +22,7 @@ from diloco_learner.events import (
 from diloco_learner.recovery.moments import pack, views
 from diloco_learner.training import computing_io
 from diloco_learner.training.computing_io import OnThisMachine
-from diloco_learner.training.train import Anchored, Stepping, ToSend, TrainLoop
+from diloco_learner.training.train import Anchored, Pause, Slowed, Stepping, ToSend, TrainLoop
 from diloco_shared.protocol.messages import Stamp
 
 START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)
@@ -329,12 +329,15 @@ def test_an_evaluation_that_fails_between_two_steps_ends_nothing(rig: Rig) -> No
 
 
 def test_what_long_steps_hand_out_is_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look takes time from the core that computes. What there is comes at the end of a turn."""
-    now, slept = [0.0], []
+    """A look takes time from the core that computes. What there is comes about when a step ends:
+    before it is said to, or soon after."""
+    now, slept = [1.0], []
 
-    def turns(seconds: float) -> Iterator[Stepping]:
+    def turns(seconds: float) -> Iterator[Pause]:
         for _ in range(3):
-            now[0] += seconds
+            now[0] += seconds / 2
+            yield Slowed(0.0)
+            now[0] += seconds / 2
             yield Stepping()
 
     async def sleep(seconds: float) -> None:
@@ -343,12 +346,18 @@ def test_what_long_steps_hand_out_is_looked_for_less_often(monkeypatch: pytest.M
     monkeypatch.setattr(computing_io.ambient, "monotonic", lambda: now[0])
     monkeypatch.setattr(computing_io.asyncio, "sleep", sleep)
     machine = OnThisMachine()
+    asyncio.run(machine.handed(0.005))
     for step_s in (0.01, 0.32, 60.0):
         list(machine.pace.of(turns(step_s)))
-        for part in (0.0, 0.75, 0.75):  # the last one: a step that takes longer than the one before
-            now[0] += part * step_s
+        for since in (0.1, 0.2, 0.3, 0.9, 1.1):  # of a step that takes longer than the one before
+            began, now[0] = now[0], machine.pace.ended_at + since * step_s
+            assert now[0] > began
             asyncio.run(machine.handed(0.005))
-    assert slept == pytest.approx([0.01, 0.005, 0.005, 0.32, 0.08, 0.04, 0.5, 0.5, 0.05])
+    short, middling = (
+        [0.005, 0.005, 0.005, 0.007, 0.005, 0.005],
+        [0.04, 0.04, 0.7 * 0.32, 0.04, 0.04],
+    )
+    assert slept == pytest.approx([*short, *middling, 0.05, 0.05, 0.5, 0.5, 0.05])
 
 
 class Hosts:

@@ -307,16 +307,19 @@ def activations(shape: Shape, batch: int, context: int, width: int = WIDTH) -> i
     Per token of a layer: two inputs, queries, keys, values and their mixture, and two hidden
     values; of experts, where they have room, also what goes in and what comes out; the attention's
     weights (context x context a head, in fp32 and in the type of activations). Norms and gates are
-    computed again. Where a layer is computed again, every layer's input and one layer's rest; where
-    only products are kept, they and one layer's rest. For one layer at a time what its backward
-    pass makes: gradients of hidden values, and of attention's weights and logits. Of logits and
-    their gradient, in fp32, what is made at a time, and the gradient of what the head sees.
+    computed again. Where a layer is computed again, every layer's input and one layer's rest, norms
+    and gates too; where only products are kept, they and one layer's rest. For one layer at a time
+    what its backward pass makes: gradients of hidden values, and of attention's weights and logits.
+    Of logits and their gradient, in fp32, what is made at a time, and the gradient of what the head
+    sees.
     """
     s, tokens = shape, batch * context
     products, layer = _layer(shape, batch, context, width)
     match s.remat:
         case "layer":
-            layers = s.layers * width * tokens * s.width + layer
+            layers = (
+                s.layers * width * tokens * s.width + layer + _made_again(s, tokens, context, width)
+            )
         case "products":
             layers = s.layers * products + layer
         case _:
@@ -331,10 +334,15 @@ def forward(shape: Shape, batch: int, context: int, width: int = WIDTH) -> int:
     that are made at a time, or else what comes in and goes out."""
     s, tokens = shape, batch * context
     layer = _layer(shape, batch, context, width)[1]
-    # Norms, what gates let through, and attention's logits: nothing keeps them longer.
-    layer += int(tokens * width * (2 * s.width + s.hidden * _taken(s, context)))
+    # And attention's logits: nothing keeps them longer.
+    layer += _made_again(s, tokens, context, width)
     layer += 4 * batch * s.heads * context * context
     return max(layer, _logits(shape, tokens)) + 2 * width * tokens * s.width
+
+
+def _made_again(shape: Shape, tokens: int, context: int, width: int) -> int:
+    """Bytes of a layer's norms and of what its gates let through."""
+    return int(tokens * width * (2 * shape.width + shape.hidden * _taken(shape, context)))
 
 
 def _layer(shape: Shape, batch: int, context: int, width: int) -> tuple[int, int]:
@@ -347,7 +355,8 @@ def _layer(shape: Shape, batch: int, context: int, width: int) -> tuple[int, int
     # What is normed once it is multiplied is kept as the product.
     normed = (query + key if s.qk_norm else 0) + (2 * s.width if s.post_norms else 0)
     layer = products + int(tokens * width * (query + normed + experts))
-    weights = 4 + (width if width < 4 else 0)
+    # Capped logits are kept, and what their slope is made of.
+    weights = 4 + (width if width < 4 else 0) + (8 if s.attention_cap else 0)
     return products, layer + weights * batch * s.heads * context * context
 
 

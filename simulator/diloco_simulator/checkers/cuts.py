@@ -29,6 +29,7 @@ class Parts:
         # (life, contribution) -> newest part of that life by then.
         self.made_after: dict[tuple[str, str], int] = {}
         self.began_with: dict[str, int] = {}  # life -> epoch of the restore it began after
+        self.failed = 0  # number of the newest checkpoint that failed, on the first shard's tape
 
     def kept(
         self, life: str, learner: str, number: int, epoch: int, versions: tuple[int, ...], m: bytes
@@ -107,13 +108,14 @@ class Cuts:
         """A round: nobody's work of after the cut is in what is before it, or of before a restore.
 
         `mark`: the newest on this tape; `restored`: the epoch that began with the newest restore.
+        A cut that failed binds nobody: another shard need not have heard of it.
         """
         for v in r.verdicts:
             if v.outcome != "merged":
                 continue
             life = f"{v.learner}/{v.incarnation}"
             kept = self.parts.made_after.get((life, v.subject), 0)
-            if kept > max(mark, self.lost.mark):
+            if kept > max(mark, self.lost.mark, self.parts.failed):
                 self.report("I6", f"round {r.round} merges {v.subject}, of after part {kept}")
             if self.parts.began_with.get(life, -1) < restored:
                 self.report("I1", f"round {r.round} merges {life}, of before the restore")

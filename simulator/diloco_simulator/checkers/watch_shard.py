@@ -82,6 +82,8 @@ class OfShard:
         match record:
             case TapeCheckpoint(outcome="begun"):
                 self.cuts.marked(self._mark(record.number))
+            case TapeCheckpoint(outcome="failed") if self.shard == 0:
+                self.cuts.parts.failed = record.number
             case TapeRound():
                 self.rounds += 1
                 if record.outcome == "committed":

@@ -127,8 +127,10 @@ def mixture(
         return spread(y_BxExCxF, _GROUPS, "expert", None, "tensor")
 
     gate_BxExCxF, up_BxExCxF = wide("gate_ExDxF"), wide("up_ExDxF")
+    # Where a whole layer is computed again, nothing in it is once more.
+    made = _made if shape.remat == "layer" else jax.checkpoint(_made, static_argnums=0)
     made_BxExCxD = spread(
-        _made(gated, gate_BxExCxF, up_BxExCxF, layer["down_ExFxD"]), _GROUPS, "expert"
+        made(gated, gate_BxExCxF, up_BxExCxF, layer["down_ExFxD"]), _GROUPS, "expert"
     )
     made_BxECxD = spread(made_BxExCxD, BATCH).reshape(batch, -1, shape.width)
     each_BxLkxD = moved(made_BxECxD, found.place_BxLk, found.choice_BxEC[..., None])
@@ -144,11 +146,10 @@ def _product(x_BxExCxD: jax.Array, matrices_ExDxF: jax.Array) -> jax.Array:
     return found
 
 
-@partial(jax.checkpoint, static_argnums=0)
 def _made(
     gated: Any, gate_BxExCxF: jax.Array, up_BxExCxF: jax.Array, down_ExFxD: jax.Array
 ) -> jax.Array:
-    """(B, E, C, D), of what the gates let through: that is not kept, but made again."""
+    """(B, E, C, D), of what the gates let through."""
     return _product(gated(gate_BxExCxF, up_BxExCxF), down_ExFxD)
 
 

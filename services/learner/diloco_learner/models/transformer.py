@@ -11,7 +11,7 @@ a token is read like the token, and left out of the loss.
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 import jax
@@ -212,6 +212,20 @@ def _again(function: F) -> F:
     return cast(F, jax.checkpoint(function, static_argnums=0))
 
 
+def _again_in_kept_layers(function: F) -> F:
+    """The same for what has matrices among its arguments, unless its whole layer is computed again.
+
+    Then devices that share the matrices would hand them round once more.
+    """
+    again = _again(function)
+
+    @wraps(function)
+    def chosen(shape: Shape, *given: Any) -> Any:
+        return (function if shape.remat == "layer" else again)(shape, *given)
+
+    return cast(F, chosen)
+
+
 def _remat(shape: Shape, block: Any) -> Any:
     match shape.remat:
         case "layer":
@@ -255,7 +269,7 @@ def norm(shape: Shape, x: jax.Array, scale: jax.Array) -> jax.Array:
 _HEADS = {"query": "HK", "key": "GK", "value": "GK"}
 
 
-@_again
+@_again_in_kept_layers
 def _of_normed(
     shape: Shape, x_BxLxD: jax.Array, scale_D: jax.Array, matrices: Params
 ) -> dict[str, jax.Array]:
@@ -334,7 +348,7 @@ def gated(shape: Shape, gate_BxLxF: jax.Array, up_BxLxF: jax.Array) -> jax.Array
     return jax.nn.silu(gate_BxLxF) * up_BxLxF
 
 
-@_again
+@_again_in_kept_layers
 def _down(
     shape: Shape, gate_BxLxF: jax.Array, up_BxLxF: jax.Array, matrix_FxD: jax.Array
 ) -> jax.Array:

@@ -29,7 +29,7 @@ from diloco_learner.training.evaluate import HeldOut, held_out_of
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.speed import Island
-from diloco_learner.training.train import Pause, Rest, Slowed, TrainLoop
+from diloco_learner.training.train import Pause, Rest, Slowed, Stepping, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared import ambient
 from diloco_shared.checkpoints.parameters_io import beginning_of
@@ -40,11 +40,13 @@ from diloco_shared.spec.run import RunSpec
 
 T = TypeVar("T")
 
-# What the train thread hands out, it hands out at the end of a turn, which takes about as long as
-# the one before. So looks are rare until then; from then on a turn has so many, or one in 50 ms. A
-# turn that ends much earlier than the one before waits for the next rare one. A look takes some
-# 50 us of the core that may compute: 200 a second were 1 % of it.
+# What the train thread hands out comes about when a step ends: shortly before where devices compute
+# by themselves, shortly after on a processor. A step takes about as long as the one before. So once
+# a quarter of it is over looks are rare until it should end. Before and after that a step has so
+# many as this, or one in 50 ms. What comes at another time waits for the next rare one. A look
+# takes some 50 us of the core that may compute: 200 a second were 1 % of it.
 LOOKS, LOOK_S_MAX, EARLY_S_MAX = 8, 0.05, 0.5
+FIRST = 0.75  # of a step is left when looks become rare
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,9 @@ class OnThisMachine:
 
     async def handed(self, seconds: float) -> None:
         """`seconds`, or longer where steps take longer: each look takes time from their core."""
-        often_s = min(self.pace.turn_s / LOOKS, LOOK_S_MAX)
-        await asyncio.sleep(max(seconds, often_s, min(self.pace.left_s(), EARLY_S_MAX)))
+        often_s, left_s = min(self.pace.step_s / LOOKS, LOOK_S_MAX), self.pace.left_s()
+        rarely_s = min(left_s, EARLY_S_MAX) if left_s < FIRST * self.pace.step_s else 0.0
+        await asyncio.sleep(max(seconds, often_s, rarely_s))
 
     def build(self, spec: RunSpec) -> Built:
         """Seconds: it compiles. Minutes if a large text is prepared first.
@@ -212,21 +215,22 @@ def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
 
 
 class Pace:
-    """How long the newest turn of a train loop took, in seconds; 0 before there was one."""
+    """How long the newest step of a train loop took, in seconds; 0 before there was one."""
 
     def __init__(self) -> None:
-        self.turn_s, self.ended_at = 0.0, 0.0
+        self.step_s, self.ended_at = 0.0, 0.0
 
     def left_s(self) -> float:
-        """Until the turn under way has taken as long; below 0: it takes longer."""
-        return self.ended_at + self.turn_s - ambient.monotonic()
+        """Until the step under way has taken as long; below 0: it takes longer."""
+        return self.ended_at + self.step_s - ambient.monotonic()
 
     def of(self, turns: Iterator[Pause]) -> Iterator[Pause]:
         """These turns, looked at."""
-        began = ambient.monotonic()
         for pause in turns:
-            now = ambient.monotonic()
-            self.turn_s, self.ended_at, began = now - began, now, now
+            if isinstance(pause, Stepping):
+                now = ambient.monotonic()
+                self.step_s = now - self.ended_at if self.ended_at else 0.0
+                self.ended_at = now
             yield pause
 
 
