@@ -73,7 +73,9 @@ def test_initial_parameters_are_no_flood_until_a_snapshot_covers_them() -> None:
 
 
 # Two fragments in turn; a learner's answers to a round take 10,000 and 20,000 bytes at most.
-ASKED = Asked(epoch=0, rounds=range(4, 9), late=0, answers_P=(10_000, 20_000), owned=(0, 1))
+ASKED = Asked(
+    epoch=0, rounds=range(4, 9), late=0, kept=False, answers_P=(10_000, 20_000), owned=(0, 1)
+)
 
 
 def test_contributions_that_were_asked_for_are_no_flood_however_many_there_are() -> None:
@@ -126,6 +128,45 @@ def test_answers_that_came_after_those_to_their_round_were_removed_are_no_flood(
     assert hoard.surplus == {("0", "0", "0"): 5_000}, "the oldest is none that was under way"
     large = late | {"up.r.a.0.0.2.2": 5_001}
     assert sizes(greedy(of(large), 1000, LIVE, asked=asked)) == {"a": 10_001}
+
+
+def test_an_answer_to_a_later_round_of_an_earlier_epoch_may_be_there() -> None:
+    """History began again at an earlier round."""
+    asked = replace(ASKED, epoch=2, late=1)
+    held = {"up.r.a.1.0.20.1": 5_000}
+    assert sizes(greedy(of(held), 1000, LIVE, asked=asked)) == {}
+    assert sizes(greedy(of({"up.r.a.2.0.20.1": 5_000}), 1000, LIVE, asked=asked)) == {"a": 5_000}
+
+
+def test_where_all_contributions_are_kept_one_answer_to_each_round_is_enough() -> None:
+    """Else one learner would take up to four times its room, for good."""
+    asked = replace(ASKED, rounds=range(8), late=1, kept=True)
+    once = {f"up.r.a.0.{n % 2}.{n}.1": 2_500 for n in range(8)}
+    failovers = once | {f"up.r.a.0.{n % 2}.{n}.2": 5_000 for n in (1, 3, 5, 7)}
+    assert sizes(greedy(of(failovers), 1000, LIVE, asked=asked)) == {}
+    every = failovers | {"up.r.a.0.0.2.2": 2_500}
+    assert sizes(greedy(of(every), 1000, LIVE, asked=replace(asked, kept=False))) == {}
+    assert sizes(greedy(of(every), 1000, LIVE, asked=asked)) == {"a": 4 * 7_500 + 5_000}
+
+
+def test_names_that_nobody_knows_were_not_asked_however_many_there_are() -> None:
+    """A site may write in many, and need not join under any."""
+    names = ["dead", *(f"name-{n}" for n in range(9))]
+    held = {f"up.r.{m}.0.0.4.1": 900 + n for n, m in enumerate(names)}
+    few = {s: size for s, size in held.items() if s.split(".")[2] in names[:3]}
+    assert sizes(greedy(of(few), 1000, LIVE, asked=ASKED)) == {}
+    found = greedy(of(held), 1000, LIVE, asked=ASKED, known=("b",))
+    assert sizes(found) == {m: 900 + n for n, m in enumerate(names) if n > 3}
+    assert sizes(greedy(of(held), 1000, LIVE, asked=ASKED, known=names)) == {}
+
+
+def test_of_first_parameters_that_were_sent_often_only_the_excess_counts() -> None:
+    first = subjects.initial("r", "a", 0, 0)
+    held = of({first: 50_900})
+    assert sizes(greedy(held, 1000, LIVE, excused=lambda learner: 50_000)) == {}
+    found = greedy(held, 800, LIVE, excused=lambda learner: 50_000)
+    assert sizes(found) == {"a": 900}
+    assert found["a"].filters((0,)) == {"*.0.>": 50_900}
 
 
 def test_what_was_asked_for_stays_while_the_rest_can_be_removed_place_by_place() -> None:
@@ -251,6 +292,7 @@ class Showing:
     def __init__(self) -> None:
         self.storage = self
         self.streams: dict[str, StreamUse] = {}
+        self.needed: dict[str, int] = {}
 
 
 @pytest.mark.parametrize(
@@ -342,6 +384,25 @@ async def test_what_a_site_left_where_no_shard_purges_goes_with_little_of_it() -
     showing.streams = {"UP": StreamUse(bytes=info.bytes, limit=info.bytes_max)}
     await floods.look()
     assert "up.r.gone.0.99.0.0" not in {m.subject for m in await bus.fetch(stream, "up.r.>")}
+
+
+async def test_in_a_stream_that_is_too_small_nobody_is_accused() -> None:
+    """Honest learners fill it by themselves."""
+    bus, spec, showing = NamedBus(MemoryBroker(), "s"), run_spec(), Showing()
+    await bus.ensure_bucket(subjects.MEMBERS)
+    outbox = Outbox(context(spec, bus, "s"))
+    machine = Machine(spec, History(spec))
+    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox, lambda: -1)
+    stream = subjects.up_stream("r")
+    await bus.ensure_stream(StreamSpec(stream, ("up.r.>",), LIMIT))
+    await bus.append(up("a"), bytes(LIMIT - 1000))
+    showing.streams = {"UP": StreamUse(bytes=LIMIT, limit=LIMIT)}
+    showing.needed = {"UP": LIMIT + 1}
+    await floods.look()
+    assert outbox.events.empty()
+    showing.needed = {"UP": LIMIT}
+    await floods.look()
+    assert outbox.events.get_nowait().kind == "flood"
 
 
 async def test_where_all_share_one_secret_nobody_is_accused() -> None:

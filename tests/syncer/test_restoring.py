@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.protocol.messages import TapeRestore, TensorSpec
+from diloco_shared.protocol.messages import Progress, TapeRestore, TensorSpec
 from diloco_shared.protocol.records import Restore
 from diloco_syncer.checkpoints.restoring import RETRY_S, Restoring
 from diloco_syncer.events import Load, Loaded, Tell
 from diloco_syncer.history.history import History
+from diloco_syncer.machine import Machine
 
 WISH = Restore(serial=1, source="t/000001")
 
@@ -45,12 +46,52 @@ def test_a_shard_that_could_not_go_back_tries_again_once_another_has(
     assert restoring.advance(0.0) == [Load(WISH)]
     failed = restoring.loaded(Loaded(WISH, fault="no room"), 0.0, 1000.0)
     assert isinstance(failed, Tell) and not restoring.due, "the run goes on without it"
-    restoring.heard = (1, known)
+    restoring.known = known
     assert restoring.due is due
     assert ("no room" in restoring.reason) is due, "and no round opens meanwhile"
     assert restoring.advance(RETRY_S - 0.1) == []
     assert restoring.advance(RETRY_S) == ([Load(WISH)] if due else [])
     assert restoring.loaded(Loaded(WISH, fault="no room"), RETRY_S, 1000.0) is None, "told once"
+    if due and known == 1:  # it has to go back, to whatever the user wants now
+        restoring.wanted = restoring.asked = WISH.model_copy(update={"serial": 2})
+        again = restoring.loaded(Loaded(restoring.wanted, fault="damaged"), RETRY_S, 1000.0)
+        assert isinstance(again, Tell) and restoring.due
+    history.stopping, history.outcome = True, "stopped"
+    restoring.heard = (1, known)
+    assert not restoring.due, "it follows the others, so that learners may leave"
+
+
+def test_one_learner_alone_makes_no_shard_go_back(driver_of: Any) -> None:
+    """It may lie. Two, or the only one that lives, are believed."""
+    driver = driver_of(shards=2)
+    machine: Machine = driver.machine
+    known = []
+    for learner, restore in (("a", 1), ("b", 0), ("c", 2), ("b", 3)):
+        told = progress(learner, restore)
+        machine.roster.progress(told, 1.0)
+        machine.wishes.progress(told, 1.0)
+        known.append(machine.wishes.restoring.known)
+    assert known == [1, 1, 1, 2]
+
+
+def progress(learner: str, restore: int) -> Progress:
+    """Of one that has begun, and knows of a restore."""
+    return Progress(
+        learner=learner,
+        incarnation=0,
+        epoch=0,
+        state="stepping",
+        step=1,
+        tokens=0,
+        c_steps=(0, 0),
+        c_tokens=(0, 0),
+        adopted=(0, 0),
+        adopted_at=(0, 0),
+        loss=0.0,
+        step_s=1.0,
+        wait_s=0.0,
+        restore=restore,
+    )
 
 
 def test_a_wish_that_was_dropped_while_it_was_loaded_may_come_again(driver_of: Any) -> None:

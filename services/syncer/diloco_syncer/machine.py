@@ -476,7 +476,7 @@ class Machine:
             effects.append(
                 Tell("learner-seen", f"{progress.learner} incarnation {progress.incarnation}")
             )
-        self.wishes.progress(progress)
+        self.wishes.progress(progress, now)
         if self.leading and progress.epoch == h.epoch:
             if lost := self._lost(progress.adopted):
                 effects += self._believe(progress.learner, h.epoch + 1, lost, now)

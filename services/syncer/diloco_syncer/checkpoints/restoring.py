@@ -30,6 +30,9 @@ class Restoring:
         self.unfit = 0  # serial of a wish that cannot be fulfilled
         # Newest epoch of a learner, and serial of the newest restore that it knew of then.
         self.heard = (0, 0)
+        # Serial of the newest restore that learners were heard to know of: two of them, or the only
+        # one that lives. One alone may lie, and a shard that goes back merges nothing until it can.
+        self.known = 0
         self.failed = (0, "")  # serial of the newest wish that failed, and why
         self.retry_at = 0.0
         self.held = False  # the record of another epoch is on its way: this one's follows it
@@ -54,8 +57,17 @@ class Restoring:
         has: else they would train with one part of before and one of after. Its disk may have been
         full for a moment.
         """
-        alone = self.history.spec.algorithm.shards == 1
-        return self.unfit if alone or self.heard[1] < self.unfit else 0
+        h = self.history
+        # After a stop it follows the others into their epoch, so that learners may leave.
+        if h.outcome and h.stopping:
+            return max(self.unfit, self.failed[0])
+        return 0 if self._behind else self.unfit
+
+    @property
+    def _behind(self) -> bool:
+        """Another shard has gone back, and this one could not."""
+        h = self.history
+        return h.spec.algorithm.shards > 1 and h.restores < self.unfit <= self.known
 
     @property
     def deadline(self) -> float | None:
@@ -113,7 +125,7 @@ class Restoring:
         """Once for every wish, and again where the fault is another: its user waits to be told."""
         known, self.failed = self.failed, (wish.serial, fault)
         self.asked, self.retry_at = None, now + RETRY_S
-        if self.history.initialised:
+        if self.history.initialised and not self._behind:
             self.unfit = wish.serial
         if self.failed == known:
             return None

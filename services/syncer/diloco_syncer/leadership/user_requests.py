@@ -35,7 +35,7 @@ class UserRequests:
     """Of one leader's term."""
 
     def __init__(self, spec: RunSpec, history: History, roster: Roster) -> None:
-        self.history = history
+        self.history, self.roster = history, roster
         self.wanted: Wanted | None = None
         self.checkpoints = CheckpointDecisions(spec, history, roster)
         self.restoring = Restoring(history)
@@ -73,11 +73,15 @@ class UserRequests:
                 return [Unload(event.restore.serial), *([found] if found else [])]
         return []
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: Progress, now: float) -> None:
         """A learner tells which checkpoint it has settled, its epoch, and the restore it knows."""
         self.checkpoints.progress(progress)
         told = (progress.epoch, progress.restore)
         self.restoring.heard = max(self.restoring.heard, told)
+        if progress.restore > self.restoring.known:
+            live = [m.progress.restore for m in self.roster.live(now) if m.progress is not None]
+            second = sorted(live)[-2:]
+            self.restoring.known = max(self.restoring.known, min(second, default=0))
 
     def advance(
         self, now: float, wall: float, pending: Collection[TapeRecord]

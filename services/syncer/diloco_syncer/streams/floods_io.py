@@ -7,12 +7,12 @@ crowded, what is there is counted, and what is more than a learner can have sent
 
 - On UP, contributions to the rounds that were opened, and whose contributions the leader has not
   removed yet, are nobody's surplus, as long as no round has more of them than a learner sends when
-  leaders change: they pile up while no snapshot can be written, or where an operator made the
-  stream smaller. Nor are answers that came after those to their round were removed, to as many
-  rounds as a learner has under way at once: a slow link delivers them late. Of the rest each live
-  learner has an equal share of the stream, and all others together have one. Of several shards each
-  looks after its own fragments. What lies where no honest learner writes is taken by the first one:
-  each purges what is of its fragments, and so it would stay for good.
+  leaders change: they pile up while no snapshot can be written. Nor are answers that came after
+  those to their round were removed, to as many rounds as a learner has under way at once: a slow
+  link delivers them late. Of the rest each live learner has an equal share of the stream, and all
+  others together have one. Of several shards each looks after its own fragments. What lies where no
+  honest learner writes is taken by the first one: each purges what is of its fragments, and so it
+  would stay for good.
 - On STATE there is only what the leader asked a donor for, and snapshots of syncers.
 
 Bytes are those of the stream: headers take room, too. And a message counts as much as one of an
@@ -23,7 +23,9 @@ Who fills more places than can be removed one by one loses its own contributions
 some that were merged: a standby that had not executed their rounds yet takes a snapshot of the
 leader, as a slow one does.
 
-Only on a hub whose processes have credentials of their own: else anybody may write in any name.
+Only on a hub whose processes have credentials of their own: else anybody may write in any name. And
+only where a stream is as large as the run needs it: honest learners fill a smaller one by
+themselves, and nobody can tell them from others.
 """
 
 from collections import defaultdict
@@ -66,6 +68,12 @@ REMOVED_MAX = 100
 # Contributions of a round that a learner may have on UP: each new leader asks for one more, and
 # what broke off on the way is sent anew.
 ANSWERS_MAX = 4
+# Of so many rounds, one may have more than an answer of a learner where all of them are kept: each
+# new leader asks for those under way.
+REPEATED = 4
+# Names that nobody knows and whose contributions count as asked for, at least: of a learner that
+# died before any was merged, and of one that has just come. A site has many more names.
+STRANGERS_MIN = 2
 
 
 def first_set_bytes(history: History) -> int:
@@ -90,7 +98,8 @@ class Asked:
 
     epoch: int
     rounds: range  # those whose contributions were not removed
-    late: int  # how many earlier ones a learner may still have been answering
+    late: int  # how many others a learner may still have been answering
+    kept: bool  # contributions stay for good
     answers_P: tuple[int, ...]  # bytes of a learner's answers to one round, at most, by fragment
     owned: tuple[int, ...]
 
@@ -101,14 +110,15 @@ class Asked:
         each_P = tuple(
             ANSWERS_MAX * contribution(algorithm.codec_up, size) for size in history.sizes_P
         )
+        kept = history.spec.keeping.contributions == "all"
         late = algorithm.rounds_in_flight_max
-        return cls(history.epoch, rounds, late, each_P, tuple(history.owned))
+        return cls(history.epoch, rounds, late, kept, each_P, tuple(history.owned))
 
     def most(self, epoch: str, fragment: str, round_: str) -> int:
         """Bytes that a learner may have there, all epochs together: a round of an earlier one may
         be on the tape. Told by parts of a subject, as anybody may write them."""
         n, age = _number(round_), self.epoch - _number(epoch)
-        if not 0 <= n < self.rounds.stop or not 0 <= age <= self.epoch:
+        if n < 0 or not 0 <= age <= self.epoch or (not age and n >= self.rounds.stop):
             return 0
         if fragment != str(self.owned[n % len(self.owned)]):
             return 0
@@ -125,9 +135,19 @@ class Asked:
             for n, there in of_round.items()
             if sum(there.values()) <= self.most(*next(iter(there)))
         }
-        earlier = sorted((n for n in honest if n < self.rounds.start), reverse=True)
-        excess = earlier[self.late :]
+        others = sorted((n for n in honest if n not in self.rounds), reverse=True)
+        excess = {*others[self.late :], *(self._repeated(honest) if self.kept else ())}
         return {place: each for n in honest.keys() - excess for place, each in honest[n].items()}
+
+    def _repeated(self, honest: Mapping[int, Mapping[Place, int]]) -> list[int]:
+        """Rounds with more than an answer, if these are more than leaders can have asked for anew:
+        where all contributions are kept, a second one to each would take the others' room."""
+
+        def once(n: int) -> int:
+            return self.answers_P[self.owned[n % len(self.owned)]] // ANSWERS_MAX
+
+        found = [n for n, there in honest.items() if sum(there.values()) > once(n)]
+        return found if len(found) > len(self.rounds) // REPEATED + 2 * self.late else []
 
 
 def _number(word: str) -> int:
@@ -172,6 +192,7 @@ class Hoard:
 
     surplus: Mapping[Place, int]
     asked: Mapping[Place, int]
+    excused: int = 0  # of the surplus: initial parameters that were sent more often
 
     @classmethod
     def of(
@@ -187,11 +208,12 @@ class Hoard:
         expected = {place: size[place] for place in first if sum(first.values()) <= excused}
         if asked is not None:
             expected |= asked.expected({p: size[p] for p in size.keys() - first.keys()})
-        return cls({p: size[p] for p in size.keys() - expected.keys()}, expected)
+        left = {p: size[p] for p in size.keys() - expected.keys()}
+        return cls(left, expected, excused if first.keys() & left.keys() else 0)
 
     @property
     def size(self) -> int:
-        return sum(self.surplus.values())
+        return max(sum(self.surplus.values()) - self.excused, 0)
 
     def filters(self, owned: Collection[int]) -> dict[str, int]:
         """What of it goes: filters behind the learner's name -> bytes. What was asked for stays,
@@ -208,7 +230,7 @@ class Hoard:
                 found[f"{epoch}.{p}.{round_}.>"] += size
         if len(found) <= max(REMOVED_MAX, len(owned)):
             return dict(found)
-        everything = self.size + sum(self.asked.values())
+        everything = sum(self.surplus.values()) + sum(self.asked.values())
         return {f"*.{p}.>": everything // len(owned) for p in owned}
 
 
@@ -217,19 +239,27 @@ def greedy(
     share: int,
     live: Collection[str],
     *,
+    known: Collection[str] = (),
     asked: Asked | None = None,
     excused: Callable[[str], int] = lambda learner: 0,
     message_bytes: int = 0,
 ) -> dict[str, Hoard]:
     """Learners that hold more of UP than their share, beyond what they were asked for.
 
-    `held`: by subject. `excused`: bytes of initial parameters that a learner may hold.
+    `held`: by subject. `known`: learners of the run, that live or did. `excused`: bytes of initial
+    parameters that a learner may hold.
     """
     by = defaultdict[str, defaultdict[Place, _Counted]](lambda: defaultdict(_Counted))
     for subject, what in held.items():
         _, _, learner, epoch, fragment, round_ = [*subject.split("."), "", "", ""][:6]
         by[learner][epoch, fragment, round_].add(what)
-    hoards = {m: Hoard.of(there, asked, excused(m), message_bytes) for m, there in by.items()}
+    may = _believed(by, {*known, *live})
+    hoards = {
+        m: Hoard.of(there, asked, excused(m), message_bytes)
+        if m in may
+        else Hoard.of(there, None, 0, message_bytes)
+        for m, there in by.items()
+    }
     found = {m: h for m, h in hoards.items() if m in live and h.size > share}
     others = sorted((h.size, m) for m, h in hoards.items() if m not in live)
     left = sum(size for size, _ in others)
@@ -238,6 +268,17 @@ def greedy(
         found[learner] = hoards[learner]
         left -= size
     return found
+
+
+def _believed(by: Mapping[str, Mapping[Place, _Counted]], known: Collection[str]) -> set[str]:
+    """Who may have been asked: whoever is known, and no more others than that, those that hold
+    least. One site has many names, and need not join under any."""
+
+    def holds(learner: str) -> tuple[int, str]:
+        return sum(counted.bytes for counted in by[learner].values()), learner
+
+    others = sorted(by.keys() - set(known), key=holds)
+    return {*known, *others[: max(len(known), STRANGERS_MIN)]}
 
 
 def unreached(held: Mapping[str, Held], fragments: int) -> dict[str, int]:
@@ -310,6 +351,8 @@ class Floods:
             use = self.storage.streams.get(kind)
             if use is None or not use.limit or use.bytes <= CROWDED * use.limit:
                 continue
+            if use.limit < self.storage.needed.get(kind, 0):
+                continue  # whoever made it smaller is told that it is full
             if kind == "STATE" and self.shard:
                 continue  # the first shard looks after all of it
             stream = subjects.run_stream(self.run, kind)
@@ -327,6 +370,7 @@ class Floods:
             mine,
             limit // (max(len(live), 2) * self.machine.spec.algorithm.shards),
             live,
+            known={*self.machine.roster.members, *history.ledger.newest},
             asked=self._asked(),
             excused=self._excused,
             message_bytes=message_bytes(history),
