@@ -77,6 +77,26 @@ def test_a_wish_to_drain_outlives_the_process() -> None:
     assert MemberNote(record=record(draining=True)).draining, "by its own wish"
 
 
+def test_what_a_user_asks_of_a_member_outlives_that_it_is_forgotten_meanwhile() -> None:
+    """Both take their time, and the one that was asked for later counts."""
+    roll = Roll()
+    roll.seen(record(), 1.0)
+    roll.silent("a", 1.0)
+    before = roll.notes["a"]
+    with roll.asking("a"), roll.asking("a"):
+        with roll.asking("a"):
+            roll.drain("a", True)
+        roll.left("a")
+        assert not roll.forget("a", before) and roll.notes["a"].drained
+    assert roll.forget("a", roll.notes["a"]) and not roll.notes
+    roll.seen(record(), 1.0)
+    roll.left("a")
+    assert roll.notes["a"].alive, "it has come back"
+    roll.silent("a", 2.0)
+    roll.left("a")
+    assert not roll.notes and roll.forget("a", before)
+
+
 def test_members_are_bounded_and_the_longest_gone_go_first() -> None:
     """I12."""
     roll = Roll()

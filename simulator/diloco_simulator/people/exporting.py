@@ -7,6 +7,7 @@ and is whole. What a deleted run had is gone. The dice are their own.
 
 import asyncio
 import hashlib
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -227,11 +228,19 @@ class Exporting:
                 await self._downloaded(view)
                 if wrong := not_whole(root / view["id"], view, run.observer.watch):
                     self.broken(f"export {view['id']}: {wrong}")
-        for text in beside(root, {view["id"]: view["state"] for view in shown}):
+        for text in await self._beside(run, root, shown):
             self.broken(f"on the disk {text}")
         await self.sampling.well(exported=any(view["state"] == "complete" for view in shown))
         if self.rng.random() < LATE:
             await self._ask({})  # which is being made when the run is deleted
+
+    async def _beside(self, run: WatchedRun, root: Path, shown: list[View]) -> set[str]:
+        """What lies on the disk and should not. One may have been begun since it was asked."""
+        found = set(beside(root, {view["id"]: view["state"] for view in shown}))
+        if found:
+            shown = await self._ended(run)
+            found &= set(beside(root, {view["id"]: view["state"] for view in shown}))
+        return found
 
     async def _downloaded(self, view: View) -> None:
         """Whoever takes it home has what is shown, file by file; and nothing else is given away."""

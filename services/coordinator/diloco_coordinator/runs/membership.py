@@ -5,7 +5,9 @@ both the member and the coordinator, so that a restarted coordinator still knows
 process was the syncer of a run.
 """
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -63,6 +65,8 @@ class Roll:
     """Every member known. `seen` and `silent` return the note to write down, if it changed."""
 
     notes: dict[str, MemberNote] = field(default_factory=dict)
+    # Of whom a user is asking something: how many requests are under way.
+    asked: Counter[str] = field(default_factory=Counter)
 
     def restore(self, note: MemberNote, now: float) -> None:
         """A note from before: it holds unless the member was seen meanwhile.
@@ -104,8 +108,29 @@ class Roll:
         self.notes[member] = self.notes[member].model_copy(update={"drained": wanted})
         return self.notes[member]
 
-    def forget(self, member: str) -> None:
+    @contextmanager
+    def asking(self, member: str) -> Iterator[None]:
+        """A user asks something of a member: nobody forgets it before that is written down."""
+        self.asked[member] += 1
+        try:
+            yield
+        finally:
+            self.asked -= Counter([member])
+
+    def forget(self, member: str, known: MemberNote | None = None) -> bool:
+        """Whether nothing is known of it any more. It stays if a user has asked something of it
+        since `known`, its note."""
+        there = self.notes.get(member)
+        if there is not None and known is not None and there.drained != known.drained:
+            return False
         self.notes.pop(member, None)
+        return True
+
+    def left(self, member: str) -> None:
+        """Its note is gone: somebody has forgotten it."""
+        there = self.notes.get(member)
+        if there is not None and not there.alive and member not in self.asked:
+            self.forget(member)
 
     def surplus(self) -> list[str]:
         """Members above MEMBERS_MAX that may be forgotten: gone ones, the longest gone first."""

@@ -348,12 +348,10 @@ class Registry:
         return tuple(s.leader for s in self.standings.shards.get(run, {}).values())
 
     def _noted(self, member: str, value: bytes | None) -> None:
-        there = self.roll.notes.get(member)
         if value is None:
-            if there is not None and not there.alive:
-                self.roll.forget(member)
+            self.roll.left(member)
             return
-        note = _note(value)
+        there, note = self.roll.notes.get(member), _note(value)
         if there is None:
             self.roll.restore(note, ambient.wall())
         elif there.drained != note.drained:  # another coordinator was asked
@@ -512,24 +510,27 @@ class Registry:
 
     async def drain(self, member: str, wanted: bool) -> None:
         """Give a known member no more work, or let it have some again."""
-        await self._note(self.roll.drain(member, wanted), wish=True)
+        with self.roll.asking(member):
+            await self._note(self.roll.drain(member, wanted), wish=True)
         if member in self.roll.notes:  # what another coordinator wrote before may have come since
             self.roll.drain(member, wanted)
 
     async def forget(self, member: str) -> None:
         """Remove a member that is gone, and its assignment; and its key, if that is still there.
 
-        Should it come back this instant, its key makes a new note, and it is a free member.
+        Should it come back this instant, its key makes a new note, and it is a free member. What a
+        user asked of it meanwhile stays.
         """
+        forgotten = self.roll.notes.get(member)
         if (left := self.renewals.heard.get(member)) is not None:
             with suppress(Conflict):
                 await self.bus.kv_delete(subjects.MEMBERS, left.key, revision=left.revision)
         await self.bus.kv_delete(subjects.ASSIGNMENTS, member)
         await self.bus.kv_delete(NOTES, member)
-        self.roll.forget(member)
         self.assignments.pop(member, None)
         self.revisions.pop((subjects.ASSIGNMENTS, member), None)
-        self.revisions.pop((NOTES, member), None)
+        if self.roll.forget(member, forgotten):
+            self.revisions.pop((NOTES, member), None)
 
     async def put_token(self, record: TokenRecord) -> None:
         """Conflict if the name is taken."""
