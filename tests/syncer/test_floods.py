@@ -24,6 +24,7 @@ from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.streams.floods_io import (
     MESSAGES_MAX,
     REMOVED_MAX,
+    STRANGERS_MAX,
     Asked,
     Floods,
     Hoard,
@@ -146,18 +147,25 @@ def test_where_all_contributions_are_kept_one_answer_to_each_round_is_enough() -
     assert sizes(greedy(of(failovers), 1000, LIVE, asked=asked)) == {}
     every = failovers | {"up.r.a.0.0.2.2": 2_500}
     assert sizes(greedy(of(every), 1000, LIVE, asked=replace(asked, kept=False))) == {}
-    assert sizes(greedy(of(every), 1000, LIVE, asked=asked)) == {"a": 4 * 7_500 + 5_000}
+    assert sizes(greedy(of(every), 1000, LIVE, asked=asked)) == {"a": 7_500}
+    epochs = once | {f"up.r.a.1.{n % 2}.{n}.2": 2_500 for n in range(8)}
+    again = replace(asked, epoch=1)
+    assert sizes(greedy(of(epochs), 1000, LIVE, asked=again)) == {}, "rounds of two epochs"
 
 
 def test_names_that_nobody_knows_were_not_asked_however_many_there_are() -> None:
     """A site may write in many, and need not join under any."""
-    names = ["dead", *(f"name-{n}" for n in range(9))]
+    names = ["dead", *(f"name-{n}" for n in range(12))]
     held = {f"up.r.{m}.0.0.4.1": 900 + n for n, m in enumerate(names)}
-    few = {s: size for s, size in held.items() if s.split(".")[2] in names[:3]}
-    assert sizes(greedy(of(few), 1000, LIVE, asked=ASKED)) == {}
+    few = {s: size for s, size in held.items() if s.split(".")[2] in names[:STRANGERS_MAX]}
+    assert sizes(greedy(of(few), 1000, LIVE, asked=ASKED, known=())) == {}
     found = greedy(of(held), 1000, LIVE, asked=ASKED, known=("b",))
-    assert sizes(found) == {m: 900 + n for n, m in enumerate(names) if n > 3}
+    assert sizes(found) == {m: 900 + n for n, m in enumerate(names) if n > STRANGERS_MAX}
     assert sizes(greedy(of(held), 1000, LIVE, asked=ASKED, known=names)) == {}
+    assert sizes(greedy(of(held), 1000, LIVE, asked=ASKED)) == {}, "that nobody can tell yet"
+    first = {f"up.r.{m}.init.0.0": 2_000 for m in names}
+    found = greedy(of(first), 1000, LIVE, excused=lambda learner: 2_000, known=())
+    assert len(found) == len(names) - STRANGERS_MAX
 
 
 def test_of_first_parameters_that_were_sent_often_only_the_excess_counts() -> None:
@@ -292,7 +300,7 @@ class Showing:
     def __init__(self) -> None:
         self.storage = self
         self.streams: dict[str, StreamUse] = {}
-        self.needed: dict[str, int] = {}
+        self.needed = {"UP": 0}
 
 
 @pytest.mark.parametrize(

@@ -65,21 +65,33 @@ def test_one_learner_alone_makes_no_shard_go_back(driver_of: Any) -> None:
     """It may lie. Two, or the only one that lives, are believed."""
     driver = driver_of(shards=2)
     machine: Machine = driver.machine
-    known = []
-    for learner, restore in (("a", 1), ("b", 0), ("c", 2), ("b", 3)):
-        told = progress(learner, restore)
-        machine.roster.progress(told, 1.0)
-        machine.wishes.progress(told, 1.0)
+    lease_s, known = machine.roster.lease_s, []
+
+    def tell(now: float, learner: str, restore: int, epoch: int = 1) -> None:
+        told = progress(learner, restore, epoch)
+        machine.roster.progress(told, now)
+        machine.wishes.progress(told, now)
         known.append(machine.wishes.restoring.known)
-    assert known == [1, 1, 1, 2]
+
+    machine.history.epoch, machine.roster.since = 1, 100.0
+    tell(100.0, "a", 1)
+    assert known.pop() == 0, "the others have not spoken to a new leader yet"
+    tell(101.0 + lease_s, "a", 1)
+    assert known.pop() == 1, "no other lives"
+    for learner, restore in (("b", 0), ("c", 2), ("b", 3)):
+        tell(101.0 + lease_s, learner, restore)
+    assert known == [1, 1, 2]
+    tell(102.0 + lease_s, "c", 0, epoch=0)  # an old word, repeated while it evaluates
+    tell(103.0 + 2 * lease_s, "b", 4)
+    assert known.pop() == 4
 
 
-def progress(learner: str, restore: int) -> Progress:
+def progress(learner: str, restore: int, epoch: int) -> Progress:
     """Of one that has begun, and knows of a restore."""
     return Progress(
         learner=learner,
         incarnation=0,
-        epoch=0,
+        epoch=epoch,
         state="stepping",
         step=1,
         tokens=0,

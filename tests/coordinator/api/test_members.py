@@ -10,7 +10,7 @@ import pytest
 from waiting import until
 
 from diloco_coordinator.api.sse_io import STREAMS_MAX, STREAMS_OF_ONE_MAX
-from diloco_coordinator.runs.membership import SPEED_S_MAX, UNRENEWED_S
+from diloco_coordinator.runs.membership import SPEED_S_MAX, UNRENEWED_S, MemberNote
 from diloco_shared import ambient
 from diloco_shared.bus.port import KeyEntry
 from diloco_shared.protocol import subjects
@@ -176,6 +176,28 @@ async def test_who_comes_back_while_it_is_forgotten_keeps_its_key(world: Any) ->
         assert (await world.bus.kv_all(subjects.MEMBERS)).keys() == {"a"}
         await world.joins("a")
         await until(lambda: desk.registry.roll.living)
+
+
+async def test_who_is_drained_while_it_is_forgotten_stays_drained(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.coordinator() as desk:
+        await world.joins("a")
+        await until(lambda: desk.registry.roll.living)
+        bus = desk.registry.bus
+        delete = bus.kv_delete
+
+        async def late(bucket: str, key: str, **given: Any) -> int:
+            if bucket == "notes":
+                await desk.registry.drain("a", True)
+            found: int = await delete(bucket, key, **given)
+            return found
+
+        monkeypatch.setattr(bus, "kv_delete", late)
+        await desk.registry.forget("a")
+        assert desk.registry.roll.notes["a"].drained
+        kept = await bus.kv_get("notes", "a")
+        assert MemberNote.model_validate_json(kept.value).drained, "for the next coordinator"
 
 
 async def test_a_drained_member_loses_its_work_and_gets_none(world: Any) -> None:

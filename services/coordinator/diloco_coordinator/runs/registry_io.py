@@ -531,6 +531,8 @@ class Registry:
         self.revisions.pop((subjects.ASSIGNMENTS, member), None)
         if self.roll.forget(member, forgotten):
             self.revisions.pop((NOTES, member), None)
+        else:  # it may have been written down before the deletion
+            await self._note(self.roll.notes[member], wish=True)
 
     async def put_token(self, record: TokenRecord) -> None:
         """Conflict if the name is taken."""

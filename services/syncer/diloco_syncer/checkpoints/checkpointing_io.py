@@ -80,8 +80,8 @@ class Checkpointer:
         self.put(Sealed(effect.number, tuple(sorted(learners))))
         try:
             runs = await records_in(self.control, subjects.RUNS, RunRecord)
-            others = named(found.record for found in runs.values())
-            await asyncio.to_thread(prune, self.spec, self.root, effect, others)
+            needed = named(found.record for found in runs.values())
+            await asyncio.to_thread(prune, self.spec, self.root, effect, needed)
         except (OSError, BusError) as error:  # with the next one
             log.warning("old checkpoints not removed", error=str(error))
 

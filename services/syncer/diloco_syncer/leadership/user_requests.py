@@ -79,9 +79,16 @@ class UserRequests:
         told = (progress.epoch, progress.restore)
         self.restoring.heard = max(self.restoring.heard, told)
         if progress.restore > self.restoring.known:
-            live = [m.progress.restore for m in self.roster.live(now) if m.progress is not None]
-            second = sorted(live)[-2:]
-            self.restoring.known = max(self.restoring.known, min(second, default=0))
+            self.restoring.known = max(self.restoring.known, self._restored(now))
+
+    def _restored(self, now: float) -> int:
+        """Serial of the newest restore that two live learners know of, or the only one; not of one
+        in an epoch of before, which may repeat an old word for minutes."""
+        present = [m.progress for m in self.roster.live(now) if m.progress is not None]
+        told = sorted(p.restore for p in present if p.epoch >= self.history.epoch)[-2:]
+        # Whoever speaks first to a new leader is not the only one yet.
+        early = now - self.roster.since <= self.roster.lease_s
+        return min(told, default=0) if len(told) > 1 or not early else 0
 
     def advance(
         self, now: float, wall: float, pending: Collection[TapeRecord]

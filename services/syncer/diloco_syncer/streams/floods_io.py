@@ -71,9 +71,9 @@ ANSWERS_MAX = 4
 # Of so many rounds, one may have more than an answer of a learner where all of them are kept: each
 # new leader asks for those under way.
 REPEATED = 4
-# Names that nobody knows and whose contributions count as asked for, at least: of a learner that
-# died before any was merged, and of one that has just come. A site has many more names.
-STRANGERS_MIN = 2
+# Names that nobody knows and whose contributions count as asked for: of learners that died before
+# any was merged, and of those that have just come. A site has many more names.
+STRANGERS_MAX = 8
 
 
 def first_set_bytes(history: History) -> int:
@@ -143,11 +143,13 @@ class Asked:
         """Rounds with more than an answer, if these are more than leaders can have asked for anew:
         where all contributions are kept, a second one to each would take the others' room."""
 
-        def once(n: int) -> int:
-            return self.answers_P[self.owned[n % len(self.owned)]] // ANSWERS_MAX
+        def once(n: int) -> int:  # in each epoch that had such a round
+            epochs = {epoch for epoch, _, _ in honest[n]}
+            each = self.answers_P[self.owned[n % len(self.owned)]] // ANSWERS_MAX
+            return each * len(epochs)
 
-        found = [n for n, there in honest.items() if sum(there.values()) > once(n)]
-        return found if len(found) > len(self.rounds) // REPEATED + 2 * self.late else []
+        found = sorted(n for n, there in honest.items() if sum(there.values()) > once(n))
+        return found[len(self.rounds) // REPEATED + 2 * self.late :]
 
 
 def _number(word: str) -> int:
@@ -239,21 +241,21 @@ def greedy(
     share: int,
     live: Collection[str],
     *,
-    known: Collection[str] = (),
+    known: Collection[str] | None = None,
     asked: Asked | None = None,
     excused: Callable[[str], int] = lambda learner: 0,
     message_bytes: int = 0,
 ) -> dict[str, Hoard]:
     """Learners that hold more of UP than their share, beyond what they were asked for.
 
-    `held`: by subject. `known`: learners of the run, that live or did. `excused`: bytes of initial
-    parameters that a learner may hold.
+    `held`: by subject. `known`: learners of the run, that live or did; None: nobody can tell yet.
+    `excused`: bytes of initial parameters that a learner may hold.
     """
     by = defaultdict[str, defaultdict[Place, _Counted]](lambda: defaultdict(_Counted))
     for subject, what in held.items():
         _, _, learner, epoch, fragment, round_ = [*subject.split("."), "", "", ""][:6]
         by[learner][epoch, fragment, round_].add(what)
-    may = _believed(by, {*known, *live})
+    may = _believed(by, {*known, *live}) if known is not None else by.keys()
     hoards = {
         m: Hoard.of(there, asked, excused(m), message_bytes)
         if m in may
@@ -271,14 +273,14 @@ def greedy(
 
 
 def _believed(by: Mapping[str, Mapping[Place, _Counted]], known: Collection[str]) -> set[str]:
-    """Who may have been asked: whoever is known, and no more others than that, those that hold
-    least. One site has many names, and need not join under any."""
+    """Who may have been asked: whoever is known, and a few others, those that hold least. One site
+    has many names, and need not join under any."""
 
     def holds(learner: str) -> tuple[int, str]:
         return sum(counted.bytes for counted in by[learner].values()), learner
 
     others = sorted(by.keys() - set(known), key=holds)
-    return {*known, *others[: max(len(known), STRANGERS_MIN)]}
+    return {*known, *others[:STRANGERS_MAX]}
 
 
 def unreached(held: Mapping[str, Held], fragments: int) -> dict[str, int]:
@@ -351,8 +353,6 @@ class Floods:
             use = self.storage.streams.get(kind)
             if use is None or not use.limit or use.bytes <= CROWDED * use.limit:
                 continue
-            if use.limit < self.storage.needed.get(kind, 0):
-                continue  # whoever made it smaller is told that it is full
             if kind == "STATE" and self.shard:
                 continue  # the first shard looks after all of it
             stream = subjects.run_stream(self.run, kind)
@@ -366,20 +366,29 @@ class Floods:
     async def _up(self, held: Mapping[str, Held], limit: int) -> dict[str, dict[str, int]]:
         history, live = self.machine.history, self.machine.roster.names(ambient.monotonic())
         mine = {s: h for s, h in held.items() if _of_fragments(s, history.owned)}
-        found = greedy(
-            mine,
-            limit // (max(len(live), 2) * self.machine.spec.algorithm.shards),
-            live,
-            known={*self.machine.roster.members, *history.ledger.newest},
-            asked=self._asked(),
-            excused=self._excused,
-            message_bytes=message_bytes(history),
-        )
+        needed = self.storage.needed.get("UP")
+        found = {} if needed is None or limit < needed else self._greedy(mine, limit, live)
         filters = {m: hoard.filters(history.owned) for m, hoard in found.items()}
         if not self.shard:
             strays = unreached(held, history.spec.algorithm.fragments)
             filters |= {learner: {">": size} for learner, size in strays.items()}
         return {m: {f"{m}.{f}": size for f, size in some.items()} for m, some in filters.items()}
+
+    def _greedy(
+        self, mine: Mapping[str, Held], limit: int, live: Collection[str]
+    ) -> dict[str, Hoard]:
+        history, roster = self.machine.history, self.machine.roster
+        # A new leader has not heard of all yet.
+        early = ambient.monotonic() - roster.since <= roster.lease_s
+        return greedy(
+            mine,
+            limit // (max(len(live), 2) * self.machine.spec.algorithm.shards),
+            live,
+            known=None if early else {*roster.members, *history.ledger.newest},
+            asked=self._asked(),
+            excused=self._excused,
+            message_bytes=message_bytes(history),
+        )
 
     def _excused(self, learner: str) -> int:
         """Bytes of initial parameters: of whoever was asked for them, which may come late; and of
