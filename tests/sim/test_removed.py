@@ -14,6 +14,7 @@ class Visitors:
 
     def __init__(self, *answers: tuple[int, bool]) -> None:
         self.answers = list(answers)
+        self.rest = SimpleNamespace(posted=set[int]())
         self.faults: list[str] = []
         self.left = False
         loop, options = SimpleNamespace(now=0.0), SimpleNamespace(step_s=1.0)
@@ -49,3 +50,14 @@ async def test_what_is_left_counts_once_nothing_can_come_any_more(
     visitors: Any = Visitors(*answers)
     await sequel.removed(visitors, "large")
     assert visitors.faults == faults
+
+
+async def test_nothing_is_gone_while_somebody_may_still_begin_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its submission is being carried out, though nobody waits for the answer any more."""
+    monkeypatch.setattr(sequel, "LOOK_S", 0.0)
+    visitors: Any = Visitors((404, False), (404, False), (204, False))
+    visitors.rest.posted.add(1)
+    await sequel.removed(visitors, "large")
+    assert not visitors.faults and visitors.world.loop.now == 3.0
