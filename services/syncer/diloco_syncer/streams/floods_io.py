@@ -140,8 +140,8 @@ class Asked:
         return {place: each for n in honest.keys() - excess for place, each in honest[n].items()}
 
     def _repeated(self, honest: Mapping[int, Mapping[Place, int]]) -> list[int]:
-        """Rounds with more than an answer, if these are more than leaders can have asked for anew:
-        where all contributions are kept, a second one to each would take the others' room."""
+        """Rounds with more than an answer, beyond as many as leaders can have asked for anew: where
+        all contributions are kept, more than one to each would take the others' room."""
 
         def once(n: int) -> int:  # in each epoch that had such a round
             epochs = {epoch for epoch, _, _ in honest[n]}
