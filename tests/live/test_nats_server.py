@@ -145,6 +145,14 @@ async def test_nobody_there_is_said(tmp_path: Path) -> None:
     await asyncio.sleep(0)
 
 
+def stands_still(pid: int) -> bool:
+    """Each thread stops by itself: one of them may answer for a moment after the signal."""
+    states = (
+        path.read_text().rpartition(")")[2] for path in Path(f"/proc/{pid}/task").glob("*/stat")
+    )
+    return all(state.split()[0] == "T" for state in states)
+
+
 async def test_one_that_stands_still_is_started_anew(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +162,9 @@ async def test_one_that_stands_still_is_started_anew(
     assert not await asyncio.to_thread(nats_server.ails)
     assert nats_server.pid is not None
     os.kill(nats_server.pid, signal.SIGSTOP)
+    await until(
+        partial(stands_still, nats_server.pid), "each thread stands still", tolerated=(OSError,)
+    )
     assert not await asyncio.to_thread(nats_server.ails), "a moment is not long"
     assert "answered nothing" in await asyncio.to_thread(nats_server.ails)
     await nats_server.terminate(timeout_s=0.5)

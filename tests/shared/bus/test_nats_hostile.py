@@ -5,6 +5,7 @@ Servers take all of it, and a site with credentials may write it to its own subj
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from shared.bus.proxy import PAYLOAD, SPEC, through
@@ -69,8 +70,8 @@ async def test_headers_of_a_stored_message_are_no_status(nats_server: NatsServer
             await bus.purge("S", "s.a", below_seq=seq + 1)
             assert (await bus.fetch("S", "s.a", limit=1))[0].seq == seq + 1
         await say(nats_server, stored(b"s.b", HEADERS[3]))
-        newest = await bus.last("S", "s.b")
-        assert newest is not None and newest.payload == b"x"
+        newest = await until(lambda: bus.last("S", "s.b"), "stored: the server answers before")
+        assert newest.payload == b"x"
     await bus.close()
 
 
@@ -91,6 +92,9 @@ async def test_no_header_hides_what_a_message_takes(nats_server: NatsServer) -> 
     for headers, payload in ((h, p) for h in hiding for p in (b"", b"x" * 70_000)):
         before = (await bus.stream_info("S")).bytes
         await say(nats_server, stored(b"s.a", headers, payload))
+        await until(
+            partial(bus.last, "S", "s.a"), "stored: the server answers a PING before it stores"
+        )
         taken = (await bus.stream_info("S")).bytes - before
         assert taken >= len(headers) + len(payload)
         found = await bus.held("S", "s.a", messages_max=1)
