@@ -66,9 +66,11 @@ async def test_the_newest_report_is_sent_once_and_then_repeated(
     reports: Reporter, box: Mailbox, faults: FaultAgent, syncer: Any
 ) -> None:
     async with syncer.serving():
-        sending = asyncio.create_task(reports.newest(0.0))
+        sending = asyncio.create_task(reports.newest())
+        reports.look()  # there is nothing yet
         box.progress(progress(7))
         box.progress(progress(8))
+        reports.look()
         await syncer.reported("a", lambda p: p.step == 8)
         assert [p.step for p in syncer.progress["a"]] == [8]
         # Faults armed for a step come due by it.

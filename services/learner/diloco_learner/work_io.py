@@ -196,7 +196,7 @@ class Work:
             await self._begin(ended)
             del ended  # its anchors are the trainer's from now on, until newer ones come
             serving += [
-                self._start(self.reporter.newest(self.computing.handed)),
+                self._start(self.reporter.newest()),
                 self._start(self._hand()),
                 self._start(self.reporter.speeds(self.speed)),
                 self._start(self.evaluations.serve()),
@@ -365,8 +365,9 @@ class Work:
         return await asyncio.shield(self.ended)
 
     async def _hand(self) -> None:
-        """Carry what the train thread hands out, for ever."""
+        """Carry what the train thread hands out, for ever: the one who looks whether it has."""
         while True:
+            self.reporter.look()
             for item in self.mailbox.collect():
                 if isinstance(item.effect, Evaluate):
                     self.evaluations.take(item)

@@ -36,9 +36,10 @@ from diloco_shared import ambient
 
 log = structlog.get_logger()
 
-# Between two answers of the loop, and two looks at it, in seconds: twenty a second cost 0.36 % of a
-# processor, and fifty 0.9 %, which a learner's steps miss where they have that processor.
-BEAT_S = 0.05
+# Between two answers of the loop, and two looks at it, in seconds. Ten a second cost 0.3 % of a
+# processor and twenty 0.6 %, which a learner's steps miss where they have that processor; and what
+# holds the loop for a quarter of a second is always seen while it does.
+BEAT_S = 0.1
 # Nothing may hold the loop for longer, in seconds: far below a lease, and not felt by people.
 HELD_S = 0.05
 # Between two lines in the log, in seconds.

@@ -1,7 +1,7 @@
 """Tells the syncer where the learner stands: the newest progress, and heartbeats in between."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -51,19 +51,24 @@ class Reporter:
         self.book = book
         self.faults = faults
         self.sockets = sockets
+        self.moved = asyncio.Event()
         self.last: Progress | None = None
         self.recovery: Recovery | None = None
         self.started_at = process_started()
         self.stepping_at: float | None = None
 
-    async def newest(self, handed: Callable[[float], Awaitable[None]]) -> None:
-        """Send the newest progress, and let faults know the step, for ever.
+    def look(self) -> None:
+        """Have progress sent, if there is any that was not."""
+        if self.mailbox.moved:
+            self.moved.set()
 
-        `handed` waits until there may be another; see `computing.Computing`.
-        """
+    async def newest(self) -> None:
+        """Send the newest progress, and let faults know the step, for ever."""
         while True:
+            await self.moved.wait()
+            self.moved.clear()
             await self.flush()
-            await handed(PROGRESS_S)
+            await asyncio.sleep(PROGRESS_S)
 
     async def flush(self) -> None:
         """Send what was not sent yet."""

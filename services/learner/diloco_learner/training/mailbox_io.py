@@ -100,6 +100,11 @@ class Mailbox:
             items.append(self._out.popleft())
         return items
 
+    @property
+    def moved(self) -> bool:
+        """Whether there is progress not yet sent."""
+        return bool(self._progress)
+
     def newest_progress(self) -> Any:
         """The progress not yet sent, or None."""
         try:
