@@ -70,10 +70,8 @@ def spec_of(size: Size, learners: int = 1, layers: int | None = None) -> RunSpec
             },
             "inner": {"batch_sequences": size.batch},
             "membership": {"learners_min": learners, "lease_s": LEASE_S},
-            # As often as by default, of two batches each.
+            # As often as by default, of two batches each. So are checkpoints.
             "evaluation": {"sequences": 2 * size.batch},
-            # Twice an evaluation's interval: several checkpoints in every measurement.
-            "keeping": {"checkpoint_every_steps": 48},
             "budget": {"steps": 10_000_000},
         }
     )

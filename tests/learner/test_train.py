@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import threading
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,7 +24,16 @@ from diloco_learner.events import (
 from diloco_learner.recovery.moments import pack, views
 from diloco_learner.training import computing_io
 from diloco_learner.training.computing_io import OnThisMachine
-from diloco_learner.training.train import Anchored, Pause, Slowed, Stepping, ToSend, TrainLoop
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.train import (
+    Anchored,
+    Pause,
+    Rest,
+    Slowed,
+    Stepping,
+    ToSend,
+    TrainLoop,
+)
 from diloco_shared.protocol.messages import Stamp
 
 START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)
@@ -328,36 +339,60 @@ def test_an_evaluation_that_fails_between_two_steps_ends_nothing(rig: Rig) -> No
     assert str(failure) == "no room"
 
 
-def test_what_long_steps_hand_out_is_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look takes time from the core that computes. What there is comes about when a step ends:
-    before it is said to, or soon after."""
-    now, slept = [1.0], []
+async def test_long_steps_say_when_they_have_handed_something_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To look takes time from the core that computes, and to say it as well."""
+    monkeypatch.setattr(computing_io, "RARELY_S", 1000.0)
+    machine, box, goes_on = OnThisMachine(), Mailbox(), threading.Event()
 
-    def turns(seconds: float) -> Iterator[Pause]:
-        for _ in range(3):
-            now[0] += seconds / 2
-            yield Slowed(0.0)
-            now[0] += seconds / 2
-            yield Stepping()
+    class Turns:
+        left = Leave("finished", "")
+
+        def turns(self) -> Iterator[Pause]:
+            for n, long_s in enumerate((0.0, 0.0, computing_io.QUICK_S, 0.0)):
+                time.sleep(long_s)  # what is told of a step is how long it took
+                box.post(n)
+                yield Stepping()
+                if long_s:
+                    goes_on.wait()
+
+    ended = asyncio.ensure_future(machine.train(cast(TrainLoop, Turns()), box))
+    found: list[int] = []
+    async with asyncio.timeout(30):
+        while 2 not in found:
+            await machine.handed(0.005)
+            found += box.collect()
+        machine.turned.clear()  # it may have been looked for while the steps were quick
+        waiting = asyncio.ensure_future(machine.handed(0.005))
+        await asyncio.sleep(0.1)
+        assert not waiting.done(), "nothing was handed out since"
+        monkeypatch.setattr(computing_io, "RARELY_S", 0.01)
+        waiting.cancel()
+        await machine.handed(0.005)  # something may be, without a word
+        goes_on.set()
+        await ended
+    assert found == [0, 1, 2] and box.collect() == [3]
+
+
+async def test_quick_steps_are_looked_at_and_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    pace, slept = computing_io.Pace(lambda: said.append("over")), []
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(computing_io.ambient, "monotonic", lambda: now[0])
+    now = iter((1.0, 1.01, 1.06, 1.1, 1.11))
+    monkeypatch.setattr(computing_io.ambient, "monotonic", lambda: next(now))
     monkeypatch.setattr(computing_io.asyncio, "sleep", sleep)
+    turns: list[Pause] = [Stepping(), Stepping(), Slowed(0.0), Stepping(), Rest(0.1), Stepping()]
+    looked = pace.of(iter(turns))
+    counts = [(next(looked), len(said))[1] for _ in turns]
+    assert counts == [0, 0, 0, 1, 2, 2]
     machine = OnThisMachine()
-    asyncio.run(machine.handed(0.005))
-    for step_s in (0.01, 0.32, 60.0):
-        list(machine.pace.of(turns(step_s)))
-        for since in (0.1, 0.2, 0.3, 0.9, 1.1):  # of a step that takes longer than the one before
-            began, now[0] = now[0], machine.pace.ended_at + since * step_s
-            assert now[0] > began
-            asyncio.run(machine.handed(0.005))
-    short, middling = (
-        [0.005, 0.005, 0.005, 0.007, 0.005, 0.005],
-        [0.04, 0.04, 0.7 * 0.32, 0.04, 0.04],
-    )
-    assert slept == pytest.approx([*short, *middling, 0.05, 0.05, 0.5, 0.5, 0.05])
+    for machine.pace.step_s in (0.0, 0.01, 0.048):
+        await machine.handed(0.005)
+    assert slept == pytest.approx([0.005, 0.005, 0.006])
 
 
 class Hosts:

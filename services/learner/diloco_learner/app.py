@@ -56,6 +56,8 @@ class Learner(Worker[Settings]):
     """Works for one run at a time."""
 
     role, kept, unfit = "learner", CHECKPOINTS, "unfit"
+    # Its loop is watched half as often as others: its steps would miss 0.3 % of their processor.
+    shortest_hold_s = 0.1
 
     def __init__(
         self,

@@ -7,12 +7,12 @@
     yield from watch.metrics()          # diloco_loop_lag_seconds, diloco_loop_held
 
 While the loop stands still nothing on it can look: a thread does. When the loop has not answered
-for HELD_S it takes the stack of the loop's thread, which names what holds it. (What holds the
+for `shortest_s` it takes the stack of the loop's thread, which names what holds it. (What holds the
 interpreter too, a copy of gigabytes in one call, is seen as soon as it lets go, still in the
 function that asked for it.)
 
 Where processors are scarce a loop answers late though nothing held it. So a lag counts if the
-loop's thread itself ran for longer than HELD_S; or if it stood in something that waits, and neither
+loop's thread itself ran for longer than that; or if it stood in something that waits, and neither
 it nor the thread that looks was kept from a processor meanwhile.
 """
 
@@ -36,11 +36,8 @@ from diloco_shared import ambient
 
 log = structlog.get_logger()
 
-# Between two answers of the loop, and two looks at it, in seconds. Ten a second cost 0.3 % of a
-# processor and twenty 0.6 %, which a learner's steps miss where they have that processor; and what
-# holds the loop for a quarter of a second is always seen while it does.
-BEAT_S = 0.1
-# Nothing may hold the loop for longer, in seconds: far below a lease, and not felt by people.
+# Nothing may hold the loop for longer, in seconds: far below a lease, and not felt by people. The
+# loop answers as often, and is looked at as often. That costs 0.6 % of a processor.
 HELD_S = 0.05
 # Between two lines in the log, in seconds.
 TOLD_S = 10.0
@@ -89,13 +86,13 @@ class Sight:
     late_s: float = 0.0  # how late the looks were
 
 
-def judged(before: Answer, now: Answer, sight: Sight) -> Hold | None:
+def judged(before: Answer, now: Answer, sight: Sight, shortest_s: float = HELD_S) -> Hold | None:
     """What the time between two answers was: a hold, or None where nothing held the loop."""
-    lag_s = now.at - before.at - BEAT_S
-    if lag_s <= HELD_S:
+    lag_s = now.at - before.at - shortest_s
+    if lag_s <= shortest_s:
         return None
     ran_s = now.ran_s - before.ran_s
-    ran = ran_s > HELD_S
+    ran = ran_s > shortest_s
     starved = max(now.queued_s - before.queued_s, sight.late_s) >= MOST * lag_s
     if not ran and (starved or sight.idle or not sight.by):
         return None
@@ -108,8 +105,12 @@ def judged(before: Answer, now: Answer, sight: Sight) -> Hold | None:
 class LoopWatch:
     """Of the loop that `keep` runs in; `detail` and `metrics` may be asked from any thread."""
 
-    def __init__(self, tell: Callable[[Hold], None] | None = None) -> None:
+    def __init__(
+        self, tell: Callable[[Hold], None] | None = None, shortest_s: float = HELD_S
+    ) -> None:
+        """`shortest_s`: what held it for no longer is not counted; see HELD_S."""
         self.tell = tell or _log
+        self.shortest_s = shortest_s
         self.worst = Hold(0.0, "")
         self.held = 0  # times
         self.held_s = 0.0  # all of them together
@@ -131,13 +132,13 @@ class LoopWatch:
             looking.start()
             try:
                 while True:
-                    await asyncio.sleep(BEAT_S)
+                    await asyncio.sleep(self.shortest_s)
                     self._answered(_answer(queued))
             finally:
                 self.ended.set()
 
     def _answered(self, now: Answer) -> None:
-        hold = judged(self.answer, now, self.sight)
+        hold = judged(self.answer, now, self.sight, self.shortest_s)
         self.answer, self.sight = now, Sight()
         if hold is None:
             return
@@ -151,13 +152,13 @@ class LoopWatch:
     # --- in a thread ---------------------------------------------------------------------------
 
     def _look(self, loop_thread: int) -> None:
-        looked = ambient.monotonic()
-        while not self.ended.wait(BEAT_S):
+        looked, every_s = ambient.monotonic(), self.shortest_s
+        while not self.ended.wait(every_s):
             now = ambient.monotonic()
-            late_s, looked = max(now - looked - BEAT_S, 0.0), now
+            late_s, looked = max(now - looked - every_s, 0.0), now
             answer, sight = self.answer, self.sight
             by, idle = sight.by, sight.idle
-            if not by and now - answer.at - BEAT_S > HELD_S:
+            if not by and now - answer.at - every_s > every_s:
                 frame = sys._current_frames().get(loop_thread)
                 by, idle = _named(frame), _is_idle(frame)
                 del frame
@@ -178,13 +179,15 @@ class LoopWatch:
         """The worst by name, how often there was one, and how long in all."""
         worst = GaugeMetricFamily(
             "diloco_loop_lag_seconds",
-            f"Longest time that the event loop was held, if above {HELD_S} s, and by what",
+            f"Longest time that the event loop was held, if above {self.shortest_s} s, and by what",
             labels=["by"],
         )
         worst.add_metric([self.worst.by], self.worst.seconds)
         yield worst
         yield CounterMetricFamily(
-            "diloco_loop_held", f"Times that the event loop was held for over {HELD_S} s", self.held
+            "diloco_loop_held",
+            f"Times that the event loop was held for over {self.shortest_s} s",
+            self.held,
         )
         yield CounterMetricFamily(
             "diloco_loop_held_seconds", "Seconds of those together", self.held_s

@@ -31,7 +31,7 @@ from diloco_shared.process.health import (
     disk_metric,
     traffic_metrics,
 )
-from diloco_shared.process.loop_watch import LoopWatch
+from diloco_shared.process.loop_watch import HELD_S, LoopWatch
 from diloco_shared.process.membership import DataFolder, Membership
 from diloco_shared.process.settings import ProcessSettings, WorkerSettings
 from diloco_shared.protocol.wire import WireError
@@ -48,6 +48,7 @@ class Worker(ABC, Generic[S]):
     role: ClassVar[str]
     kept: ClassVar[str]  # in its data folder: one folder per run
     unfit: ClassVar[str]  # its state where it cannot work for a run
+    shortest_hold_s: ClassVar[float] = HELD_S  # of its event loop that is counted
 
     def __init__(self, settings: S, control: Bus, data: Bus, folder: DataFolder) -> None:
         self.settings = settings
@@ -63,7 +64,7 @@ class Worker(ABC, Generic[S]):
             role=self.role,
         )
         self.ready = False
-        self.loop_watch = LoopWatch()
+        self.loop_watch = LoopWatch(shortest_s=self.shortest_hold_s)
         self.registry = CollectorRegistry()
         self.registry.register(self)
 

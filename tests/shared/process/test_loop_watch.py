@@ -12,7 +12,7 @@ import uvloop
 from prometheus_client.core import Metric
 
 from diloco_shared.process import loop_watch
-from diloco_shared.process.loop_watch import BEAT_S, HELD_S, UNSEEN, Answer, Hold, LoopWatch, Sight
+from diloco_shared.process.loop_watch import HELD_S, UNSEEN, Answer, Hold, LoopWatch, Sight
 from diloco_shared.process.loop_watch import judged as judge
 
 LAG = 10 * HELD_S
@@ -20,7 +20,7 @@ BEFORE = Answer(at=100.0, ran_s=1.0, queued_s=2.0)
 
 
 def after(*, ran: float = 0.0, queued: float = 0.0, lag: float = LAG) -> Answer:
-    return Answer(100.0 + BEAT_S + lag, 1.0 + ran, 2.0 + queued)
+    return Answer(100.0 + HELD_S + lag, 1.0 + ran, 2.0 + queued)
 
 
 def test_what_ran_held_the_loop_whoever_saw_it() -> None:
@@ -60,6 +60,19 @@ def test_what_waited_on_the_loop_held_it() -> None:
 )
 def test_a_starved_process_is_not_blamed(now: Answer, sight: Sight) -> None:
     assert judge(BEFORE, now, sight) is None
+
+
+def test_what_is_watched_less_often_is_held_from_later_on() -> None:
+    now = Answer(100.0 + 0.1 + 0.3, 1.0 + 0.06, 2.0 + 0.3)
+    assert judge(BEFORE, now, Sight("work (a.py:1)"), 0.1) is None, "no more than between two looks"
+    found = judge(BEFORE, now, Sight("work (a.py:1)"), 0.05)
+    assert found is not None and found.seconds == pytest.approx(0.06)
+    watch = LoopWatch(shortest_s=0.1)
+    watch.answer = BEFORE
+    watch._answered(now)
+    assert not watch.held
+    (times,) = [m.documentation for m in watch.metrics() if m.name == "diloco_loop_held"]
+    assert "over 0.1 s" in times
 
 
 def block_by_waiting() -> None:

@@ -27,7 +27,7 @@ from diloco_learner.hosts.trainer import HostsTrainer
 from diloco_learner.hosts.whole import HostLost, OfWork
 from diloco_learner.models import forget
 from diloco_learner.training import platforms
-from diloco_learner.training.computing_io import Built, OnThisMachine, island_of, run, threaded
+from diloco_learner.training.computing_io import Built, OnThisMachine, island_of
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.mesh import mesh_over, of_all
 from diloco_learner.training.speed import Island
@@ -105,8 +105,7 @@ class OnHosts(OnThisMachine):
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Raises HostLost once another process is gone: the thread may wait for it for ever."""
-        ended = threaded("train", lambda: run(loop, mailbox, pace=self.pace))
-        return await unless_lost(ended, self.hosts, self.tell)
+        return await unless_lost(self.training(loop, mailbox), self.hosts, self.tell)
 
     def over(self) -> None:
         self._close()

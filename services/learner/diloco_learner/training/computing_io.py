@@ -40,13 +40,12 @@ from diloco_shared.spec.run import RunSpec
 
 T = TypeVar("T")
 
-# What the train thread hands out comes about when a step ends: shortly before where devices compute
-# by themselves, shortly after on a processor. A step takes about as long as the one before. So once
-# a quarter of it is over looks are rare until it should end. Before and after that a step has so
-# many as this, or one in 50 ms. What comes at another time waits for the next rare one. A look
-# takes some 50 us of the core that may compute: 200 a second were 1 % of it.
-LOOKS, LOOK_S_MAX, EARLY_S_MAX = 8, 0.05, 0.5
-FIRST = 0.75  # of a step is left when looks become rare
+# Whether the train thread has handed something out is looked for some times in each step. A look
+# takes up to 300 us of the core that may compute. So steps of more than 50 ms say when a turn is
+# over, which is when they hand out: beside quicker ones that would cost more than to look.
+LOOKS, QUICK_S = 8, 0.05
+# What comes at another time is found after so many seconds.
+RARELY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +105,19 @@ class OnThisMachine:
         self.cache = cache
         self.mesh = mesh
         self.devices: Sequence[Any] = ()  # that the run computes on, once it is built
-        self.pace = Pace()
+        self.pace, self.turned = Pace(), asyncio.Event()
 
     async def handed(self, seconds: float) -> None:
-        """`seconds`, or longer where steps take longer: each look takes time from their core."""
-        often_s, left_s = min(self.pace.step_s / LOOKS, LOOK_S_MAX), self.pace.left_s()
-        rarely_s = min(left_s, EARLY_S_MAX) if left_s < FIRST * self.pace.step_s else 0.0
-        await asyncio.sleep(max(seconds, often_s, rarely_s))
+        """`seconds`, or until the end of a turn where steps take long."""
+        if self.pace.step_s < QUICK_S:
+            await asyncio.sleep(max(seconds, self.pace.step_s / LOOKS))
+            return
+        at_last = asyncio.get_running_loop().call_later(RARELY_S, self.turned.set)
+        try:
+            await self.turned.wait()
+        finally:
+            at_last.cancel()
+        self.turned.clear()
 
     def build(self, spec: RunSpec) -> Built:
         """Seconds: it compiles. Minutes if a large text is prepared first.
@@ -175,7 +180,13 @@ class OnThisMachine:
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Not to be cancelled: `loop.stopping` ends it after the step that is under way."""
-        return await threaded("train", lambda: run(loop, mailbox, pace=self.pace))
+        return await self.training(loop, mailbox)
+
+    def training(self, loop: TrainLoop, mailbox: Mailbox) -> asyncio.Future[Leave]:
+        """The thread that trains, begun."""
+        self.turned = asyncio.Event()
+        self.pace = pace = Pace(partial(soon, asyncio.get_running_loop(), self.turned.set))
+        return threaded("train", lambda: run(loop, mailbox, pace=pace))
 
     async def beside(self, work: Callable[[], T]) -> T:
         """In a thread of its own. Whoever is cancelled leaves it behind: it goes on to its end."""
@@ -188,6 +199,12 @@ class OnThisMachine:
 
     def over(self) -> None:
         """Whoever held the trainer lets go of it."""
+
+
+def soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Have `loop` call it, from any thread; nothing where the process has ended it meanwhile."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
 
 
 def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
@@ -206,8 +223,7 @@ def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
             settle = partial(ended.set_exception, error)
         else:
             settle = partial(ended.set_result, found)
-        with suppress(RuntimeError):  # the process has ended its loop meanwhile
-            loop.call_soon_threadsafe(done, settle)
+        soon(loop, partial(done, settle))
         del settle  # an error knows this frame: they would keep each other, and all it holds
 
     threading.Thread(target=body, name=name, daemon=True).start()
@@ -217,12 +233,10 @@ def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
 class Pace:
     """How long the newest step of a train loop took, in seconds; 0 before there was one."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[], None] = lambda: None) -> None:
+        """`tell`: that a turn is over, where steps are not quick; in the thread that takes them."""
         self.step_s, self.ended_at = 0.0, 0.0
-
-    def left_s(self) -> float:
-        """Until the step under way has taken as long; below 0: it takes longer."""
-        return self.ended_at + self.step_s - ambient.monotonic()
+        self.tell = tell
 
     def of(self, turns: Iterator[Pause]) -> Iterator[Pause]:
         """These turns, looked at."""
@@ -231,6 +245,8 @@ class Pace:
                 now = ambient.monotonic()
                 self.step_s = now - self.ended_at if self.ended_at else 0.0
                 self.ended_at = now
+            if self.step_s >= QUICK_S:
+                self.tell()
             yield pause
 
 
