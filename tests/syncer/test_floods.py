@@ -7,6 +7,8 @@ from typing import Any, cast
 import pytest
 from syncer.contexts import context
 
+from diloco_shared import ambient
+from diloco_shared.budget.job import Size, assumed
 from diloco_shared.bus.port import Held, StreamFull, StreamSpec
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
@@ -63,7 +65,13 @@ def sizes(hoards: Mapping[str, Hoard]) -> dict[str, int]:
     ],
 )
 def test_who_holds_more_than_its_share(held: dict[str, int], found: dict[str, int]) -> None:
-    assert sizes(greedy(of(held), SHARE, LIVE)) == found
+    assert sizes(greedy(of(held), SHARE, LIVE, known=())) == found
+
+
+def test_a_new_leader_accuses_nobody_of_whom_it_has_not_heard_yet() -> None:
+    """Honest learners that live may hold a share each."""
+    held = {up(learner): 15_000 for learner in "xyz"}
+    assert sizes(greedy(of(held | {up("a"): 20_001}), SHARE, LIVE)) == {"a": 20_001}
 
 
 def test_initial_parameters_are_no_flood_until_a_snapshot_covers_them() -> None:
@@ -75,7 +83,13 @@ def test_initial_parameters_are_no_flood_until_a_snapshot_covers_them() -> None:
 
 # Two fragments in turn; a learner's answers to a round take 10,000 and 20,000 bytes at most.
 ASKED = Asked(
-    epoch=0, rounds=range(4, 9), late=0, kept=False, answers_P=(10_000, 20_000), owned=(0, 1)
+    epoch=0,
+    rounds=range(4, 9),
+    late=0,
+    before=0,
+    kept=False,
+    answers_P=(10_000, 20_000),
+    owned=(0, 1),
 )
 
 
@@ -141,16 +155,40 @@ def test_an_answer_to_a_later_round_of_an_earlier_epoch_may_be_there() -> None:
 
 def test_where_all_contributions_are_kept_one_answer_to_each_round_is_enough() -> None:
     """Else one learner would take up to four times its room, for good."""
-    asked = replace(ASKED, rounds=range(8), late=1, kept=True)
-    once = {f"up.r.a.0.{n % 2}.{n}.1": 2_500 for n in range(8)}
-    failovers = once | {f"up.r.a.0.{n % 2}.{n}.2": 5_000 for n in (1, 3, 5, 7)}
+    asked = replace(ASKED, rounds=range(64), late=1, kept=True)
+    once = {f"up.r.a.0.{n % 2}.{n}.1": 2_500 for n in range(64)}
+    failovers = once | {f"up.r.a.0.{n % 2}.{n}.2": 5_000 for n in range(1, 36, 2)}
     assert sizes(greedy(of(failovers), 1000, LIVE, asked=asked)) == {}
-    every = failovers | {"up.r.a.0.0.2.2": 2_500}
+    every = failovers | {f"up.r.a.0.0.{n}.2": 5_000 for n in range(0, 64, 2)}
     assert sizes(greedy(of(every), 1000, LIVE, asked=replace(asked, kept=False))) == {}
-    assert sizes(greedy(of(every), 1000, LIVE, asked=asked)) == {"a": 7_500}
-    epochs = once | {f"up.r.a.1.{n % 2}.{n}.2": 2_500 for n in range(8)}
+    found = greedy(of(every), 1000, LIVE, asked=asked)
+    assert sizes(found) == {"a": 32 * 7_500}
+    epochs = once | {f"up.r.a.1.{n % 2}.{n}.2": 2_500 for n in range(64)}
     again = replace(asked, epoch=1)
     assert sizes(greedy(of(epochs), 1000, LIVE, asked=again)) == {}, "rounds of two epochs"
+
+
+def test_where_all_contributions_are_kept_what_was_asked_for_takes_the_share() -> None:
+    """Nothing is ever removed there: who filled a share beside it would take another's room."""
+    asked = replace(ASKED, rounds=range(64), late=1, kept=True)
+    answers = {f"up.r.a.0.{n % 2}.{n}.1": 2_500 for n in range(64)}
+    share = sum(answers.values()) + 30_000
+    junk = {f"up.r.a.0.1.{n}.1": 2_500 for n in range(0, 34, 2)}  # of rounds of another fragment
+    assert sizes(greedy(of(answers | junk), share, LIVE, asked=asked)) == {"a": 17 * 2_500}
+    few = dict(list(junk.items())[:16])
+    assert sizes(greedy(of(answers | few), share, LIVE, asked=asked)) == {}, "broken attempts"
+    alone = {f"up.r.a.0.1.{n}.1": 2_500 for n in range(0, 64, 2)}
+    assert sizes(greedy(of(alone), share, LIVE, asked=asked)) == {}
+
+
+def test_a_run_that_went_back_has_contributions_of_the_rounds_since() -> None:
+    asked = replace(ASKED, epoch=1, rounds=range(2), late=1, before=5)
+    held = {f"up.r.a.0.{n % 2}.{n}.1": 2_500 for n in range(20, 26)}
+    assert sizes(greedy(of(held), 1000, LIVE, asked=asked)) == {}
+    held["up.r.a.0.0.26.1"] = 2_500
+    assert sizes(greedy(of(held), 1000, LIVE, asked=asked)) == {"a": 2_500}
+    now = {f"up.r.a.1.{n % 2}.{n}.1": 2_500 for n in range(20, 26)}
+    assert sizes(greedy(of(now), 1000, LIVE, asked=asked)) == {"a": 6 * 2_500}, "not opened yet"
 
 
 def test_names_that_nobody_knows_were_not_asked_however_many_there_are() -> None:
@@ -233,17 +271,18 @@ def test_what_no_purge_reaches_is_of_no_honest_learner() -> None:
 
 def test_of_the_first_parameters_each_shard_knows_its_own() -> None:
     tensor = TensorSpec(name="w", shape=(1000, 1), embedding=False)
-    found = []
+    found, planned = [], []
     for shard in range(2):
         history = History(run_spec(2), shard)
-        assert first_set_bytes(history) == 0
+        planned.append(first_set_bytes(history, assumed(history.spec)))
         sizes = Layout.build((tensor,), history.fragments).sizes
         history.layout = (tensor,)
         for p in history.owned:
             history.sizes_P[p] = sizes[p]
         history.snapshot_covers = 3
-        found.append(first_set_bytes(history))
-    assert sum(found) > 2 * 4 * 1000, "and what describes them"
+        found.append(first_set_bytes(history, assumed(history.spec)))
+    assert 2 * 4 * 1000 < sum(found) < 100_000, "and what describes them"
+    assert sum(planned) > 2 * 4 * assumed(run_spec(2)).parameters, "before they are known"
 
 
 def test_of_states_there_is_what_was_asked_for() -> None:
@@ -301,6 +340,7 @@ class Showing:
         self.storage = self
         self.streams: dict[str, StreamUse] = {}
         self.needed = {"UP": 0}
+        self.budgeted = Size(learners=4)
 
 
 @pytest.mark.parametrize(
@@ -404,15 +444,47 @@ async def test_what_a_site_left_where_no_shard_purges_goes_with_little_of_it() -
     assert stray not in {m.subject for m in await bus.fetch(subjects.up_stream("r"), "up.r.>")}
 
 
-async def test_in_a_stream_that_is_too_small_nobody_is_accused() -> None:
-    """Honest learners fill it by themselves."""
+async def test_in_a_stream_that_is_too_small_a_share_is_one_of_what_the_run_needs() -> None:
+    """Honest learners fill it by themselves; a thief fills any."""
     _, showing, outbox, floods = await crowded(run_spec(), {up("a"): LIMIT - 1000})
-    for showing.needed in ({"UP": LIMIT + 1}, {}):  # or nobody knows yet how large it should be
+    for showing.needed in ({"UP": 4 * LIMIT}, {}):  # or nobody knows yet how large it should be
         await floods.look()
         assert outbox.events.empty()
-    showing.needed = {"UP": LIMIT}
+    showing.needed = {"UP": 4 * LIMIT - 8000}
     await floods.look()
     assert outbox.events.get_nowait().kind == "flood"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "removed", "keeping", "before"),
+    [
+        (0, -1, {}, 0),
+        (1, 3, {}, 0),
+        (1, -1, {"snapshot_every_rounds": 7}, 14),
+        (1, -1, {"contributions": "all"}, assumed(run_spec()).rounds),
+    ],
+)
+async def test_what_a_run_that_went_back_may_have_of_before(
+    epoch: int, removed: int, keeping: dict[str, Any], before: int
+) -> None:
+    spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}, "keeping": keeping})
+    _, _, _, floods = await crowded(spec, {})
+    history = floods.machine.history
+    history.layout, history.epoch = (TensorSpec(name="w", shape=(9, 1), embedding=False),), epoch
+    floods.removed = lambda: removed
+    asked = floods._asked()
+    assert asked is not None and asked.before == before
+
+
+async def test_first_parameters_are_nobodys_surplus_before_it_is_known_how_large_they_are() -> None:
+    """The first attempt broke off: what is there of it stays until the leader has a whole one."""
+    _, _, _, floods = await crowded(run_spec(), {})
+    roster = floods.machine.roster
+    roster.since = ambient.monotonic() - 2 * roster.lease_s
+    floods.machine.announcer.appointed.add("a")
+    assert floods._excused("b") == 0 < floods._excused("a")
+    roster.since = ambient.monotonic()  # a leader before this one may have asked anybody
+    assert floods._excused("b") == floods._excused("a")
 
 
 async def test_where_all_share_one_secret_nobody_is_accused() -> None:

@@ -81,6 +81,10 @@ def test_one_learner_alone_makes_no_shard_go_back(driver_of: Any) -> None:
     for learner, restore in (("b", 0), ("c", 2), ("b", 3)):
         tell(101.0 + lease_s, learner, restore)
     assert known == [1, 1, 2]
+    machine.history.epoch = 2  # of which only one that lies speaks already
+    tell(101.0 + lease_s, "b", 5, epoch=2)
+    machine.history.epoch = 1
+    assert known.pop() == 2
     tell(102.0 + lease_s, "c", 0, epoch=0)  # an old word, repeated while it evaluates
     tell(103.0 + 2 * lease_s, "b", 4)
     assert known.pop() == 4

@@ -159,6 +159,32 @@ async def test_nothing_is_kept_of_members_that_are_forgotten(world: Any) -> None
         assert {key for bucket, key in desk.registry.revisions if bucket == NOTES} == {"d", "mark"}
 
 
+async def test_a_member_that_is_drained_while_it_is_forgotten_stays_so(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion of its note is seen before it is answered."""
+    async with world.coordinator() as desk:
+        known = desk.registry
+        await world.joins("a")
+        await until(lambda: (NOTES, "a") in known.revisions)
+        await world.dies("a")
+        await until(lambda: not known.roll.living)
+        delete = known.bus.kv_delete
+
+        async def slowly(bucket: str, key: str, **more: Any) -> None:
+            if bucket == NOTES:
+                await known.drain("a", True)
+            await delete(bucket, key, **more)
+            if bucket == NOTES:
+                await world.bus.kv_put(NOTES, "mark", b"no note")
+                await until(lambda: (NOTES, "mark") in known.revisions)
+
+        monkeypatch.setattr(known.bus, "kv_delete", slowly)
+        await known.forget("a")
+        assert known.roll.notes["a"].drained
+        assert await world.bus.kv_get(NOTES, "a") is not None
+
+
 async def test_a_beginning_over_a_bad_link_does_nothing_twice_that_is_done(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -519,14 +519,14 @@ class Registry:
         """Remove a member that is gone, and its assignment; and its key, if that is still there.
 
         Should it come back this instant, its key makes a new note, and it is a free member. What a
-        user asked of it meanwhile stays.
-        """
-        forgotten = self.roll.notes.get(member)
-        if (left := self.renewals.heard.get(member)) is not None:
-            with suppress(Conflict):
-                await self.bus.kv_delete(subjects.MEMBERS, left.key, revision=left.revision)
-        await self.bus.kv_delete(subjects.ASSIGNMENTS, member)
-        await self.bus.kv_delete(NOTES, member)
+        user asked of it meanwhile stays, though the deletion is seen before it is answered."""
+        forgotten, left = self.roll.notes.get(member), self.renewals.heard.get(member)
+        with self.roll.asking(member):
+            if left is not None:
+                with suppress(Conflict):
+                    await self.bus.kv_delete(subjects.MEMBERS, left.key, revision=left.revision)
+            await self.bus.kv_delete(subjects.ASSIGNMENTS, member)
+            await self.bus.kv_delete(NOTES, member)
         self.assignments.pop(member, None)
         self.revisions.pop((subjects.ASSIGNMENTS, member), None)
         if self.roll.forget(member, forgotten):

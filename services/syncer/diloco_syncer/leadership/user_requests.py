@@ -87,8 +87,8 @@ class UserRequests:
         present = [m.progress for m in self.roster.live(now) if m.progress is not None]
         told = sorted(p.restore for p in present if p.epoch >= self.history.epoch)[-2:]
         # Whoever speaks first to a new leader is not the only one yet.
-        early = now - self.roster.since <= self.roster.lease_s
-        return min(told, default=0) if len(told) > 1 or not early else 0
+        alone = len(present) == 1 and now - self.roster.since > self.roster.lease_s
+        return min(told, default=0) if len(told) > 1 or alone else 0
 
     def advance(
         self, now: float, wall: float, pending: Collection[TapeRecord]

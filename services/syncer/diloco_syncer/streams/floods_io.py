@@ -9,10 +9,12 @@ crowded, what is there is counted, and what is more than a learner can have sent
   removed yet, are nobody's surplus, as long as no round has more of them than a learner sends when
   leaders change: they pile up while no snapshot can be written. Nor are answers that came after
   those to their round were removed, to as many rounds as a learner has under way at once: a slow
-  link delivers them late. Of the rest each live learner has an equal share of the stream, and all
-  others together have one. Of several shards each looks after its own fragments. What lies where no
-  honest learner writes is taken by the first one: each purges what is of its fragments, and so it
-  would stay for good.
+  link delivers them late; nor, once a run has gone back to a checkpoint, those to rounds since. Of
+  the rest each live learner has an equal share of the stream, and all others together have one: of
+  what the run needs, where the stream is smaller. Where all contributions are kept, what was asked
+  for takes a learner's share. Of several shards each looks after its own fragments. What lies where
+  no honest learner writes is taken by the first one: each purges what is of its fragments, and so
+  it would stay for good.
 - On STATE there is only what the leader asked a donor for, and snapshots of syncers.
 
 Bytes are those of the stream: headers take room, too. And a message counts as much as one of an
@@ -23,9 +25,7 @@ Who fills more places than can be removed one by one loses its own contributions
 some that were merged: a standby that had not executed their rounds yet takes a snapshot of the
 leader, as a slow one does.
 
-Only on a hub whose processes have credentials of their own: else anybody may write in any name. And
-only where a stream is as large as the run needs it: honest learners fill a smaller one by
-themselves, and nobody can tell them from others.
+Only on a hub whose processes have credentials of their own: else anybody may write in any name.
 """
 
 from collections import defaultdict
@@ -36,7 +36,9 @@ from typing import Self
 import structlog
 
 from diloco_shared import ambient
+from diloco_shared.budget.job import Job, assumed
 from diloco_shared.budget.overhead import MESSAGE_EXTRA, chunks, contribution, initial, layout_bytes
+from diloco_shared.budget.streams import INTERVALS
 from diloco_shared.bus.port import Held
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.numerics.arrays import Layout
@@ -76,17 +78,18 @@ REPEATED = 4
 STRANGERS_MAX = 8
 
 
-def first_set_bytes(history: History) -> int:
+def first_set_bytes(history: History, job: Job) -> int:
     """Of the initial parameters of a shard's fragments on UP, which one learner sends and another
-    may send again."""
-    if not history.layout:
-        return 0
-    each, least = layout_bytes(history.layout), message_bytes(history)
+    may send again; as budgeted by `job`, as long as nobody has told how large they are."""
+    if history.layout:
+        sizes, layout, least = history.sizes_P, layout_bytes(history.layout), message_bytes(history)
+    else:
+        sizes, layout, least = job.sizes, job.layout, MESSAGE_EXTRA
 
     def counted(size: int) -> int:
-        return max(initial(size, each), (chunks(4 * size) + 1) * least)
+        return max(initial(size, layout), (chunks(4 * size) + 1) * least)
 
-    return 2 * sum(counted(history.sizes_P[p]) for p in history.owned)  # as budgeted
+    return 2 * sum(counted(sizes[p]) for p in history.owned)  # as budgeted
 
 
 Place = tuple[str, str, str]  # epoch, fragment and round, as the subject has them
@@ -99,20 +102,27 @@ class Asked:
     epoch: int
     rounds: range  # those whose contributions were not removed
     late: int  # how many others a learner may still have been answering
+    before: int  # how many it may have answered before history began again
     kept: bool  # contributions stay for good
     answers_P: tuple[int, ...]  # bytes of a learner's answers to one round, at most, by fragment
     owned: tuple[int, ...]
 
     @classmethod
-    def of(cls, history: History, rounds: range) -> Self:
-        """`rounds`: those that were opened, and whose contributions were not removed."""
+    def of(cls, history: History, rounds: range, before: int) -> Self:
+        """`rounds`: those that were opened, and whose contributions were not removed; `before`: as
+        many of an earlier epoch may be on UP."""
         algorithm = history.spec.algorithm
         each_P = tuple(
             ANSWERS_MAX * contribution(algorithm.codec_up, size) for size in history.sizes_P
         )
         kept = history.spec.keeping.contributions == "all"
         late = algorithm.rounds_in_flight_max
-        return cls(history.epoch, rounds, late, kept, each_P, tuple(history.owned))
+        return cls(history.epoch, rounds, late, before, kept, each_P, tuple(history.owned))
+
+    @property
+    def unasked_max(self) -> int:
+        """Bytes of contributions that an honest learner may have beyond those, at most."""
+        return 2 * self.late * max(self.answers_P)
 
     def most(self, epoch: str, fragment: str, round_: str) -> int:
         """Bytes that a learner may have there, all epochs together: a round of an earlier one may
@@ -136,7 +146,8 @@ class Asked:
             if sum(there.values()) <= self.most(*next(iter(there)))
         }
         others = sorted((n for n in honest if n not in self.rounds), reverse=True)
-        excess = {*others[self.late :], *(self._repeated(honest) if self.kept else ())}
+        repeated = self._repeated(honest) if self.kept else ()
+        excess = {*others[self.late + self.before :], *repeated}
         return {place: each for n in honest.keys() - excess for place, each in honest[n].items()}
 
     def _repeated(self, honest: Mapping[int, Mapping[Place, int]]) -> list[int]:
@@ -149,7 +160,7 @@ class Asked:
             return each * len(epochs)
 
         found = sorted(n for n, there in honest.items() if sum(there.values()) > once(n))
-        return found[len(self.rounds) // REPEATED + 2 * self.late :]
+        return found[max(len(self.rounds), len(honest)) // REPEATED + 2 * self.late :]
 
 
 def _number(word: str) -> int:
@@ -248,7 +259,8 @@ def greedy(
 ) -> dict[str, Hoard]:
     """Learners that hold more of UP than their share, beyond what they were asked for.
 
-    `held`: by subject. `known`: learners of the run, that live or did; None: nobody can tell yet.
+    `held`: by subject. `known`: learners of the run, that live or did; None: nobody can tell yet,
+    nor who else is alive.
     `excused`: bytes of initial parameters that a learner may hold.
     """
     by = defaultdict[str, defaultdict[Place, _Counted]](lambda: defaultdict(_Counted))
@@ -262,7 +274,15 @@ def greedy(
         else Hoard.of(there, None, 0, message_bytes)
         for m, there in by.items()
     }
-    found = {m: h for m, h in hoards.items() if m in live and h.size > share}
+
+    def may_hold(hoard: Hoard) -> int:
+        if asked is None or not asked.kept:
+            return share
+        return max(share - sum(hoard.asked.values()), asked.unasked_max)
+
+    found = {m: h for m, h in hoards.items() if m in live and h.size > may_hold(h)}
+    if known is None:
+        return found
     others = sorted((h.size, m) for m, h in hoards.items() if m not in live)
     left = sum(size for size, _ in others)
     while left > share:  # the largest: one that is only gone may have contributed before
@@ -367,7 +387,7 @@ class Floods:
         history, live = self.machine.history, self.machine.roster.names(ambient.monotonic())
         mine = {s: h for s, h in held.items() if _of_fragments(s, history.owned)}
         needed = self.storage.needed.get("UP")
-        found = {} if needed is None or limit < needed else self._greedy(mine, limit, live)
+        found = {} if needed is None else self._greedy(mine, self._share(limit, needed, live), live)
         filters = {m: hoard.filters(history.owned) for m, hoard in found.items()}
         if not self.shard:
             strays = unreached(held, history.spec.algorithm.fragments)
@@ -375,33 +395,60 @@ class Floods:
         return {m: {f"{m}.{f}": size for f, size in some.items()} for m, some in filters.items()}
 
     def _greedy(
-        self, mine: Mapping[str, Held], limit: int, live: Collection[str]
+        self, mine: Mapping[str, Held], share: int, live: Collection[str]
     ) -> dict[str, Hoard]:
         history, roster = self.machine.history, self.machine.roster
-        # A new leader has not heard of all yet.
-        early = ambient.monotonic() - roster.since <= roster.lease_s
         return greedy(
             mine,
-            limit // (max(len(live), 2) * self.machine.spec.algorithm.shards),
+            share,
             live,
-            known=None if early else {*roster.members, *history.ledger.newest},
+            known=None if self._early else {*roster.members, *history.ledger.newest},
             asked=self._asked(),
             excused=self._excused,
             message_bytes=message_bytes(history),
         )
 
+    def _share(self, limit: int, needed: int, live: Collection[str]) -> int:
+        """Of a stream that is smaller than the run needs, honest learners fill more than their part
+        by themselves: then it is of what is needed."""
+        learners = len(live) if limit >= needed else self.storage.budgeted.learners
+        return max(limit, needed) // (max(learners, 2) * self.machine.spec.algorithm.shards)
+
+    @property
+    def _early(self) -> bool:
+        """A new leader has not heard of all yet."""
+        roster = self.machine.roster
+        return ambient.monotonic() - roster.since <= roster.lease_s
+
+    @property
+    def _job(self) -> Job:
+        """The run as its streams are planned for."""
+        return assumed(self.machine.spec, **self.storage.budgeted._asdict())
+
     def _excused(self, learner: str) -> int:
-        """Bytes of initial parameters: of whoever was asked for them, which may come late; and of
-        anybody until contributions were removed, for an earlier leader may have asked."""
-        asked = self.removed() < 0 or learner in self.machine.announcer.appointed
-        return first_set_bytes(self.machine.history) if asked else 0
+        """Bytes of initial parameters: of whoever was asked for them, which may come late. An
+        earlier leader may have asked anybody, and what that one sent stays until contributions are
+        removed."""
+        history, appointed = self.machine.history, learner in self.machine.announcer.appointed
+        anybody = self.removed() < 0 if history.layout else self._early
+        return first_set_bytes(history, self._job) if appointed or anybody else 0
 
     def _asked(self) -> Asked | None:
         history = self.machine.history
         if not history.layout:
             return None
         opened = max((r.n for r in self.machine.rounds.open), default=history.next_round - 1)
-        return Asked.of(history, range(self.removed() + 1, opened + 1))
+        return Asked.of(history, range(self.removed() + 1, opened + 1), self._before())
+
+    def _before(self) -> int:
+        """Rounds of earlier epochs whose contributions may be on UP: of a run that went back, until
+        some of its rounds since were removed."""
+        history, keeping = self.machine.history, self.machine.spec.keeping
+        if not history.epoch or self.removed() >= 0:
+            return 0
+        if keeping.contributions == "all":
+            return self._job.rounds
+        return INTERVALS * keeping.snapshot_every_rounds
 
     async def _state(self, held: Mapping[str, Held], limit: int) -> dict[str, dict[str, int]]:
         syncers = {self.me} | {
