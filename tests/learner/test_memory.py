@@ -230,7 +230,7 @@ def test_the_budget_counts_an_evaluation_only_beside_a_step(program: Program) ->
 
     n, beside = parameters(program), terms()
     shape = shape_of(program.spec.model)
-    assert beside["evaluation"] == 4 * n + forward(shape, SEQUENCES_MAX, CONTEXT)
+    assert beside["evaluation"] == 4 * n + forward(shape, SEQUENCES_MAX, CONTEXT, fused=True)
     assert beside["held-out text"] == 4 * 256 * (CONTEXT + 1)
     between = terms(beside_training=False, sequences=10)
     assert between["held-out text"] == 4 * 10 * (CONTEXT + 1)
@@ -255,12 +255,65 @@ def test_the_backward_pass_of_a_layer_keeps_what_the_budget_counts(more: dict[st
 
     x_BxLxD = jax.numpy.ones((batch, length, shape.width), jax.numpy.bfloat16)
     _, backward = jax.vjp(block, x_BxLxD, layer)
-    kept = [a for a in jax.tree.leaves(backward) if a.shape[:1] == (batch,)]
-    kept += [a for a in jax.tree.leaves(backward) if a.shape[:1] == (batch * length,)]
+    leaves = jax.tree.leaves(backward)
+    kept = [a for a in leaves if a.shape[:1] in ((batch,), (batch * length,))]
     least = batch * length * shape.kv_heads * shape.head_width
     counted = {id(a): a.nbytes for a in kept if a.size >= least}
     one, two = (activations(replace(shape, layers=n), batch, length) for n in (1, 2))
     assert sum(counted.values()) == two - one
+
+
+@pytest.mark.parametrize("preset", ["nano", "nano-moe"])
+def test_no_matrix_is_kept_in_the_type_in_which_it_is_multiplied(preset: str) -> None:
+    """It is there in fp32 anyway, and layers are many."""
+    shape = replace(SHAPES[preset], remat="none")
+    params = transformer.init(shape, jax.random.key(0))
+    layer = jax.tree.map(lambda x: x[0], params["layers"])
+    turned = turns(shape, 48)
+
+    def block(x: Any, layer: Any) -> Any:
+        return transformer._block(shape, turned, None, x, layer, whole=True)[0]
+
+    x_BxLxD = jax.numpy.ones((2, 48, shape.width), jax.numpy.bfloat16)
+    _, backward = jax.vjp(block, x_BxLxD, layer)
+    matrices = {leaf.shape for leaf in jax.tree.leaves(layer) if leaf.ndim > 1}
+    kept = {a.shape: a.dtype for a in jax.tree.leaves(backward) if a.shape in matrices}
+    assert kept and set(kept.values()) == {jax.numpy.dtype("float32")}
+
+
+def test_the_budget_of_fused_attention_has_no_weights() -> None:
+    """cuDNN keeps a sum for each head and token, and makes gradients of queries in fp32."""
+    shape = replace(SHAPES["1b"], remat="none", layers=1)
+    batch, length = 4, 4096
+    pairs, tokens = batch * shape.heads * length * length, batch * length
+    for count, each in ((activations, 4 + 2 + 8), (forward, 4 + 2 + 4)):
+        given = (shape, batch, length)
+        apart = count(*given) - count(*given, fused=True)
+        sums = 4 * tokens * shape.heads
+        sums += 4 * tokens * shape.heads * shape.head_width if count is activations else 0
+        assert apart == each * pairs - sums
+    job = known(
+        RunSpec.model_validate({"name": "r", "model": {"preset": "1b"}, "budget": {"steps": 1}})
+    )
+    assert job is not None
+    plain, with_kernel = device(job, kernel=False).bytes, device(job).bytes
+    assert with_kernel < plain and device(job, on_cpu=True).bytes > plain
+    capped = {"preset": "1b", "overrides": {"attention_cap": 50.0}}
+    job = known(RunSpec.model_validate({"name": "r", "model": capped, "budget": {"steps": 1}}))
+    assert job is not None
+    assert device(job).bytes == device(job, kernel=False).bytes
+
+
+def test_where_products_are_kept_those_of_experts_are_made_again() -> None:
+    """They are one for each expert, which the policy does not keep."""
+    moe, length = SHAPES["nano-moe"], 48
+    per_layer = {}
+    for remat in ("products", "none"):
+        one, two = (activations(replace(moe, remat=remat, layers=n), 2, length) for n in (1, 2))
+        per_layer[remat] = (two - one) / (2 * length)
+    width, heads = moe.width, moe.heads * moe.head_width
+    assert per_layer["products"] == 2 * (2 * width + heads + 2 * moe.kv_heads * moe.head_width)
+    assert per_layer["none"] > per_layer["products"] + 2 * 2 * moe.hidden
 
 
 @pytest.mark.parametrize("preset", ["nano", "nano-moe"])

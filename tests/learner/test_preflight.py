@@ -366,6 +366,18 @@ def test_a_machine_that_is_too_small_is_found_before_anything_is_begun(
     assert found["devices"].text == "1 x H100"
 
 
+def test_a_device_with_a_kernel_for_attention_needs_no_room_for_its_weights(
+    tables: Tables, root: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables["model"] = {"context_tokens": 8}  # nano's heads
+    need = {}
+    for kernel in (False, True):
+        there = dataclasses.replace(MACHINE, kernel=kernel)
+        monkeypatch.setattr(checks, "machine_of", lambda _, there=there: there)
+        need[kernel] = findings(tables, root, cache)["device memory"].figures["needed_bytes"]
+    assert need[True] < need[False]
+
+
 def test_where_hosts_keep_their_checkpoints_there_must_be_the_room(
     tables: Tables, root: Path, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -514,6 +526,7 @@ def test_what_a_container_may_take_is_what_is_free(
     monkeypatch.setattr(machine, "GROUPS", tmp_path)
     monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "own")
     assert machine.machine_of(tmp_path).host_bytes == 2000
+    assert not machine.machine_of(tmp_path).kernel, "tests run on processors"
     # Of files that were read the system lets go: they are no more than a cache.
     (tmp_path / "box" / "memory.stat").write_text("anon 900\ninactive_file 1500\nactive_file 600\n")
     assert machine.machine_of(tmp_path).host_bytes == 4100

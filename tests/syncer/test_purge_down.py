@@ -70,15 +70,15 @@ async def test_what_goes_is_looked_for_again_after_a_server_was_away(
     down = Down()
     await down.prepare()
     await down.manifest(await down.chunks(0, 1))
-    old = await down.chunks(1, 1)
-    await down.manifest(old)
+    for version in (1, 2):
+        await down.manifest(await down.chunks(version, 1))
     real, away, kept = down.bus.purge, True, ""
 
     async def purge(stream: str, subject: str, **more: Any) -> int:
         nonlocal away, kept
         if away:
             away = False
-            down.bus.broker.lose(stream, 2)
+            down.bus.broker.lose(stream, 4)
             kept = await down.chunks(2, 2)
             await down.manifest(kept)
             raise Unavailable("away")
@@ -87,3 +87,12 @@ async def test_what_goes_is_looked_for_again_after_a_server_was_away(
     monkeypatch.setattr(down.bus, "purge", purge)
     await down.outbox.purge_down(PurgeDown(0, 0, 2))
     assert await down.there() == {kept, kept + ".m"}
+
+
+async def test_nothing_goes_while_the_server_has_lost_what_replaces_it() -> None:
+    """Whoever joins meanwhile begins with what is there."""
+    down = Down()
+    await down.prepare()
+    await down.manifest(old := await down.chunks(1, 1))
+    await down.outbox.purge_down(PurgeDown(0, 0, 2))
+    assert await down.there() == {old, old + ".m"}

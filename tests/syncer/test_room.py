@@ -131,6 +131,9 @@ def test_a_keyframe_of_whatever_cause_lets_all_before_it_go(d: Any) -> None:
     before = len(of(d.effects, PurgeDown))
     d.give(Published(epoch=0, round=-1, fragment=1, version=8, keyframe=False))
     assert len(of(d.effects, PurgeDown)) == before
+    # One that the server had lost, and that was sent again meanwhile, replaces nothing: it goes.
+    d.give(Published(epoch=0, round=-1, fragment=1, version=5, keyframe=True))
+    assert of(d.effects, PurgeDown)[-1] == PurgeDown(0, 1, 7)
 
 
 @pytest.mark.parametrize("kind", ["UP", "TAPE"])

@@ -435,7 +435,8 @@ class Machine:
         return [PurgeDown(self.history.epoch, p, v) for p, v in known if p in owned]
 
     def _published(self, event: Published, now: float) -> list[Effect]:
-        """A keyframe makes everything before it superfluous, of earlier epochs too."""
+        """A keyframe makes everything before it superfluous, of earlier epochs too; and itself,
+        where a later one came first: it had to be sent again, to a server that had lost it."""
         self.rounds.published(event, now)
         self.under_way.pop((event.epoch, event.fragment, event.version), None)
         if event.epoch == self.history.epoch:
@@ -446,11 +447,10 @@ class Machine:
         # One of an earlier epoch replaces nothing: this epoch's own may not be there yet.
         if not event.keyframe or event.epoch != self.history.epoch:
             return effects
-        self.keyframes = tuple(
-            event.version if p == event.fragment else known
-            for p, known in enumerate(self.keyframes or (-1,) * self.history.fragments)
-        )
-        return [*effects, PurgeDown(event.epoch, event.fragment, event.version)]
+        keyframes = list(self.keyframes or (-1,) * self.history.fragments)
+        newest = keyframes[event.fragment] = max(keyframes[event.fragment], event.version)
+        self.keyframes = tuple(keyframes)
+        return [*effects, PurgeDown(event.epoch, event.fragment, newest)]
 
     def _free_up(self) -> list[Effect]:
         """What a snapshot covers, UP need not have any more, once every fragment is published: if

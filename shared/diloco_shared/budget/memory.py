@@ -13,7 +13,7 @@ from diloco_shared.budget.terms import Need, Term
 from diloco_shared.spec.codecs import bytes_of, facts
 from diloco_shared.spec.mesh import MeshSizes
 from diloco_shared.spec.optimizers import outer_state_bytes
-from diloco_shared.spec.shapes import Shape, layer_tensors
+from diloco_shared.spec.shapes import Shape, fusable, layer_tensors
 
 MB = 1_000_000
 # Measured with a model of 0.1M parameters: Python and its libraries, compiled loops, buffers.
@@ -180,9 +180,15 @@ def _anchors(job: Job, hosts: int) -> Term:
     )
 
 
-def device(job: Job, *, on_cpu: bool = False, mesh: MeshSizes = ONE_DEVICE) -> Need:
-    """Memory of each device of a learner; what a compiler adds is not known before it compiles."""
+def device(
+    job: Job, *, on_cpu: bool = False, kernel: bool = True, mesh: MeshSizes = ONE_DEVICE
+) -> Need:
+    """Memory of each device of a learner; what a compiler adds is not known before it compiles.
+
+    `kernel`: it has cuDNN's attention, as NVIDIA's cards have since 2020.
+    """
     width = WIDTH_ON_CPU if on_cpu else WIDTH
+    fused = kernel and not on_cpu and job.shape is not None and fusable(job.shape)
     n, inner, a = job.parameters, job.spec.inner, job.spec.algorithm
     gradients = 4 * n * (2 if inner.accumulation > 1 else 1)
     cut = mesh.state_parts
@@ -220,14 +226,16 @@ def device(job: Job, *, on_cpu: bool = False, mesh: MeshSizes = ONE_DEVICE) -> N
         )
     if job.shape is not None:
         sequences = -(-inner.batch_sequences // mesh.batch_parts)
-        size = activations(job.shape, sequences, context, width)
+        size = activations(job.shape, sequences, context, width, fused=fused)
         how = f"an estimate: batch x context x widths, of {width} bytes each"
+        if fused:
+            how += ", with cuDNN's attention"
         if mesh.batch_parts > 1:
             how += f"; {sequences} of the sequences on each device"
         terms.append(Term("activations", size, how if on_cpu else f"{how} (4 on a CPU)"))
     if job.spec.evaluation.beside_training:
         # Otherwise it is made between two steps, in the memory of gradients and activations.
-        terms.append(_evaluation(job, width, mesh))
+        terms.append(_evaluation(job, width, mesh, fused))
         lower += ", or evaluation.beside_training = false"
     return Need("learner device", tuple(terms), lower)
 
@@ -276,7 +284,7 @@ def _taken(shape: Shape, context: int) -> float:
     return shape.experts * shape.room(context) / context if shape.experts else 1.0
 
 
-def _evaluation(job: Job, width: int, mesh: MeshSizes) -> Term:
+def _evaluation(job: Job, width: int, mesh: MeshSizes, fused: bool) -> Term:
     """What an evaluation beside a step takes of each device."""
     size = -(-4 * job.parameters // mesh.state_parts)
     how = "4 bytes x N: the published parameters, evaluated beside a step"
@@ -286,7 +294,7 @@ def _evaluation(job: Job, width: int, mesh: MeshSizes) -> Term:
         context = job.spec.model.context_tokens
         at_once = evaluated_at_once(context, job.spec.inner.batch_sequences)
         own = -(-at_once // mesh.batch_parts)
-        size += forward(job.shape, own, context, width)
+        size += forward(job.shape, own, context, width, fused=fused)
         of = "1 sequence" if own == 1 else f"{own} sequences"
         how += f"; and one layer's activations of {of}"
     return Term("evaluation", size, how)
@@ -301,20 +309,22 @@ def evaluated_at_once(context: int, trained: int) -> int:
     return max(trained, min(SEQUENCES_MAX, TOKENS_MAX // context), 1)
 
 
-def activations(shape: Shape, batch: int, context: int, width: int = WIDTH) -> int:
+def activations(
+    shape: Shape, batch: int, context: int, width: int = WIDTH, *, fused: bool = False
+) -> int:
     """An estimate of what the backward pass keeps, in bytes, with activations of `width` bytes.
 
     Per token of a layer: two inputs, queries, keys, values and their mixture, and two hidden
     values; of experts, where they have room, also what goes in and what comes out; the attention's
-    weights (context x context a head, in fp32 and in the type of activations). Norms and gates are
-    computed again. Where a layer is computed again, every layer's input and one layer's rest, norms
-    and gates too; where only products are kept, they and one layer's rest. For one layer at a time
-    what its backward pass makes: gradients of hidden values, and of attention's weights and logits.
-    Of logits and their gradient, in fp32, what is made at a time, and the gradient of what the head
-    sees.
+    weights (context x context a head, in fp32 and in the type of activations), or where attention
+    is `fused` a sum for each head. Norms and gates are computed again. Where a layer is computed
+    again, every layer's input and one layer's rest, norms and gates too; where only products are
+    kept, they and one layer's rest. For one layer at a time what its backward pass makes: gradients
+    of hidden values, and of attention's weights and logits, or of queries in fp32. Of logits and
+    their gradient, in fp32, what is made at a time, and the gradient of what the head sees.
     """
     s, tokens = shape, batch * context
-    products, layer = _layer(shape, batch, context, width)
+    products, layer = _layer(shape, batch, context, width, fused)
     match s.remat:
         case "layer":
             layers = (
@@ -325,18 +335,21 @@ def activations(shape: Shape, batch: int, context: int, width: int = WIDTH) -> i
         case _:
             layers = s.layers * layer
     hidden = int(width * tokens * s.hidden * _taken(s, context))
-    layers += 2 * hidden + 8 * batch * s.heads * context * context
+    each = s.head_width if fused else 2 * context
+    layers += 2 * hidden + 4 * tokens * s.heads * each
     return layers + 2 * _logits(shape, tokens) + width * tokens * s.width
 
 
-def forward(shape: Shape, batch: int, context: int, width: int = WIDTH) -> int:
+def forward(
+    shape: Shape, batch: int, context: int, width: int = WIDTH, *, fused: bool = False
+) -> int:
     """Bytes of the activations of a loss alone, roughly: all that one layer makes, and the logits
     that are made at a time, or else what comes in and goes out."""
     s, tokens = shape, batch * context
-    layer = _layer(shape, batch, context, width)[1]
-    # And attention's logits: nothing keeps them longer.
+    layer = _layer(shape, batch, context, width, fused)[1]
     layer += _made_again(s, tokens, context, width)
-    layer += 4 * batch * s.heads * context * context
+    if not fused:  # and attention's logits: nothing keeps them longer
+        layer += 4 * batch * s.heads * context * context
     return max(layer, _logits(shape, tokens)) + 2 * width * tokens * s.width
 
 
@@ -345,19 +358,23 @@ def _made_again(shape: Shape, tokens: int, context: int, width: int) -> int:
     return int(tokens * width * (2 * shape.width + shape.hidden * _taken(shape, context)))
 
 
-def _layer(shape: Shape, batch: int, context: int, width: int) -> tuple[int, int]:
+def _layer(shape: Shape, batch: int, context: int, width: int, fused: bool) -> tuple[int, int]:
     """Bytes of a layer's products, and of all its activations."""
     s, tokens = shape, batch * context
     query, key = s.heads * s.head_width, s.kv_heads * s.head_width
     places = _taken(s, context)
-    experts = s.width + 2 * s.width * places if s.experts else 0.0
-    products = int(tokens * width * (2 * s.width + query + 2 * key + 2 * s.hidden * places))
+    hidden = 2 * s.hidden * places
     # What is normed once it is multiplied is kept as the product.
-    normed = (query + key if s.qk_norm else 0) + (2 * s.width if s.post_norms else 0)
-    layer = products + int(tokens * width * (query + normed + experts))
+    inputs = 3 * s.width if s.post_norms else 2 * s.width
+    products = inputs + query + 2 * key + (0 if s.experts else hidden)
+    normed = (query + key if s.qk_norm else 0) + (s.width if s.post_norms else 0)
+    layer = products + query + normed
+    # Products of experts are one for each of them, which are computed again where some are kept.
+    layer += hidden + s.width + 2 * s.width * places if s.experts else 0.0
     # Capped logits are kept, and what their slope is made of.
     weights = 4 + (width if width < 4 else 0) + (8 if s.attention_cap else 0)
-    return products, layer + weights * batch * s.heads * context * context
+    kept = 4 * tokens * s.heads if fused else weights * tokens * s.heads * context
+    return int(tokens * width * products), int(tokens * width * layer) + kept
 
 
 def _logits(shape: Shape, tokens: int) -> int:

@@ -20,6 +20,8 @@ from diloco_shared.spec.run import Model
 REMAT = ("none", "layer", "products")
 ACTIVATIONS = ("silu", "gelu")  # of the gate; gelu in its tanh form
 ROPE_SCALINGS = ("none", "linear", "llama3")
+# The widest head whose gradients cuDNN computes on every data-center GPU since 2020.
+CUDNN_HEAD_MAX = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +295,13 @@ def _check_field(name: str, value: Any, like: Any, where: str) -> None:
         if not number or not isinstance(value, int) or not least <= value <= most:
             text = f"must be a whole number from {least} to {most}, not {value!r:.40}"
             raise WrongModel(path, text)
+
+
+def fusable(shape: Shape) -> bool:
+    """Whether cuDNN's attention, where there is one, takes the heads of this shape: in steps of
+    eight, and uncapped. It keeps no weights."""
+    narrow = shape.head_width % 8 == 0 and shape.head_width <= CUDNN_HEAD_MAX
+    return narrow and not shape.attention_cap
 
 
 def layer_name(layer: int) -> str:

@@ -1,5 +1,6 @@
 """What computes attention: cuDNN where it can, and never where a learner would die of it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from diloco_learner.models.attention import implementation
+from diloco_shared.spec.shapes import SHAPES
+
+OF_64 = replace(SHAPES["nano"], head_width=64)
 
 
 def card(capability: str | None = "9.0", platform: str = "gpu", version: str = "cuda 13000") -> Any:
@@ -37,27 +41,32 @@ def card(capability: str | None = "9.0", platform: str = "gpu", version: str = "
     ],
 )
 def test_cudnn_is_asked_of_cards_that_have_it(device: Any, used: str) -> None:
-    assert implementation([device], jnp.bfloat16, 64) == used
+    assert implementation([device], jnp.bfloat16, OF_64) == used
 
 
 def test_cudnn_is_asked_only_where_every_card_has_it() -> None:
-    assert implementation([card("9.0"), card("8.0")], jnp.bfloat16, 64) == "cudnn"
-    assert implementation([card("9.0"), card("7.5")], jnp.bfloat16, 64) == "xla"
+    assert implementation([card("9.0"), card("8.0")], jnp.bfloat16, OF_64) == "cudnn"
+    assert implementation([card("9.0"), card("7.5")], jnp.bfloat16, OF_64) == "xla"
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "used"),
+    ("dtype", "heads", "used"),
     [
-        (jnp.bfloat16, 128, "cudnn"),
-        (jnp.float16, 8, "cudnn"),
-        (jnp.float32, 64, "xla"),
-        (jnp.bfloat16, 136, "xla"),
-        (jnp.bfloat16, 100, "xla"),
+        (jnp.bfloat16, {"head_width": 128}, "cudnn"),
+        (jnp.float16, {"head_width": 8}, "cudnn"),
+        (jnp.float32, {}, "xla"),
+        (jnp.bfloat16, {"head_width": 136}, "xla"),
+        (jnp.bfloat16, {"head_width": 100}, "xla"),
+        (jnp.bfloat16, {"attention_cap": 50.0}, "xla"),
     ],
 )
-def test_cudnn_gets_numbers_and_heads_that_it_takes(dtype: Any, width: int, used: str) -> None:
-    assert implementation([card()], dtype, width) == used
+def test_cudnn_gets_numbers_and_heads_that_it_takes(
+    dtype: Any, heads: dict[str, Any], used: str
+) -> None:
+    assert implementation([card()], dtype, replace(OF_64, **heads)) == used
 
 
 def test_the_devices_of_this_machine_are_asked_as_jax_has_them() -> None:
-    assert implementation(jax.local_devices(), jnp.bfloat16, 64) == "xla", "tests run on processors"
+    assert implementation(jax.local_devices(), jnp.bfloat16, OF_64) == "xla", (
+        "tests run on processors"
+    )

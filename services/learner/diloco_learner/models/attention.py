@@ -25,19 +25,17 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.spec.shapes import Shape
+from diloco_shared.spec.shapes import Shape, fusable
 
-# The widest head whose gradients cuDNN computes on every data-center GPU since 2020.
-CUDNN_HEAD_MAX = 128
 # Of the oldest cards that it computes attention on: Ampere's.
 CUDNN_CAPABILITY = (8, 0)
 
 
-def implementation(devices: Sequence[Any], dtype: Any, head_width: int) -> Literal["xla", "cudnn"]:
-    """What computes attention on these devices of jax: cuDNN where all of them have it; it takes
-    two-byte floats, and heads in steps of eight."""
+def implementation(devices: Sequence[Any], dtype: Any, shape: Shape) -> Literal["xla", "cudnn"]:
+    """What computes attention on these devices of jax: cuDNN where all of them have it, for
+    two-byte floats."""
     able = all(map(has_cudnn, devices)) and jnp.dtype(dtype).itemsize == 2
-    return "cudnn" if able and head_width % 8 == 0 and head_width <= CUDNN_HEAD_MAX else "xla"
+    return "cudnn" if able and fusable(shape) else "xla"
 
 
 def has_cudnn(device: Any) -> bool:
@@ -105,9 +103,9 @@ def _attend(
     length, width = q_BxLxHxK.shape[1], q_BxLxHxK.shape[3]
     window = window if window < length else 0
     apart_Bx1xLxL = None if document_BxL is None else _apart(document_BxL, window)
-    how = implementation(jax.local_devices(), q_BxLxHxK.dtype, width)
+    how = implementation(jax.local_devices(), q_BxLxHxK.dtype, shape)
     # cuDNN's gradients with a bias are of even lengths.
-    if shape.attention_cap or how == "xla" or (apart_Bx1xLxL is not None and length % 2):
+    if how == "xla" or (apart_Bx1xLxL is not None and length % 2):
         places_L = jnp.arange(length)
         visible = seen(places_L, places_L, window)
         if apart_Bx1xLxL is not None:

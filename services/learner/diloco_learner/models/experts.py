@@ -122,13 +122,18 @@ def mixture(
     given_BxECxD = moved(x_BxLxD, found.choice_BxEC // k, place_BxLxk)
     given_BxExCxD = _at_experts(given_BxECxD.reshape(batch, e, -1, shape.width))
 
+    # Where a whole layer is computed again, nothing in it is once more.
+    whole = shape.remat == "layer"
+    same = layer["up_ExDxF"].dtype == x_BxLxD.dtype
+    # In another type matrices are not kept for the way back: they are turned into that once more.
+    product = _product if whole or same else jax.checkpoint(_product)
+
     def wide(name: str) -> jax.Array:
-        y_BxExCxF = _product(given_BxExCxD, layer[name])
+        y_BxExCxF = product(given_BxExCxD, layer[name])
         return spread(y_BxExCxF, _GROUPS, "expert", None, "tensor")
 
     gate_BxExCxF, up_BxExCxF = wide("gate_ExDxF"), wide("up_ExDxF")
-    # Where a whole layer is computed again, nothing in it is once more.
-    made = _made if shape.remat == "layer" else jax.checkpoint(_made, static_argnums=0)
+    made = _made if whole else jax.checkpoint(_made, static_argnums=0)
     made_BxExCxD = spread(
         made(gated, gate_BxExCxF, up_BxExCxF, layer["down_ExFxD"]), _GROUPS, "expert"
     )

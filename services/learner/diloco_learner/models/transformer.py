@@ -305,8 +305,15 @@ def joined(shape: Shape, layer: Params, mixed_BxLxHxK: jax.Array) -> jax.Array:
     """What attention adds: (B, L, D)."""
     batch, length, heads, width = mixed_BxLxHxK.shape
     flat = mixed_BxLxHxK.reshape(batch * length, heads * width)
-    out = (flat @ layer["out_HKxD"].astype(flat.dtype)).reshape(batch, length, -1)
+    matrix = layer["out_HKxD"]
+    # In another type the matrix is not kept for the way back: it is turned into that once more.
+    product = _product if matrix.dtype == flat.dtype else _again_in_kept_layers(_product)
+    out = product(shape, flat, matrix).reshape(batch, length, -1)
     return norm(shape, out, layer["post_norm_D"]) if shape.post_norms else out
+
+
+def _product(shape: Shape, x_TxN: jax.Array, matrix_NxD: jax.Array) -> jax.Array:
+    return x_TxN @ matrix_NxD.astype(x_TxN.dtype)
 
 
 def mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> tuple[jax.Array, jax.Array | None]:

@@ -227,7 +227,8 @@ class _Checks:
 
     def device_memory(self) -> Found:
         """Against what the budget says."""
-        need = device(self.job, on_cpu=self._on_host, mesh=self.sizes)
+        here = self.machine
+        need = device(self.job, on_cpu=self._on_host, kernel=here.kernel, mesh=self.sizes)
         free = self.machine.device_bytes
         if free is None:
             where = "which is this machine's own" if self._on_host else "which it does not tell"

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import psutil
 
+from diloco_learner.models.attention import has_cudnn
 from diloco_learner.preflight.findings import Wrong
 from diloco_learner.training import platforms
 from diloco_shared.budget import Need
@@ -26,6 +27,7 @@ class Machine:
     device_bytes: int | None
     host_bytes: int
     disk_bytes: int | None
+    kernel: bool = False  # whether each device has cuDNN's attention
 
 
 def machine_of(disk: Path) -> Machine:
@@ -38,7 +40,8 @@ def machine_of(disk: Path) -> Machine:
         device_bytes = int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
     kind = found[0].device_kind
     host = min([int(psutil.virtual_memory().available), *_left_to_group()])
-    return Machine(found[0].platform, kind, len(found), device_bytes, host, free_on(disk))
+    kernel, free = all(map(has_cudnn, found)), free_on(disk)
+    return Machine(found[0].platform, kind, len(found), device_bytes, host, free, kernel)
 
 
 def _left_to_group() -> list[int]:

@@ -211,7 +211,7 @@ class Outbox:
         until = (effect.epoch, effect.below_version)
         older = [m.seq for parts, m in manifests if (parts.epoch, parts.version) < until]
         kept = [m for parts, m in manifests if (parts.epoch, parts.version) >= until]
-        if older:
+        if older and kept:  # else the server has lost what replaces them
             below = min([max(older) + 1, *[await self._first_chunk(stream, m) for m in kept]])
             await self.data.purge(stream, f"dn.{self.run}.*.{p}.>", below_seq=below)
 
