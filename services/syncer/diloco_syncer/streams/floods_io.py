@@ -81,6 +81,7 @@ STRANGERS_MAX = 8
 def first_set_bytes(history: History, job: Job) -> int:
     """Of the initial parameters of a shard's fragments on UP, which one learner sends and another
     may send again; as budgeted by `job`, as long as nobody has told how large they are."""
+    sizes: Sequence[int]
     if history.layout:
         sizes, layout, least = history.sizes_P, layout_bytes(history.layout), message_bytes(history)
     else:
