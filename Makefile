@@ -86,10 +86,10 @@ beside: install
 
 check: lint pure
 
-# All but stacks is collected once, which takes a third of a minute on every worker; some of it waits
-# for servers and processes, so there is one worker more than cores.
+# All but stacks is collected once, which takes some seconds on every worker; a fifth of it waits
+# for servers and processes, so there are two workers more than cores.
 test: lint
-	$(KEPT) $(BIN)/pytest -q -m "not long" -n 3 --dist worksteal \
+	$(KEPT) $(BIN)/pytest -q -m "not long" -n 4 --dist worksteal \
 		$(addprefix --ignore=,$(STACKS) $(WORLDS)) tests
 	$(MAKE) -j2 stacks beside
 

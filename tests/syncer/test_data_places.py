@@ -1,5 +1,8 @@
 """How far data shards are merged, told to whoever reads on where another stopped."""
 
+import pytest
+
+from diloco_shared.bus.port import Conflict
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Place
 from diloco_shared.protocol.wire import decode
@@ -70,3 +73,19 @@ async def test_keys_that_are_no_places_are_left_alone() -> None:
     places = Places(bus, "r", lambda: ledger)
     await places.write()
     assert places.written == {3: (0, 7)}
+
+
+async def test_what_a_hub_that_was_put_back_does_not_hold_is_written_anew() -> None:
+    bus = MemoryBus(MemoryBroker(), "s")
+    await bus.ensure_bucket(subjects.PLACES)
+    ledger = Ledger.empty(1, shards=8)
+    ledger.places |= {3: (0, 7), 5: (1, 0)}
+    places = Places(bus, "r", lambda: ledger)
+    await places.write()
+    for key in ("r.3.0", "r.5.0"):
+        await bus.kv_delete(subjects.PLACES, key)
+    ledger.places[3] = (0, 9)
+    with pytest.raises(Conflict):
+        await places.write()
+    await places.write()
+    assert await told(bus) == {"r.3.0": (0, 9), "r.5.0": (1, 0)}

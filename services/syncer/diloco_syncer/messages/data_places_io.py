@@ -62,7 +62,10 @@ class Places:
         return f"{self.run}.{shard}.{self.syncer}"
 
     async def _read(self) -> None:
-        for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
+        there = await self.bus.kv_all(subjects.PLACES)
+        # What is gone by now, since the hub was put back, has no revision any more.
+        self.revisions, self.written = {}, {}
+        for key, entry in there.items():
             run, _, place_of = key.partition(".")
             shard, _, syncer = place_of.partition(".")
             if (run, syncer) == (self.run, str(self.syncer)) and shard.isdecimal():
