@@ -244,7 +244,10 @@ def kept(world: Any, tmp_path: Path) -> Any:
                 versions=(1, 0),
                 parameters=100,
                 spec=of.model_dump(mode="json"),
-                shards=(Object(key="shard-0.json", bytes=5, digest="0" * 32),),
+                shards=tuple(
+                    Object(key=f"shard-{n}.json", bytes=5, digest="0" * 32)
+                    for n in range(of.algorithm.shards)
+                ),
                 learners={"a": Object(key="learner-a.json", bytes=5, digest="0" * 32)},
                 missing={"b": "nothing came"},
                 leases=(),

@@ -1,6 +1,7 @@
 """Who is a member and who was one, by notes that outlive a coordinator."""
 
 from diloco_coordinator.runs.membership import (
+    FORGET_DRAINED_S,
     FORGET_S,
     MEMBERS_MAX,
     SPEED_S_MAX,
@@ -106,6 +107,8 @@ def test_members_are_bounded_and_the_longest_gone_go_first() -> None:
     for n, name in enumerate(("m5", "m1", "m3")):
         roll.silent(name, float(n))
     assert roll.surplus() == ["m5", "m1"]
+    roll.drain("m5", True)
+    assert roll.surplus() == ["m1", "m3"], "last those that a user drained"
 
 
 def test_a_note_survives_its_way_through_json() -> None:
@@ -122,6 +125,11 @@ def test_the_gone_leave_the_list_by_themselves_unless_a_run_needs_them() -> None
     assert roll.expired(100.0 + FORGET_S, ()) == []
     assert roll.expired(101.0 + FORGET_S, ()) == ["a", "b"]
     assert roll.expired(101.0 + FORGET_S, {"b"}) == ["a"]
+    roll.drain("a", True)
+    assert roll.expired(101.0 + FORGET_S, ()) == ["b"], "it would be given work when it comes back"
+    assert roll.expired(101.0 + FORGET_DRAINED_S, ()) == ["a", "b"]
+    roll.seen(record("a", boot="2"), 200.0 + FORGET_S)
+    assert roll.notes["a"].draining
 
 
 def test_how_long_a_member_is_there_counts_from_its_return() -> None:

@@ -61,9 +61,14 @@ def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
 
 
 async def test_initial_fragments_do_not_wait_for_the_manifest_before(
-    up: Uplink, syncer: Any, spec: RunSpec, broker: MemoryBroker
+    up: Uplink,
+    syncer: Any,
+    spec: RunSpec,
+    broker: MemoryBroker,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And no more of them are made ahead than may lie in the host's memory."""
+    monkeypatch.setattr(recoverer_io, "LOOK_S", 0.001)
     await syncer.prepare()
     stream = subjects.up_stream("r")
     where = [subjects.initial("r", "a", 1, p) for p in range(FRAGMENTS)]
@@ -101,6 +106,25 @@ async def test_initial_fragments_do_not_wait_for_the_manifest_before(
         events.put_nowait(Leave("withdrawn", "enough"))
     assert made == list(range(FRAGMENTS))
     assert told and all(isinstance(event, InitMoved) for event in told)
+
+
+async def test_fragments_that_are_there_are_not_made_again(
+    up: Uplink, syncer: Any, spec: RunSpec
+) -> None:
+    """Of several hosts each would give its share of all of them once more."""
+    await syncer.prepare()
+    for p in range(FRAGMENTS):
+        await syncer.bus.append(subjects.initial("r", "a", 1, p) + ".m", b"m")
+    program = SimpleNamespace(layout=SimpleNamespace(fragments=range(FRAGMENTS), tensors=()))
+    trainer: Any = SimpleNamespace(program=program)  # which makes none
+    told: list[Any] = []
+    down: Any = SimpleNamespace(put=told.append)
+    events: asyncio.Queue[Any] = asyncio.Queue()
+    asked: Any = Asked(spec)
+    bringing = Recoverer(asked, trainer, up.checkpoints, up.control, up, down, events)
+    async with asyncio.TaskGroup() as bringing.tasks:
+        await bringing._send_init()
+    assert told == [], "nothing of them is on its way"
 
 
 @pytest.mark.parametrize(("named", "unsigned"), [(False, [2, 7]), (True, [])])

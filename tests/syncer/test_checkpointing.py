@@ -16,7 +16,7 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.checkpoints import checkpointing_io as checkpointing
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
-from diloco_syncer.events import Capture, Event, Loaded, Seal, Sealed
+from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
 from diloco_syncer.history.replay import RestoredState
 
 pytestmark = pytest.mark.virtual
@@ -86,6 +86,28 @@ async def test_a_checkpoint_that_another_run_needs_stays_however_old_it_is(
     left = {int(path.name) for path in (root / "r.ab").iterdir()}
     assert left == {2, 3, 4, 5, 7, 8, 9}
     assert [type(each) for each in told] == [Sealed, Sealed]
+
+
+async def test_what_is_left_of_earlier_ones_goes_before_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be what fills the disk, and no later one would ever be sealed."""
+
+    def written(*_: Any) -> Any:
+        return sorted(int(path.name) for path in root.iterdir())
+
+    monkeypatch.setattr(checkpointing, "write_part", written)
+    root = tmp_path / "kept" / "r.ab"
+    for number in (3, 4, 6):
+        (root / f"{number:06}").mkdir(parents=True)
+        (root / f"{number:06}/shard-0.json").write_bytes(b"{}")
+    (root / "000003/manifest.json").write_bytes(b"{}")
+    told: list[Event] = []
+    maker = checkpointer(tmp_path, told)
+    await maker.capture(Capture(5, 1, "asked for", 1.0), {}, {}, {})
+    assert maker.captured is not None
+    there: Any = maker.captured[2]
+    assert there == [3, 6] and told == [Kept(5)]
 
 
 @pytest.mark.parametrize(("order", "kept"), [((1, 2), 2), ((2, 1), 2), ((1, 1), 1)])

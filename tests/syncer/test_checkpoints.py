@@ -145,6 +145,38 @@ def test_what_cannot_be_written_fails_and_says_why(running: Any) -> None:
     assert marks(running)[-1] == (2, "begun")
 
 
+@pytest.mark.parametrize(
+    ("fault", "state", "reason"),
+    [("", "complete", "parts of a, b"), ("the disk is full", "failed", "the disk is full")],
+)
+def test_what_becomes_of_a_checkpoint_after_the_end_of_its_run_is_shown(
+    running: Any, fault: str, state: str, reason: str
+) -> None:
+    """The tape takes no record of it any more, and the parts are being written."""
+    running.give(wanted(checkpoint=1))
+    decisions = running.machine.wishes.checkpoints
+    running.machine.history.outcome = "stopped"
+    assert decisions.making and decisions.state()[0] == "making"
+    running.give(Kept(1))
+    running.step("a", 0, checkpoint=1)
+    seen = running.step("b", 0, checkpoint=1)
+    assert of(seen, Seal)
+    running.give(Sealed(1, ("a", "b") if not fault else (), fault=fault))
+    assert not decisions.making and decisions.state() == (state, reason)
+    decisions.given_up()
+    assert decisions.state()[0] == state
+    successor = Machine(running.spec, running.machine.history).wishes.checkpoints
+    assert successor.state()[0] == "failed" and not successor.making
+
+
+def test_one_that_is_not_made_before_its_run_is_left_has_failed(running: Any) -> None:
+    running.give(wanted(checkpoint=1))
+    running.machine.history.outcome = "stopped"
+    decisions = running.machine.wishes.checkpoints
+    decisions.given_up()
+    assert decisions.state() == ("failed", "the run was over before it was complete")
+
+
 def test_the_next_checkpoint_waits_for_the_end_of_the_first(running: Any) -> None:
     running.give(wanted(checkpoint=1))
     running.give(wanted(checkpoint=2))

@@ -389,6 +389,19 @@ async def test_a_server_that_dies_all_the_time_is_let_be(monkeypatch: Any) -> No
     assert asked == 1 + outbox.LIVES_MAX
 
 
+async def test_a_leader_looks_for_no_torn_publication_of_its_own() -> None:
+    """It puts the chunks again by itself; and what is told once is not looked for again."""
+    bus, d = await hub(1 << 16), driver()
+    out, stream = Outbox(context(d.spec, bus)), subjects.dn_stream("t")
+    await publish(out, d, 0, 0)
+    await publish(out, d, 1, 0)
+    await bus.purge(stream, subjects.publication("t", 0, 1, 0, 1))
+    look, told = looking(bus, out, d)
+    out.acknowledged.doubted = True
+    await look.look(0.0)
+    assert not [e for e in told if isinstance(e, Rewound)] and look.torn == set()
+
+
 @pytest.mark.parametrize("later", [0, 3])
 async def test_what_an_earlier_leader_left_without_its_chunks_is_published_again(
     later: int, monkeypatch: Any
@@ -405,6 +418,7 @@ async def test_what_an_earlier_leader_left_without_its_chunks_is_published_again
     await bus.purge(stream, subjects.publication("t", 0, 1, 0, 1))
     for version in range(1, later + 1):
         await publish(before, d, 0, version)
+    d.machine.history.term += 1
     out = Outbox(context(d.spec, bus))
     look, told = looking(bus, out, d)
     look.outbox.under_way_max = later + 1

@@ -6,10 +6,12 @@ import pytest
 from syncer.conftest import spec
 
 from diloco_shared.protocol.messages import TapeEpoch
+from diloco_shared.protocol.records import Restore
 from diloco_syncer.events import (
     Append,
     Full,
     Led,
+    Loaded,
     Publish,
     Published,
     PurgeDown,
@@ -21,6 +23,8 @@ from diloco_syncer.events import (
     Staged,
     StreamSeen,
     Tell,
+    TimePassed,
+    Wanted,
 )
 from diloco_syncer.machine import SNAPSHOT_RETRY_S
 from diloco_syncer.streams.room import CROWDED
@@ -277,6 +281,20 @@ def test_what_builds_on_a_lost_publication_is_of_a_new_epoch(d: Any) -> None:
     (append,) = of(seen, Append)
     assert isinstance(append.record, TapeEpoch)
     assert not [e for e in seen if type(e).__name__ == "Publish"]
+
+
+def test_what_was_lost_while_a_restore_was_under_way_is_owed_if_it_fails(d: Any) -> None:
+    """Nobody can make that version, and no other round or look would tell."""
+    staged(d, 2)
+    versions = tuple(d.machine.history.versions)
+    d.auto = False
+    wish = Restore(serial=1, source="t.01/000001")
+    d.give(Wanted(paused=False, stopping=False, quorum=2, restore=wish))
+    seen = d.give(Rewound((versions[0], -1), versions))
+    assert not of(seen, Append), "the restore begins an epoch of its own"
+    seen = d.give(Loaded(wish, fault="gone"))
+    assert [type(e.record) for e in of(seen, Append)] == [TapeEpoch]
+    assert not of(d.give(TimePassed()), Append), "it is on its way"
 
 
 def test_contributions_that_were_lost_are_needed_no_more_once_there_is_a_snapshot(d: Any) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import COUNT_MAX, LifeCount, TapeEnd, TapeTerm
-from diloco_shared.protocol.records import RunRecord, RunStatus
+from diloco_shared.protocol.messages import COUNT_MAX, LifeCount, TapeEnd, TapeTerm, TensorSpec
+from diloco_shared.protocol.records import Restore, RunRecord, RunStatus
 from diloco_shared.protocol.wire import WireError, decode, encode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -84,6 +86,33 @@ async def test_traffic_goes_on_from_what_the_leader_before_showed() -> None:
     second = showing_of(bus)
     await second.begin()
     assert second.bytes_before == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "begun", "serial", "due"),
+    [
+        (0, True, 2, False),  # its user was told that it failed, and the run trained on
+        (0, True, 3, True),  # a later wish
+        (1, True, 2, True),  # it was fulfilled, and the tape has lost the record
+        (0, False, 2, True),  # nothing can begin without it
+    ],
+)
+async def test_what_an_earlier_leader_gave_up_is_not_gone_back_to_after_all(
+    epoch: int, begun: bool, serial: int, due: bool
+) -> None:
+    bus = await hub()
+    first, second = showing_of(bus), showing_of(bus)
+    first.machine.wishes.restoring.unfit = 2
+    first.machine.history.epoch = epoch
+    await first.begin()
+    assert await first.standing.write(first._status()) == ""
+    if begun:
+        tensor = TensorSpec(name="w", shape=(9, 1), embedding=False)
+        second.machine.history.layout = (tensor,)
+    await second.begin()
+    restoring = second.machine.wishes.restoring
+    restoring.wanted = Restore(serial=serial, source="r.01/000003")
+    assert restoring.due is due
 
 
 async def test_what_the_coordinator_forced_is_no_end_that_a_tape_tells_of() -> None:

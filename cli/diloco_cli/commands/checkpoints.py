@@ -57,7 +57,8 @@ def _made(client: Client, run: str, number: int) -> dict[str, Any]:
             made = patience.ask(lambda: client.show_checkpoint(run, number))
             if made is not None:
                 return made
-        if found["state"] in OVER:
+        making = newest == number and state == "making"
+        if found["state"] in OVER and not making:
             raise CliError(f"run {run!r} was over before checkpoint {number} was made", FAILED)
         time.sleep(LOOK_S)
     raise CliError(f"checkpoint {number} is not complete after {WAIT_S:.0f} s", FAILED)

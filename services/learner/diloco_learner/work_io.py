@@ -20,6 +20,7 @@ from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.preflight.findings import told
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, OwnCheckpoints
 from diloco_learner.recovery.incarnation_io import take_incarnation
+from diloco_learner.recovery.moments import Handed
 from diloco_learner.recovery.recoverer_io import Begun, Recoverer, RecoveryArrivals
 from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.settings import STOP_S
@@ -384,6 +385,8 @@ class Work:
         for item in self.mailbox.collect():
             if not isinstance(item.effect, GiveState | Evaluate):
                 await self.up.send(item)
+            elif isinstance(item.handle, Handed):
+                item.handle.let_go()
         await self.up.told()
 
     async def _withdraw_now(self) -> None:

@@ -112,6 +112,7 @@ class Machine:
         # Publications that are on their way to DN, by epoch, fragment and version: whether whole.
         self.under_way: dict[tuple[int, int, int], bool] = {}
         self.ending = Ending(history, self.roster, self.rounds)
+        self.owed = ""  # why another epoch has to begin, once nothing stands in its way
 
     # --- the door ------------------------------------------------------------------------------
 
@@ -127,6 +128,7 @@ class Machine:
             effects += self._put(self.wishes.advance(now, self._wall(now), self._pending))
             self.rounds.over = self._over
             self.rounds.suspended = self.lapse or self.wishes.restoring.reason
+            effects += self._begin_owed(now)
             effects += self.rounds.advance(now)
             effects += self.ending.advance(self.wishes.stopping, now)
             effects += self._record(now)
@@ -268,6 +270,7 @@ class Machine:
             self.published = (-1,) * self.history.fragments  # of what begins now
             self.keyframes = self.published
             self.covered = None  # rounds of before, whose numbers may come again
+            self.owed = ""
         effects = self._follow(record, event, now)
         return [*effects, *self._send_record()]
 
@@ -280,7 +283,8 @@ class Machine:
                 effects: list[Effect] = [*self._unpublished(), *self._superseded()]
                 effects.append(Tell("term", f"{record.leader} leads, term {record.term}"))
                 if lost := self._lost(self.published):
-                    effects += self._begin_epoch(h.epoch + 1, f"DN {lost}", event.at)
+                    self.owed = f"DN {lost}"
+                    effects += self._begin_owed(now)
                 return effects + self._put(self.beginning.leads(event.at, self._pending))
             case TapeRebirth():
                 self.leading, self.roster.since = True, event.at - self.wall_offset
@@ -422,8 +426,8 @@ class Machine:
             if whole >= h.versions[p]:
                 coming.add(p)
             elif torn(h.versions[p], whole, seen):
-                why = f"DN lost what version {h.versions[p]} of fragment {p} builds on"
-                return effects + self._begin_epoch(h.epoch + 1, why, self._wall(now))
+                self.owed = f"DN lost what version {h.versions[p]} of fragment {p} builds on"
+                return effects + self._begin_owed(now)
         return [*(e for e in self._unpublished() if e.fragment not in coming), *effects]
 
     def _superseded(self) -> list[Effect]:
@@ -531,6 +535,13 @@ class Machine:
         if not self._epoch_may_begin:
             return []
         return self._push(TapeEpoch(epoch=epoch, term=self.history.term, reason=reason, at=at))
+
+    def _begin_owed(self, now: float) -> list[Effect]:
+        """Of what DN cannot give any more, nobody else tells: a restore that was under way when it
+        was lost may have failed since."""
+        if not self.owed:
+            return []
+        return self._begin_epoch(self.history.epoch + 1, self.owed, self._wall(now))
 
     # --- what time and the user bring ----------------------------------------------------------
 

@@ -105,10 +105,15 @@ class RunCheckpoints:
         refs = [k.removesuffix(f"/{MANIFEST}") for k in keys if k.endswith(f"/{MANIFEST}")]
         return sorted(ref for ref in refs if _sound(ref))
 
-    def begun(self, folder: str) -> list[str]:
-        """References of all of a run that something is there of, complete or not."""
-        found = {key.rpartition("/")[0] for key in self.vault.keys(f"{folder}/")}
+    def begun(self, folder: str = "") -> list[str]:
+        """References of all of a run, or of all runs, of which something is there."""
+        keys = self.vault.keys(f"{folder}/" if folder else "")
+        found = {key.rpartition("/")[0] for key in keys}
         return sorted(ref for ref in found if _sound(ref))
+
+    def unfinished(self, folder: str = "") -> list[str]:
+        """References of those that something is there of, and no manifest."""
+        return sorted({*self.begun(folder)} - {*self.complete(folder)})
 
     def manifest(self, ref: str) -> tuple[CheckpointManifest, str]:
         """(manifest, its digest); CheckpointError names what there is instead."""

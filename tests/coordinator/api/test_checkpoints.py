@@ -86,6 +86,35 @@ async def test_one_that_cannot_be_read_hides_no_other(
         assert again.status_code == 404 and "known: " in again.json()["detail"]
 
 
+async def test_what_is_left_of_one_is_told_of_and_may_be_removed(
+    world: Any, kept: Any, status: Any, tmp_path: Path
+) -> None:
+    """It takes room, and nothing reads it; unless it is being made right now."""
+    async with world.coordinator() as desk:
+        folder = Path(kept(await submitted(desk), 3)).parent
+        for left in (tmp_path / folder / "000004", tmp_path / "gone.ab12/000001"):
+            left.mkdir(parents=True)
+            (left / "shard-0.json").write_text("{}")
+        await world.says(status(checkpoint=4, checkpoint_state="making"))
+        await until(lambda: desk.registry.statuses)
+        (found,) = (await desk.get("/v1/checkpoints"))["damaged"]
+        assert found["ref"] == "gone.ab12/000001" and "never completed" in found["reason"]
+        assert (await desk.ask("DELETE", "/v1/runs/demo/checkpoints/4")).status_code == 409
+        await world.says(status(checkpoint=4, checkpoint_state="failed"))
+        await until(lambda: desk.registry.statuses["demo"].checkpoint_state == "failed")
+        (found,) = (await desk.get("/v1/runs/demo/checkpoints"))["damaged"]
+        assert found["ref"] == f"{folder}/000004"
+        assert (await desk.ask("DELETE", "/v1/runs/demo/checkpoints/4")).status_code == 204
+        assert (await desk.ask("DELETE", "/v1/checkpoints/gone.ab12/1")).status_code == 204
+        assert {p.name for p in (tmp_path / folder).iterdir()} == {"000003"}
+        assert (await desk.get("/v1/checkpoints"))["damaged"] == []
+        assert (await desk.ask("DELETE", "/v1/runs/demo/checkpoints/4")).status_code == 404
+        (tmp_path / folder / "000005").mkdir()
+        (tmp_path / folder / "000005/learner-a.json").write_text("{}")
+        assert (await desk.get("/v1/checkpoints"))["damaged"] == [], "its mark may just be set"
+        assert (await desk.ask("DELETE", "/v1/runs/demo/checkpoints/5")).status_code == 409
+
+
 async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(
     world: Any, kept: Any, status: Any
 ) -> None:
@@ -209,13 +238,14 @@ async def test_a_run_that_cannot_begin_with_it_is_refused(world: Any, kept: Any)
         other = {
             "name": "other",
             "budget": {"steps": 9},
-            "algorithm": {"fragments": 6},
+            "algorithm": {"fragments": 6, "shards": 2},
             "model": {"overrides": {"width": 8}},
         }
         answer = await desk.ask("POST", where, other)
         assert answer.status_code == 422
         faults = {f["path"]: f["message"] for f in answer.json()["errors"]}
         assert "into 2 fragments" in faults["algorithm.fragments"]
+        assert "of 1 syncer shard" in faults["algorithm.shards"]
         assert "another layout" in faults["model.overrides"]
         nothing = await desk.ask("POST", "/v1/checkpoints/submit?checkpoint=x", other)
         assert nothing.status_code == 404

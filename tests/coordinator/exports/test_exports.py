@@ -66,31 +66,46 @@ def test_which_begin_by_themselves(
     assert not due(found, "a", None, committed, over), "unless it is asked for"
 
 
+RUNS = ("a", "b", "c")
+
+
 def test_the_oldest_go_and_those_that_nobody_asked_for_before_others() -> None:
     found = [record("1"), record("2", automatic=True), record("3"), record("4", automatic=True)]
-    assert names(surplus(found, 4, None, "a")) == []
-    assert names(surplus(found, 2, None, "a")) == ["2", "4"]
-    assert names(surplus(found, 1, None, "a")) == ["2", "4", "1"]
-    assert names(surplus(found, 4, 1, "a")) == ["2"]
-    assert names(surplus(found, 4, 1, "b")) == [], "only of the run itself"
-    assert names(surplus([record("1", state="running"), *found], 1, None, "a"))[:2] == ["2", "4"]
+    assert names(surplus(found, 4, None, "a", RUNS)) == []
+    assert names(surplus(found, 2, None, "a", RUNS)) == ["2", "4"]
+    assert names(surplus(found, 1, None, "a", RUNS)) == ["2", "4", "1"]
+    assert names(surplus(found, 4, 1, "a", RUNS)) == ["2"]
+    assert names(surplus(found, 4, 1, "b", RUNS)) == [], "only of the run itself"
+    assert names(surplus([record("1", state="running"), *found], 1, None, "a", RUNS))[:2] == [
+        "2",
+        "4",
+    ]
 
 
 def test_no_run_pushes_out_the_only_export_of_another() -> None:
     """Whoever may operate one run alone could else remove everybody's."""
     others = [record("1", run_id="b"), record("2", run_id="c", automatic=True)]
     mine = [record("3"), record("4"), record("5")]
-    assert names(surplus([*others, *mine], 3, None, "a")) == ["3", "4"]
-    assert names(surplus([*others, *mine], 1, None, "a")) == ["3", "4"]
-    assert names(surplus([*others, record("3")], 1, None, "a")) == [], "one of each run"
-    assert names(surplus([*others, *mine], 3, None, "d")) == ["3", "4"], "older ones may go"
+    assert names(surplus([*others, *mine], 3, None, "a", RUNS)) == ["3", "4"]
+    assert names(surplus([*others, *mine], 1, None, "a", RUNS)) == ["3", "4"]
+    assert names(surplus([*others, record("3")], 1, None, "a", RUNS)) == [], "one of each run"
+    assert names(surplus([*others, *mine], 3, None, "d", RUNS)) == ["3", "4"], "older ones may go"
     more = [record("0", run_id="b"), *others, *mine]
-    assert names(surplus(more, 2, None, "a")) == ["3", "4", "0"], "the run's own go first"
+    assert names(surplus(more, 2, None, "a", RUNS)) == ["3", "4", "0"], "the run's own go first"
+
+
+def test_what_a_hub_put_back_does_not_know_goes_before_all_others() -> None:
+    """Nobody can ask for it."""
+    lost, mine = record("1", run_id="lost"), record("2")
+    assert names(surplus([lost, mine], 2, None, "a", RUNS)) == []
+    assert names(surplus([lost, mine], 1, None, "a", RUNS)) == ["1"]
+    kept = [record("0", run_id="b"), record("3")]
+    assert names(surplus([lost, mine, *kept], 2, None, "a", RUNS)) == ["1", "2"]
 
 
 def test_few_that_failed_are_listed() -> None:
     found = [record(str(n), state="failed") for n in range(FAILED_MAX + 2)]
-    assert names(surplus(found, 1, 1, "a")) == ["0", "1"]
+    assert names(surplus(found, 1, 1, "a", RUNS)) == ["0", "1"]
 
 
 def moved(done: int, stage: str = "fetching") -> ExportMoved:

@@ -34,7 +34,7 @@ from diloco_learner.hosts.shares import CONTRIBUTION, MOMENTS, Composed, Kept, c
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
-from diloco_shared.bus.blobs import get_blob, put_blob
+from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
 from diloco_shared.bus.port import Stored, StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Blob, ContributionManifest
@@ -268,6 +268,50 @@ async def test_a_host_that_cannot_store_its_share_is_not_asked_again_soon(
         blob = await island.contribution().put(bus, SUBJECT + "9", soon())
         assert blob is not None
         assert await get_blob(bus, "UP-r", blob, timeout_s=5) == FRAGMENT.payload
+
+
+async def test_whoever_fails_again_and_again_rests_longer_until_it_has_stored_something(
+    broker: MemoryBroker,
+) -> None:
+    """Rounds may be minutes apart: each would be lost to it."""
+    said: list[int] = []
+    carriers = Carriers(lambda index, frame: said.append(index))
+    carriers.heard(1, "b", "state", True, "", 0, 0)
+    rests = []
+    for _ in range(9):
+        carriers.rest(1)
+        rests.append(carriers.known[1].rests_until - ambient.monotonic())
+    assert rests == pytest.approx([60, 120, 240, 480, 960, 1920, 3600, 3600, 3600], rel=1e-2)
+    blob = await put_blob(await own_bus(broker), SUBJECT, b"x")
+    storing = asyncio.create_task(carriers.put(1, NUMBER, blob, 60.0))
+    await until(lambda: (1, NUMBER) in carriers.waiting and said, "that it is asked")
+    carriers.heard(1, "b", "carried", NUMBER, "")
+    await storing
+    carriers.rest(1)
+    assert carriers.known[1].rests_until - ambient.monotonic() == pytest.approx(60, rel=1e-2)
+
+
+async def test_what_has_no_time_left_comes_too_late_and_is_no_hosts_fault(
+    broker: MemoryBroker,
+) -> None:
+    async with an_island(broker) as island:
+        bus = await own_bus(broker)
+        late = ambient.monotonic() + carrying_io.SHORTEST_S / 2
+        assert await island.contribution().put(bus, SUBJECT, late) is None
+        assert island.carriers.ready() == (1, 2)
+
+
+async def test_where_process_0_could_not_either_no_other_host_is_named(
+    broker: MemoryBroker,
+) -> None:
+    async with an_island(broker) as island:
+        bus = await own_bus(broker)
+        broker.fault = lambda client, operation, subject: (
+            "lose_request" if subject.startswith("up.r") else "deliver"
+        )
+        with pytest.raises(GaveUp):
+            await island.contribution().put(bus, SUBJECT, soon(0.6))
+        assert island.carriers.ready() == (1, 2)
 
 
 def _gone(island: Island, index: int) -> bool:

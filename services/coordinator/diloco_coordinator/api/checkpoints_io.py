@@ -122,9 +122,23 @@ class CheckpointRoutes:
                     pass  # removed since
                 except CheckpointError as error:
                     damaged.append({"ref": ref, "run": run_of_folder(ref), "reason": str(error)})
+            for ref in there.unfinished(folder):
+                if not self._under_way(ref):
+                    text = "it was never completed, or is half removed: nothing reads it, remove it"
+                    damaged.append({"ref": ref, "run": run_of_folder(ref), "reason": text})
             return {"checkpoints": found, "damaged": damaged}
 
         return await _asked(read)
+
+    def _under_way(self, ref: str) -> bool:
+        """Whether a run may be making it right now."""
+        folder, _, number = ref.rpartition("/")
+        run = run_of_folder(folder)
+        record, status = self.registry.runs.get(run), self.registry.statuses.get(run)
+        if record is None or spec_of(record).folder != folder or status is None:
+            return False
+        making = status.checkpoint_state == "making" and int(number) == status.checkpoint
+        return making or (int(number) > status.checkpoint and status.state not in OVER)
 
     async def show(self, run: str, number: int) -> dict[str, Any]:
         """One checkpoint, and the specification it was made under."""
@@ -171,10 +185,13 @@ class CheckpointRoutes:
     async def _remove(self, there: RunCheckpoints, folder: str, number: int) -> None:
         _, ref = await _asked(lambda: RunCheckpoints.at(reference(folder, number), there.root))
 
+        if self._under_way(ref):
+            raise Problem(409, "It is being made", f"checkpoint {ref} is being made: wait for it")
+
         def remove() -> None:
-            if ref not in there.complete(folder):
+            if ref not in {*there.complete(folder), *there.begun(folder)}:
                 there.manifest(ref)  # says what there is instead
-            there.remove(ref)  # a damaged one too
+            there.remove(ref)  # a damaged one too, and what is left of one
 
         await _asked(remove)
 
@@ -254,6 +271,9 @@ def _fits(spec: RunSpec, manifest: CheckpointManifest) -> None:
     if spec.algorithm.fragments != fragments:
         text = f"the checkpoint's parameters are cut into {fragments} fragments"
         errors.append({"path": "algorithm.fragments", "message": text})
+    if spec.algorithm.shards != (shards := len(manifest.shards)):
+        text = f"the checkpoint is of {shards} syncer shard{'s' if shards > 1 else ''}"
+        errors.append({"path": "algorithm.shards", "message": text})
     theirs = readable(manifest.spec, "the checkpoint").model
     for key in ("preset", "factory", "overrides"):
         ours_, theirs_ = getattr(spec.model, key), getattr(theirs, key)

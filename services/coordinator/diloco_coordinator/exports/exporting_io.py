@@ -246,7 +246,8 @@ class Exports:
         keeping = self._keeping_of(run) if run is not None else None
         most = keeping.exports if keeping is not None else None
         there = self.records | {record.id: record}
-        gone = surplus(there.values(), self.kept_max, most, record.run_id)
+        runs = {run_id_of(r) for r in self.registry.runs.values()}
+        gone = surplus(there.values(), self.kept_max, most, record.run_id, runs)
         for old in gone:
             await self._remove(old)
         if record not in gone:

@@ -6,7 +6,7 @@ running --its process has made the folder--> complete
 
 import errno
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -156,14 +156,20 @@ def due(
 
 
 def surplus(
-    records: Iterable[ExportRecord], kept_max: int, automatic_max: int | None, run_id: str
+    records: Iterable[ExportRecord],
+    kept_max: int,
+    automatic_max: int | None,
+    run_id: str,
+    runs: Collection[str],
 ) -> list[ExportRecord]:
     """Which go, after one of the run `run_id` ended: the oldest, never one that is being made.
 
     Of the run's own automatic ones `automatic_max` stay (None: nobody knows how many); of all
     together `kept_max`, and automatic ones go before those that somebody asked for. The run's own
     go first, and of no other run the newest: whoever may operate one run alone pushes out nobody
-    else's only one. So there may be more than `kept_max`, but then no more than one of each run.
+    else's only one. So there may be more than `kept_max`, but then no more than one of each of
+    `runs`, by their ids. Of others, which a hub put back from a backup does not know, nobody can
+    ask for them.
     """
     ended = sorted((r for r in records if r.state != "running"), key=lambda r: r.begun_at)
     failed = [r for r in ended if r.state == "failed"]
@@ -173,13 +179,14 @@ def surplus(
         own = [r for r in kept if r.automatic and r.run_id == run_id]
         gone += own[: max(len(own) - automatic_max, 0)]
     rest = [r for r in kept if r not in gone]
-    return gone + _spare(rest, run_id)[: max(len(rest) - kept_max, 0)]
+    return gone + _spare(rest, run_id, runs)[: max(len(rest) - kept_max, 0)]
 
 
-def _spare(kept: Sequence[ExportRecord], run_id: str) -> list[ExportRecord]:
+def _spare(kept: Sequence[ExportRecord], run_id: str, runs: Collection[str]) -> list[ExportRecord]:
     """What may go of those that are kept (oldest first), in the order in which it goes."""
     wanted = sorted(kept, key=lambda r: (not r.automatic, r.begun_at))
     own = [r for r in wanted if r.run_id == run_id]
+    lost = [r for r in wanted if r.run_id not in {*runs, run_id}]
     newest = {r.run_id: r.id for r in kept}
-    others = [r for r in wanted if r.run_id != run_id and r.id != newest[r.run_id]]
-    return own[:-1] + others
+    others = [r for r in wanted if r.run_id in runs and r.run_id != run_id]
+    return lost + own[:-1] + [r for r in others if r.id != newest[r.run_id]]

@@ -18,6 +18,8 @@ from diloco_shared.protocol.records import LearnerSpeed, MemberRecord
 # A member that is gone this many seconds leaves the list by itself, unless a run needs it back: a
 # host that is rebooted, or a container that is moved to another one, has returned by then.
 FORGET_S = 900.0
+# One that a user drained: forgotten, it would be given work as soon as it comes back.
+FORGET_DRAINED_S = 30 * 86_400.0
 # A member renews its key every 1.5 s, and the key is good for 5 s (`process/membership.py`). A key
 # that was written without a lifetime, by a site that is cut off now, stays for good. So many
 # seconds without a renewal mean that nobody is there: six lifetimes, which no living member misses.
@@ -58,6 +60,10 @@ class MemberNote(BaseModel):
         for name in ("tape_seq", "memory_bytes"):
             record[name] = another[name]
         return mine == its and record == another
+
+
+def _forget_s(note: MemberNote) -> float:
+    return FORGET_DRAINED_S if note.drained else FORGET_S
 
 
 @dataclass(slots=True)
@@ -133,14 +139,17 @@ class Roll:
             self.forget(member)
 
     def surplus(self) -> list[str]:
-        """Members above MEMBERS_MAX that may be forgotten: gone ones, the longest gone first."""
-        gone = sorted((n.gone_since, m) for m, n in self.notes.items() if n.gone_since is not None)
-        return [m for _, m in gone[: max(0, len(self.notes) - MEMBERS_MAX)]]
+        """Members above MEMBERS_MAX that may be forgotten: gone ones, the longest gone first, and
+        last those that a user drained."""
+        gone = sorted(
+            (n.drained, n.gone_since, m) for m, n in self.notes.items() if n.gone_since is not None
+        )
+        return [m for *_, m in gone[: max(0, len(self.notes) - MEMBERS_MAX)]]
 
     def expired(self, now: float, needed: Collection[str]) -> list[str]:
         """Members that are gone for so long that nobody waits for them."""
         gone = (m for m, note in self.notes.items() if not note.alive and m not in needed)
-        return [m for m in gone if self.notes[m].since_s(now) > FORGET_S]
+        return [m for m in gone if self.notes[m].since_s(now) > _forget_s(self.notes[m])]
 
     @property
     def living(self) -> dict[str, MemberRecord]:

@@ -148,6 +148,12 @@ class Uplink:
         trouble = (Unavailable, StreamFull)
         await until_done(append, subject, pauses=PROMPT, trouble=trouble, until=until)
 
+    async def has_initial(self, p: int) -> bool:
+        """Whether one fragment of this learner's fresh parameters is there, all of it."""
+        subject = subjects.initial(self.run, self.learner, self.incarnation, p)
+        stream = subjects.up_stream(self.run)
+        return await self.data.last(stream, manifest_subject(subject)) is not None
+
     async def initial(
         self, layout: tuple[TensorSpec, ...], p: int, payload: Payload | SpreadState, stored: Stored
     ) -> None:
@@ -156,10 +162,10 @@ class Uplink:
         `stored` tells meanwhile how far it got. Of several under way one at a time uses the link,
         in the order of the calls: what goes before and after its chunks holds up no other.
         """
-        subject = subjects.initial(self.run, self.learner, self.incarnation, p)
-        stream, name = subjects.up_stream(self.run), manifest_subject(subject)
-        if await self.data.last(stream, name) is not None:
+        if await self.has_initial(p):
             return
+        subject = subjects.initial(self.run, self.learner, self.incarnation, p)
+        name = manifest_subject(subject)
         async with self.initial_lock:
             if isinstance(payload, SpreadState):
                 blob = await payload.store(self.data, subject, progress=stored)

@@ -30,11 +30,7 @@ from diloco_learner.hosts.whole import BEAT_S, ORDER_S_MAX, HostLost
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import fresh, get_chunks, put_chunks
 from diloco_shared.bus.port import Bus, BusError, Traffic, Unavailable
-from diloco_shared.protocol.chunks import (
-    CHECK_BYTES,
-    ChunkError,
-    Incoming,
-)
+from diloco_shared.protocol.chunks import CHECK_BYTES, ChunkError, Incoming
 from diloco_shared.protocol.messages import Blob
 
 log = structlog.get_logger()
@@ -45,9 +41,12 @@ ERRAND = "carrier"
 GIVE_AT_ONCE = 16
 # Between two attempts of a carrier to connect, in seconds; each takes ten by itself.
 CONNECT_AGAIN_S = 20.0
-# So long a carrier that failed is left alone: what it has goes through process 0. Whatever held it
-# up, as a route that is gone, does not cost a second contribution.
-REST_S = 60.0
+# So long a carrier that failed is left alone, in seconds, and twice as long after each failure more
+# until it has stored something: rounds may be minutes apart, and each would be lost to it.
+REST_S, REST_S_MAX = 60.0, 3600.0
+# In less nobody stores a share: a chunk and its acknowledgement take so long over many links.
+SHORTEST_S = 0.2
+ENDS_S = 1.0  # within which process 0's own lanes end after the deadline of all
 
 
 class CarrierFailed(Unavailable):
@@ -79,6 +78,7 @@ class Known:
     bytes_out: int = 0
     bytes_in: int = 0
     rests_until: float = field(default=0.0)
+    failures: int = 0  # since it has stored a share
 
 
 @dataclass(slots=True)
@@ -205,7 +205,9 @@ class Carriers:
     def rest(self, index: int) -> None:
         """That host could not do what process 0 could: it is not asked for a while."""
         with self.lock:
-            self.known[index].rests_until = ambient.monotonic() + REST_S
+            known = self.known[index]
+            rest_s = min(REST_S * 2 ** min(known.failures, 16), REST_S_MAX)
+            known.failures, known.rests_until = known.failures + 1, ambient.monotonic() + rest_s
 
     def came(self, index: int, number: int, indices: Sequence[int], data: Buffer) -> None:
         """Chunks that a host has fetched. Raises BadFrame."""
@@ -253,6 +255,7 @@ class Carriers:
                 # Behind an order of megabytes this waits, too.
                 await asyncio.to_thread(self.say, index, head_of(ERRAND, "put", number, *told))
                 await asyncio.wrap_future(future)
+            self.known[index].failures = 0
         except TimeoutError:
             text = f"{self.known[index].name} said nothing of its share for {left_s:.1f} s"
             raise CarrierFailed(text, index) from None
@@ -325,9 +328,8 @@ class Spread:
         self, carriers: Carriers, number: int, indices: Sequence[int], shared: Shared
     ) -> None:
         """`number`: of the order that encoded it; `indices`: of the hosts that keep their share."""
-        self.carriers = carriers
+        self.carriers, self.shared = carriers, shared
         self.number, self.indices = number, tuple(indices)
-        self.shared = shared
 
     async def put(self, bus: Bus, subject: str, deadline: float) -> Blob | None:
         """Have all of it stored; the Blob for the manifest, or None where it came too late.
@@ -338,15 +340,14 @@ class Spread:
         whole = False
         try:
             made = await asyncio.to_thread(self.shared.compose, subject)
-            if (left_s := deadline - ambient.monotonic()) > 0:
+            if (left_s := deadline - ambient.monotonic()) > SHORTEST_S:
                 await self._store(bus, made, left_s)
                 whole = True
                 return made.outgoing.blob
             return None
         finally:
             if not whole:
-                # In a thread, since a host may be slow to read; and not awaited, since whoever
-                # cancels this does not wait.
+                # In a thread: a host may read slowly. Not awaited: who cancels this does not wait.
                 loop = asyncio.get_running_loop()
                 loop.run_in_executor(None, self.carriers.drop, self.number, self.indices)
 
@@ -358,7 +359,10 @@ class Spread:
         try:
             await asyncio.gather(*tasks)
         except CarrierFailed as failed:
-            if tasks[0].done() and tasks[0].exception() is None:
+            await asyncio.wait({tasks[0]}, timeout=ENDS_S)
+            if tasks[0].done():
+                if (own := tasks[0].exception()) is not None:
+                    raise own from failed  # process 0 could not either, and knows why
                 self.carriers.rest(failed.index)
             raise
         finally:

@@ -164,6 +164,9 @@ class Recoverer:
             async with asyncio.TaskGroup() as sending:
                 for p in fragments:
                     await ahead.acquire()
+                    if await self.up.has_initial(p):  # other hosts would give their share again
+                        ahead.release()
+                        continue
                     payload = await asyncio.to_thread(self.trainer.initial_fragment, p)
                     sending.create_task(self._send_fragment(p, payload, ahead))
         except* BusError as errors:
@@ -183,7 +186,7 @@ class Recoverer:
 
     async def _watch_init(self) -> None:
         """While more of them is stored, the syncer's silence means nothing."""
-        seen = -1
+        seen = 0
         while True:
             stored = sum(fragment.stored for fragment in self.init_stored)
             if stored != seen:

@@ -17,7 +17,15 @@ from diloco_shared.protocol.checkpoints import Object
 from diloco_shared.protocol.records import Restore, RunRecord, ShardLease
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.checkpoints.checkpoints import parts_s
-from diloco_syncer.checkpoints.parts_io import load, named, prune, seal, write_part, written_part
+from diloco_syncer.checkpoints.parts_io import (
+    clear,
+    load,
+    named,
+    prune,
+    seal,
+    write_part,
+    written_part,
+)
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
 from diloco_syncer.history.replay import RestoredState
@@ -54,6 +62,8 @@ class Checkpointer:
         """Write the state as it was handed over, between two events of the machine."""
 
         try:
+            if not self.shard:
+                await asyncio.to_thread(clear, self.spec, self.root, effect.number)
             written = await asyncio.to_thread(
                 write_part, self.spec, self.shard, self.root, effect.number, history, store, arrays
             )

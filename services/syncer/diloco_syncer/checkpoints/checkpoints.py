@@ -65,6 +65,19 @@ class CheckpointDecisions:
         self.waited = False  # until then
         self.own_part = False
         self.sealing = False
+        # What became of it after the end of the run, whose tape takes no record of it.
+        self.ended: tuple[CheckpointState, str] | None = None
+
+    @property
+    def making(self) -> bool:
+        """Whether this term makes one, and nobody knows yet what becomes of it."""
+        open_ = self.history.checkpoint_open and self.history.checkpoint == self.number
+        return bool(self.number) and open_ and self.ended is None
+
+    def given_up(self) -> None:
+        """The run is over and left."""
+        if self.making:
+            self.ended = "failed", "the run was over before it was complete"
 
     @property
     def deadline(self) -> float | None:
@@ -76,8 +89,8 @@ class CheckpointDecisions:
         h = self.history
         if not h.checkpoint:
             return "", ""
-        if h.checkpoint_open and h.outcome:
-            return "failed", "the run was over before it was complete"
+        if h.checkpoint_open and h.outcome and not self.making:
+            return self.ended or ("failed", "the run was over before it was complete")
         if not h.checkpoint_open:
             failed = h.checkpoint_outcome == "failed"
             return "failed" if failed else "complete", h.checkpoint_reason
@@ -126,12 +139,12 @@ class CheckpointDecisions:
         """The manifest is written, or cannot be: the record that says so."""
         if event.number != self.number:
             return None
-        return self._record(
-            event.number,
-            "failed" if event.fault else "complete",
-            event.fault or f"parts of {', '.join(event.learners) or 'no learner'}",
-            wall,
-        )
+        outcome: CheckpointState = "failed" if event.fault else "complete"
+        reason = event.fault or f"parts of {', '.join(event.learners) or 'no learner'}"
+        if self.history.outcome:
+            self.ended = outcome, reason[:500]
+            return None
+        return self._record(event.number, outcome, reason, wall)
 
     def _record(self, number: int, outcome: str, reason: str, wall: float) -> TapeCheckpoint:
         return TapeCheckpoint.model_validate(

@@ -153,6 +153,15 @@ def prune(spec: RunSpec, root: str, sealed: Seal, others: Collection[str]) -> No
             there.remove(ref)
 
 
+def clear(spec: RunSpec, root: str, number: int) -> None:
+    """Remove what is left of those before `number` that were never completed: the disk may be full
+    of it."""
+    there, folder = RunCheckpoints(root), spec.folder
+    for ref in there.unfinished(folder):
+        if ref < reference(folder, number):
+            there.remove(ref)
+
+
 def load(
     spec: RunSpec,
     shard: int,

@@ -63,6 +63,16 @@ class Restoring:
             return max(self.unfit, self.failed[0])
         return 0 if self._behind else self.unfit
 
+    def refused_before(self, epoch: int, restores: int) -> None:
+        """An earlier leader showed, in that epoch, that wishes up to `restores` were fulfilled or
+        given up. Their users were told: whoever leads next does not go back after all.
+
+        One that was fulfilled in an epoch that the tape has lost is due again.
+        """
+        h = self.history
+        if h.initialised and epoch <= h.epoch and restores > h.restores:
+            self.unfit = restores
+
     @property
     def _behind(self) -> bool:
         """Another shard has gone back, and this one could not."""

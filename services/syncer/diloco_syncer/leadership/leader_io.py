@@ -217,6 +217,7 @@ class Leader:
                 task.cancel()
         while not self.outbox.events.empty():
             await self.outbox.event(self.outbox.events.get_nowait())
+        self.machine.wishes.checkpoints.given_up()
         await self.showing.last()
         return self.machine.history.outcome
 
@@ -283,7 +284,8 @@ class Leader:
             for m in self.machine.roster.live(now)
             if m.progress is None or m.progress.state != "finished"
         ]
-        return not busy or now - self.ended_at > LINGER_S
+        making = self.machine.wishes.checkpoints.making
+        return not (busy or making) or now - self.ended_at > LINGER_S
 
     async def _end(self) -> None:
         """Over: once all shards are. Until then a learner that returns needs a leader of each."""

@@ -229,7 +229,8 @@ class Fullness:
 
     async def _torn(self, mine: Sequence[Stored]) -> set[str]:
         """Manifests whose chunks the server lost before it took them: the leader before this one
-        died before it put those again. That can only be what it had under way."""
+        died before it put those again. That can only be what it had under way. (`mine`: of earlier
+        leaders.) This one's own are put again by itself."""
         if self.torn is None:
             newest = sorted(mine, key=lambda stored: stored.seq)[-self.outbox.under_way_max :]
             self.torn = await without_chunks(self.spec.name, self.outbox.data, newest)
@@ -242,9 +243,10 @@ class Fullness:
         stored = await self.control.fetch(
             subjects.dn_stream(self.spec.name), f"dn.{self.spec.name}.{h.epoch}.*.*.*.m"
         )
-        mine = [s for parts, s in parsed(stored) if parts.fragment in h.owned]
+        there = [(parts, s) for parts, s in parsed(stored) if parts.fragment in h.owned]
+        mine = [s for _, s in there]
         known.found(max(((s.seq, s.subject) for s in mine), default=None), life)
-        torn = await self._torn(mine)
+        torn = await self._torn([s for parts, s in there if parts.term < h.term])
         mine = [s for s in mine if s.subject not in torn]
         if published != self.machine.published or h is not self.machine.history:
             known.doubted = True  # something went on meanwhile: the next look tells
