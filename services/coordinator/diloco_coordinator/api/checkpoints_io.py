@@ -185,15 +185,19 @@ class CheckpointRoutes:
     async def _remove(self, there: RunCheckpoints, folder: str, number: int) -> None:
         _, ref = await _asked(lambda: RunCheckpoints.at(reference(folder, number), there.root))
 
-        if self._under_way(ref):
-            raise Problem(409, "It is being made", f"checkpoint {ref} is being made: wait for it")
+        under_way = self._under_way(ref)
 
-        def remove() -> None:
-            if ref not in {*there.complete(folder), *there.begun(folder)}:
-                there.manifest(ref)  # says what there is instead
+        def remove() -> bool:
+            if ref not in there.complete(folder):
+                if ref not in there.begun(folder):
+                    there.manifest(ref)  # says what there is instead
+                if under_way:
+                    return False
             there.remove(ref)  # a damaged one too, and what is left of one
+            return True
 
-        await _asked(remove)
+        if not await _asked(remove):
+            raise Problem(409, "It is being made", f"checkpoint {ref} is being made: wait for it")
 
     async def restore(
         self, run: str, number: int, request: RestoreRequest, response: Response
