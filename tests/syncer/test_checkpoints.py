@@ -167,6 +167,9 @@ def test_what_becomes_of_a_checkpoint_after_the_end_of_its_run_is_shown(
     assert decisions.state()[0] == state
     successor = Machine(running.spec, running.machine.history).wishes.checkpoints
     assert successor.state()[0] == "failed" and not successor.making
+    # A restore may take the end back, and the next checkpoint is another.
+    decisions.recorded(decisions._record(2, "begun", "as the user asked", 0.0), 9, running.now)
+    assert decisions.ended is None
 
 
 def test_one_that_is_not_made_before_its_run_is_left_has_failed(running: Any) -> None:

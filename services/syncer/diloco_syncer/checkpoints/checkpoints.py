@@ -168,7 +168,7 @@ class CheckpointDecisions:
             self.number = 0
             return told
         self.number, self.own_part, self.sealing = record.number, False, False
-        self.waited = False
+        self.waited, self.ended = False, None
         h, epoch = self.history, self.history.epoch
         self.until = now + parts_s(sum(h.sizes_P))
         self.invited = {
