@@ -38,7 +38,7 @@ from sizes.watching import Watching
 from storms.stack import Stack, until
 
 from diloco_shared.budget import assumed
-from diloco_shared.budget.memory import processes
+from diloco_shared.budget.memory import device, processes
 from diloco_shared.spec.run import RunSpec
 
 RUN = "large"
@@ -258,8 +258,9 @@ class Measured:
 def budget(spec: RunSpec) -> Callable[[str], int]:
     """Bytes that the run's budget grants a process of a role; without an accelerator a learner's
     device is the host's memory too."""
-    needs = processes(assumed(spec, learners=2))
-    learner = needs["learner"].bytes + needs["learner device"].bytes
+    job = assumed(spec, learners=2)
+    needs = processes(job)
+    learner = needs["learner"].bytes + device(job, on_cpu=True).bytes
     return {"syncer": needs["syncer"].bytes, "learner": learner}.__getitem__
 
 

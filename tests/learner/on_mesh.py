@@ -14,8 +14,9 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# First: behind what has no dashes, as a learner's number of threads, XLA reads no flag.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 " + os.environ.get(
+    "XLA_FLAGS", ""
 )
 
 import jax

@@ -304,6 +304,21 @@ def test_the_budget_of_fused_attention_has_no_weights() -> None:
     assert device(job).bytes == device(job, kernel=False).bytes
 
 
+def test_where_documents_are_kept_apart_the_kernel_has_a_mask_for_even_contexts() -> None:
+    def bytes_of(context: int, documents: str, *, kernel: bool = True) -> int:
+        model = {"preset": "1b", "context_tokens": context}
+        spec = {"name": "r", "model": model, "budget": {"steps": 1}}
+        job = known(RunSpec.model_validate(spec | {"data": {"documents": documents}}))
+        assert job is not None
+        return device(job, kernel=kernel).bytes
+
+    batch = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}}).inner.batch_sequences
+    more = bytes_of(1024, "apart") - bytes_of(1024, "packed")
+    assert more % (5 * 1024 * 1024) == 0 and more >= 5 * 1024 * 1024 * batch
+    assert bytes_of(1023, "apart") == bytes_of(1023, "apart", kernel=False)
+    assert bytes_of(1023, "packed") < bytes_of(1023, "packed", kernel=False)
+
+
 def test_where_products_are_kept_those_of_experts_are_made_again() -> None:
     """They are one for each expert, which the policy does not keep."""
     moe, length = SHAPES["nano-moe"], 48

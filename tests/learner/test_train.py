@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -347,7 +348,7 @@ async def test_long_steps_say_when_they_have_handed_something_out(
     machine, box, goes_on = OnThisMachine(), Mailbox(), threading.Event()
 
     class Turns:
-        left = Leave("finished", "")
+        left, waiting = Leave("finished", ""), nullcontext()
 
         def turns(self) -> Iterator[Pause]:
             for n, long_s in enumerate((0.0, 0.0, computing_io.QUICK_S, 0.0)):

@@ -39,7 +39,7 @@ def start(run: Run, hosts: int, devices: int, place: Path, **other: str) -> list
         "DILOCO_HOST_ADDRESS": f"127.0.0.1:{free_port()}",
         "DILOCO_HOSTS_CHECKPOINTS": str(place),
         "DILOCO_ID": "l-1",
-        "XLA_FLAGS": os.environ["XLA_FLAGS"] + f" --xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} " + os.environ["XLA_FLAGS"],
     }
     started = []
     for index in reversed(range(hosts)):

@@ -109,6 +109,13 @@ async def test_what_is_left_of_earlier_ones_goes_before_one_is_written(
     there: Any = maker.captured[2]
     assert there == [3, 6] and told == [Kept(5)]
 
+    def refused(*_: Any) -> None:
+        raise OSError("403 Forbidden")
+
+    monkeypatch.setattr(checkpointing, "clear", refused)
+    await maker.capture(Capture(7, 1, "asked for", 1.0), {}, {}, {})
+    assert told == [Kept(5), Kept(7)], "whoever may only write has its checkpoint all the same"
+
 
 @pytest.mark.parametrize(("order", "kept"), [((1, 2), 2), ((2, 1), 2), ((1, 1), 1)])
 async def test_of_two_wishes_the_later_ones_state_is_held(

@@ -152,8 +152,7 @@ def test_what_cannot_be_written_fails_and_says_why(running: Any) -> None:
 def test_what_becomes_of_a_checkpoint_after_the_end_of_its_run_is_shown(
     running: Any, fault: str, state: str, reason: str
 ) -> None:
-    """The tape takes no record of it any more, and the parts are being written."""
-    running.give(wanted(checkpoint=1))
+    running.give(wanted(checkpoint=1))  # its parts are written, and no tape takes a record of it
     decisions = running.machine.wishes.checkpoints
     running.machine.history.outcome = "stopped"
     assert decisions.making and decisions.state()[0] == "making"
@@ -170,6 +169,28 @@ def test_what_becomes_of_a_checkpoint_after_the_end_of_its_run_is_shown(
     # A restore may take the end back, and the next checkpoint is another.
     decisions.recorded(decisions._record(2, "begun", "as the user asked", 0.0), 9, running.now)
     assert decisions.ended is None
+
+
+def test_one_that_is_sealed_while_the_end_is_on_its_way_to_the_tape_is_complete(
+    running: Any,
+) -> None:
+    running.give(wanted(checkpoint=1))
+    running.auto = False
+    end = TapeEnd(
+        term=running.machine.history.term,
+        outcome="stopped",
+        reason="as the user asked",
+        versions=tuple(running.machine.history.versions),
+        at=1.0,
+    )
+    assert of(running.machine._push(end), Append)
+    running.give(Sealed(1, ("a", "b")))
+    decisions = running.machine.wishes.checkpoints
+    running.machine.history.outcome = "stopped"
+    assert not decisions.making and decisions.state() == ("complete", "parts of a, b")
+    running.machine.history.outcome = ""  # a restore takes it back, and the record may follow
+    found = decisions.next_record(1.0)
+    assert found is not None and (found.number, found.outcome) == (1, "complete")
 
 
 def test_one_that_is_not_made_before_its_run_is_left_has_failed(running: Any) -> None:

@@ -94,6 +94,7 @@ async def test_traffic_goes_on_from_what_the_leader_before_showed() -> None:
         (0, True, 2, False),  # its user was told that it failed, and the run trained on
         (0, True, 3, True),  # a later wish
         (1, True, 2, True),  # it was fulfilled, and the tape has lost the record
+        (-1, True, 2, True),  # another epoch began since: nobody can tell
         (0, False, 2, True),  # nothing can begin without it
     ],
 )
@@ -103,7 +104,7 @@ async def test_what_an_earlier_leader_gave_up_is_not_gone_back_to_after_all(
     bus = await hub()
     first, second = showing_of(bus), showing_of(bus)
     first.machine.wishes.restoring.unfit = 2
-    first.machine.history.epoch = epoch
+    first.machine.history.epoch, second.machine.history.epoch = epoch + 1, 1
     await first.begin()
     assert await first.standing.write(first._status()) == ""
     if begun:

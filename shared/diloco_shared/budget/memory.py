@@ -36,6 +36,9 @@ LOGITS_BYTES = 64 << 20
 SEQUENCES_MAX, TOKENS_MAX = 64, 4096
 # Of an activation: a CPU multiplies in fp32, accelerators in bf16.
 WIDTH, WIDTH_ON_CPU = 2, 4
+# Of a pair of tokens in the mask that keeps documents apart, for cuDNN: whether they are of one,
+# the bias that says so in two bytes, and that bias's gradient.
+MASK_BYTES = 5
 ONE_DEVICE = MeshSizes()
 # The coordinator's mirror of events, histories and members: a few thousand of a kilobyte.
 MIRROR = 40 * MB
@@ -187,8 +190,12 @@ def device(
 
     `kernel`: it has cuDNN's attention, as NVIDIA's cards have since 2020.
     """
-    width = WIDTH_ON_CPU if on_cpu else WIDTH
+    width, context = WIDTH_ON_CPU if on_cpu else WIDTH, job.spec.model.context_tokens
+    # With documents apart that kernel takes a mask of context x context, and even contexts alone.
+    apart = job.spec.data.documents == "apart"
     fused = kernel and not on_cpu and job.shape is not None and fusable(job.shape)
+    fused = fused and not (apart and context % 2)
+    mask = MASK_BYTES * context * context if fused and apart else 0
     n, inner, a = job.parameters, job.spec.inner, job.spec.algorithm
     gradients = 4 * n * (2 if inner.accumulation > 1 else 1)
     cut = mesh.state_parts
@@ -214,7 +221,7 @@ def device(
                 f"algorithm.error_feedback{of}",
             )
         )
-    context, lower = job.spec.model.context_tokens, "inner.batch_sequences, or a model with remat"
+    lower = "inner.batch_sequences, or a model with remat"
     if job.shape is not None and mesh.fsdp * mesh.expert > 1:
         terms.append(
             Term(
@@ -226,7 +233,7 @@ def device(
         )
     if job.shape is not None:
         sequences = -(-inner.batch_sequences // mesh.batch_parts)
-        size = activations(job.shape, sequences, context, width, fused=fused)
+        size = activations(job.shape, sequences, context, width, fused=fused) + sequences * mask
         how = f"an estimate: batch x context x widths, of {width} bytes each"
         if fused:
             how += ", with cuDNN's attention"
@@ -235,7 +242,7 @@ def device(
         terms.append(Term("activations", size, how if on_cpu else f"{how} (4 on a CPU)"))
     if job.spec.evaluation.beside_training:
         # Otherwise it is made between two steps, in the memory of gradients and activations.
-        terms.append(_evaluation(job, width, mesh, fused))
+        terms.append(_evaluation(job, width, mesh, fused, mask))
         lower += ", or evaluation.beside_training = false"
     return Need("learner device", tuple(terms), lower)
 
@@ -284,7 +291,7 @@ def _taken(shape: Shape, context: int) -> float:
     return shape.experts * shape.room(context) / context if shape.experts else 1.0
 
 
-def _evaluation(job: Job, width: int, mesh: MeshSizes, fused: bool) -> Term:
+def _evaluation(job: Job, width: int, mesh: MeshSizes, fused: bool, mask: int) -> Term:
     """What an evaluation beside a step takes of each device."""
     size = -(-4 * job.parameters // mesh.state_parts)
     how = "4 bytes x N: the published parameters, evaluated beside a step"
@@ -294,7 +301,7 @@ def _evaluation(job: Job, width: int, mesh: MeshSizes, fused: bool) -> Term:
         context = job.spec.model.context_tokens
         at_once = evaluated_at_once(context, job.spec.inner.batch_sequences)
         own = -(-at_once // mesh.batch_parts)
-        size += forward(job.shape, own, context, width, fused=fused)
+        size += forward(job.shape, own, context, width, fused=fused) + own * mask
         of = "1 sequence" if own == 1 else f"{own} sequences"
         how += f"; and one layer's activations of {of}"
     return Term("evaluation", size, how)

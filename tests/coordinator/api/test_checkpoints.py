@@ -100,6 +100,14 @@ async def test_what_is_left_of_one_is_told_of_and_may_be_removed(
         (found,) = (await desk.get("/v1/checkpoints"))["damaged"]
         assert found["ref"] == "gone.ab12/000001" and "never completed" in found["reason"]
         assert (await desk.ask("DELETE", "/v1/runs/demo/checkpoints/4")).status_code == 409
+        record = await record_of(world, "demo")
+        other = record.model_copy(
+            update={"spec": {"id": record.spec["id"], "of": "another release"}}
+        )
+        desk.registry.runs["demo"] = other
+        listed = (await desk.get("/v1/checkpoints"))["damaged"]
+        assert [each["ref"] for each in listed] == ["gone.ab12/000001"]
+        desk.registry.runs["demo"] = record
         await world.says(status(checkpoint=4, checkpoint_state="failed"))
         await until(lambda: desk.registry.statuses["demo"].checkpoint_state == "failed")
         (found,) = (await desk.get("/v1/runs/demo/checkpoints"))["damaged"]

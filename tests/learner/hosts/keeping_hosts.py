@@ -15,8 +15,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
-    f" --xla_force_host_platform_device_count={sys.argv[5]}"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[5]} " + os.environ.get(
+    "XLA_FLAGS", ""
 )
 
 import jax

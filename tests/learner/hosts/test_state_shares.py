@@ -13,8 +13,8 @@ import pytest
 
 if __name__ == "__main__":
     # Told before jax is imported, so that no test of another file can do this.
-    os.environ["XLA_FLAGS"] = (
-        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 " + os.environ.get(
+        "XLA_FLAGS", ""
     )
 
 import jax

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from diloco_shared.budget import Job, Size, assumed, learners_of, rounds_at, streams
-from diloco_shared.budget.memory import processes
+from diloco_shared.budget.memory import device, processes
 from diloco_shared.protocol.records import MemberRecord, RunRecord, RunStatus
 from diloco_shared.spec.run import RunSpec
 from diloco_shared.spec.shapes import WrongModel
@@ -69,7 +69,7 @@ def _memory(job: Job) -> dict[str, int]:
     """By role. A learner's is that of one without an accelerator: host and device in one."""
     needs = {name: need.bytes for name, need in processes(job).items()}
     return {
-        "learner": needs["learner"] + needs["learner device"],
+        "learner": needs["learner"] + device(job, on_cpu=True).bytes,
         "syncer": needs["syncer"],
         "coordinator": needs["coordinator"],
     }

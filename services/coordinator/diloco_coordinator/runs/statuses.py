@@ -185,6 +185,9 @@ def forced(
         state = there.state if over(there) else "stopped"
         reason = there.reason if over(there) else text
         end = {"state": state, "reason": reason, "settled": True, "forced": not over(there)}
+        if there.checkpoint_state == "making":
+            failed = "the run was over before it was complete"
+            end |= {"checkpoint_state": "failed", "checkpoint_reason": failed}
         return there.model_copy(update={**end, "at": at})
     return RunStatus(
         run=record.name,

@@ -44,9 +44,9 @@ CONNECT_AGAIN_S = 20.0
 # So long a carrier that failed is left alone, in seconds, and twice as long after each failure more
 # until it has stored something: rounds may be minutes apart, and each would be lost to it.
 REST_S, REST_S_MAX = 60.0, 3600.0
-# In less nobody stores a share: a chunk and its acknowledgement take so long over many links.
-SHORTEST_S = 0.2
-ENDS_S = 1.0  # within which process 0's own lanes end after the deadline of all
+# In less nobody stores a share: a chunk and its acknowledgement take so long over many links. And
+# so long after the deadline of all process 0's own lanes end at most.
+SHORTEST_S, ENDS_S = 0.2, 1.0
 
 
 class CarrierFailed(Unavailable):
@@ -206,8 +206,9 @@ class Carriers:
         """That host could not do what process 0 could: it is not asked for a while."""
         with self.lock:
             known = self.known[index]
-            rest_s = min(REST_S * 2 ** min(known.failures, 16), REST_S_MAX)
-            known.failures, known.rests_until = known.failures + 1, ambient.monotonic() + rest_s
+            if (now := ambient.monotonic()) >= known.rests_until:  # else asked before it rested
+                rest_s = min(REST_S * 2 ** min(known.failures, 16), REST_S_MAX)
+                known.failures, known.rests_until = known.failures + 1, now + rest_s
 
     def came(self, index: int, number: int, indices: Sequence[int], data: Buffer) -> None:
         """Chunks that a host has fetched. Raises BadFrame."""
@@ -360,10 +361,9 @@ class Spread:
             await asyncio.gather(*tasks)
         except CarrierFailed as failed:
             await asyncio.wait({tasks[0]}, timeout=ENDS_S)
-            if tasks[0].done():
-                if (own := tasks[0].exception()) is not None:
-                    raise own from failed  # process 0 could not either, and knows why
-                self.carriers.rest(failed.index)
+            if tasks[0].done() and (own := tasks[0].exception()) is not None:
+                raise own from failed  # process 0 could not either, and knows why
+            self.carriers.rest(failed.index)
             raise
         finally:
             for task in tasks:

@@ -184,8 +184,14 @@ class OnThisMachine:
 
     def training(self, loop: TrainLoop, mailbox: Mailbox) -> asyncio.Future[Leave]:
         """The thread that trains, begun."""
-        self.turned = asyncio.Event()
-        self.pace = pace = Pace(partial(soon, asyncio.get_running_loop(), self.turned.set))
+        running, self.turned = asyncio.get_running_loop(), asyncio.Event()
+        turned = self.turned.set
+
+        def tell() -> None:
+            with loop.waiting:  # for the interpreter, which this gives up
+                soon(running, turned)
+
+        self.pace = pace = Pace(tell)
         return threaded("train", lambda: run(loop, mailbox, pace=pace))
 
     async def beside(self, work: Callable[[], T]) -> T:

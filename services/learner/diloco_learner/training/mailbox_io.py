@@ -2,8 +2,9 @@
 
 The train thread takes what has arrived and leaves what goes out at step boundaries: a few
 operations on deques, and no system call: waking the other side would give up the interpreter and
-wait for it to come back, so that side looks by itself. The one exception is `rest`, where a
-learner that may not step sleeps.
+wait for it to come back, so that side looks by itself. There are two exceptions: `rest`, where a
+learner that may not step sleeps; and steps that take so long that to say when one is over costs
+less than to look (`computing_io.Pace`).
 """
 
 import threading

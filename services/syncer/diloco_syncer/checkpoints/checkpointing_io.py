@@ -61,9 +61,12 @@ class Checkpointer:
     ) -> None:
         """Write the state as it was handed over, between two events of the machine."""
 
-        try:
-            if not self.shard:
+        if not self.shard:
+            try:
                 await asyncio.to_thread(clear, self.spec, self.root, effect.number)
+            except OSError as error:  # whoever may only write there has its checkpoint all the same
+                log.warning("remains of checkpoints not removed", error=str(error))
+        try:
             written = await asyncio.to_thread(
                 write_part, self.spec, self.shard, self.root, effect.number, history, store, arrays
             )

@@ -104,6 +104,9 @@ class CheckpointDecisions:
     def next_record(self, wall: float) -> TapeCheckpoint | None:
         """A mark to set, or the end of one whose leader is gone."""
         h = self.history
+        if h.checkpoint_open and self.ended and not h.outcome:
+            # A restore took back the end that had forbidden its record.
+            return self._record(self.number, *self.ended, wall)
         if h.checkpoint_open and h.checkpoint != self.number:
             return self._record(
                 h.checkpoint, "failed", "the leader changed while it was made: ask again", wall
@@ -141,8 +144,9 @@ class CheckpointDecisions:
             return None
         outcome: CheckpointState = "failed" if event.fault else "complete"
         reason = event.fault or f"parts of {', '.join(event.learners) or 'no learner'}"
+        # Should its record come too late for the tape, the run is over.
+        self.ended = outcome, reason[:500]
         if self.history.outcome:
-            self.ended = outcome, reason[:500]
             return None
         return self._record(event.number, outcome, reason, wall)
 
@@ -164,11 +168,12 @@ class CheckpointDecisions:
         told: list[Effect] = [Tell("checkpoint", text[:500], data)]
         if self.history.shard and record.outcome != "failed":
             told = []  # the first shard tells of the whole
+        self.ended = None
         if record.outcome != "begun":
             self.number = 0
             return told
         self.number, self.own_part, self.sealing = record.number, False, False
-        self.waited, self.ended = False, None
+        self.waited = False
         h, epoch = self.history, self.history.epoch
         self.until = now + parts_s(sum(h.sizes_P))
         self.invited = {

@@ -67,10 +67,11 @@ class Restoring:
         """An earlier leader showed, in that epoch, that wishes up to `restores` were fulfilled or
         given up. Their users were told: whoever leads next does not go back after all.
 
-        One that was fulfilled in an epoch that the tape has lost is due again.
+        One that was fulfilled in an epoch that the tape has lost is due again; so it is where
+        another epoch began since, and nobody can tell.
         """
         h = self.history
-        if h.initialised and epoch <= h.epoch and restores > h.restores:
+        if h.initialised and epoch == h.epoch and restores > h.restores:
             self.unfit = restores
 
     @property

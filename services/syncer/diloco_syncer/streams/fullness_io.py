@@ -246,7 +246,7 @@ class Fullness:
         there = [(parts, s) for parts, s in parsed(stored) if parts.fragment in h.owned]
         mine = [s for _, s in there]
         known.found(max(((s.seq, s.subject) for s in mine), default=None), life)
-        torn = await self._torn([s for parts, s in there if parts.term < h.term])
+        torn = await self._torn([s for parts, s in there if parts.term < h.term or h.outcome])
         mine = [s for s in mine if s.subject not in torn]
         if published != self.machine.published or h is not self.machine.history:
             known.doubted = True  # something went on meanwhile: the next look tells
