@@ -185,10 +185,11 @@ class OnThisMachine:
     def training(self, loop: TrainLoop, mailbox: Mailbox) -> asyncio.Future[Leave]:
         """The thread that trains, begun."""
         running, self.turned = asyncio.get_running_loop(), asyncio.Event()
-        turned = self.turned.set
+        # Not the loop itself: this stays until the next life, and the loop has the trainer.
+        turned, waiting = self.turned.set, loop.waiting
 
         def tell() -> None:
-            with loop.waiting:  # for the interpreter, which this gives up
+            with waiting:  # for the interpreter, which this gives up
                 soon(running, turned)
 
         self.pace = pace = Pace(tell)
