@@ -206,9 +206,9 @@ class Carriers:
         """That host could not do what process 0 could: it is not asked for a while."""
         with self.lock:
             known = self.known[index]
-            if (now := ambient.monotonic()) >= known.rests_until:  # else asked before it rested
-                rest_s = min(REST_S * 2 ** min(known.failures, 16), REST_S_MAX)
-                known.failures, known.rests_until = known.failures + 1, now + rest_s
+            now = ambient.monotonic()
+            known.failures += now >= known.rests_until  # else it was asked before it rested
+            known.rests_until = now + min(REST_S * 2 ** min(known.failures - 1, 16), REST_S_MAX)
 
     def came(self, index: int, number: int, indices: Sequence[int], data: Buffer) -> None:
         """Chunks that a host has fetched. Raises BadFrame."""

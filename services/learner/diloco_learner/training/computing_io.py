@@ -185,14 +185,8 @@ class OnThisMachine:
     def training(self, loop: TrainLoop, mailbox: Mailbox) -> asyncio.Future[Leave]:
         """The thread that trains, begun."""
         running, self.turned = asyncio.get_running_loop(), asyncio.Event()
-        # Not the loop itself: this stays until the next life, and the loop has the trainer.
-        turned, waiting = self.turned.set, loop.waiting
-
-        def tell() -> None:
-            with waiting:  # for the interpreter, which this gives up
-                soon(running, turned)
-
-        self.pace = pace = Pace(tell)
+        # No part of what the train loop waits for: the core does the event loop's own work then.
+        self.pace = pace = Pace(partial(soon, running, self.turned.set))
         return threaded("train", lambda: run(loop, mailbox, pace=pace))
 
     async def beside(self, work: Callable[[], T]) -> T:
