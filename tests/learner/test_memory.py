@@ -23,7 +23,7 @@ from diloco_shared.budget.job import known
 from diloco_shared.budget.memory import SEQUENCES_MAX, activations, device, forward, learner
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import RunSpec
-from diloco_shared.spec.shapes import SHAPES, shape_of
+from diloco_shared.spec.shapes import SHAPES, Shape, shape_of
 
 FRAGMENTS, BATCH, CONTEXT = 3, 2, 8
 # Losses, random keys and counts: nothing that grows with the model.
@@ -239,6 +239,18 @@ def test_the_budget_counts_an_evaluation_only_beside_a_step(program: Program) ->
     assert forward(shape, BATCH, CONTEXT) < activations(shape, BATCH, CONTEXT)
 
 
+def a_layer(shape: Shape, batch: int, length: int) -> tuple[Any, Any, Any]:
+    """(what computes one layer, its input in two bytes, its parameters)."""
+    params = transformer.init(shape, jax.random.key(0))
+    turned = turns(shape, length)
+
+    def block(x: Any, layer: Any) -> Any:
+        return transformer._block(shape, turned, None, x, layer, whole=True)[0]
+
+    x_BxLxD = jax.numpy.ones((batch, length, shape.width), jax.numpy.bfloat16)
+    return block, x_BxLxD, jax.tree.map(lambda x: x[0], params["layers"])
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"qk_norm": True}, {"post_norms": True}, {"attention_cap": 50.0}]
 )
@@ -246,14 +258,7 @@ def test_the_backward_pass_of_a_layer_keeps_what_the_budget_counts(more: dict[st
     """Neither norms nor what gates let through, and of attention its weights alone."""
     shape = replace(SHAPES["nano"], remat="none", **more)
     batch, length = 2, 48
-    params = transformer.init(shape, jax.random.key(0))
-    layer = jax.tree.map(lambda x: x[0], params["layers"])
-    turned = turns(shape, length)
-
-    def block(x: Any, layer: Any) -> Any:
-        return transformer._block(shape, turned, None, x, layer, whole=True)[0]
-
-    x_BxLxD = jax.numpy.ones((batch, length, shape.width), jax.numpy.bfloat16)
+    block, x_BxLxD, layer = a_layer(shape, batch, length)
     _, backward = jax.vjp(block, x_BxLxD, layer)
     leaves = jax.tree.leaves(backward)
     kept = [a for a in leaves if a.shape[:1] in ((batch,), (batch * length,))]
@@ -267,14 +272,7 @@ def test_the_backward_pass_of_a_layer_keeps_what_the_budget_counts(more: dict[st
 def test_no_matrix_is_kept_in_the_type_in_which_it_is_multiplied(preset: str) -> None:
     """It is there in fp32 anyway, and layers are many."""
     shape = replace(SHAPES[preset], remat="none")
-    params = transformer.init(shape, jax.random.key(0))
-    layer = jax.tree.map(lambda x: x[0], params["layers"])
-    turned = turns(shape, 48)
-
-    def block(x: Any, layer: Any) -> Any:
-        return transformer._block(shape, turned, None, x, layer, whole=True)[0]
-
-    x_BxLxD = jax.numpy.ones((2, 48, shape.width), jax.numpy.bfloat16)
+    block, x_BxLxD, layer = a_layer(shape, 2, 48)
     _, backward = jax.vjp(block, x_BxLxD, layer)
     matrices = {leaf.shape for leaf in jax.tree.leaves(layer) if leaf.ndim > 1}
     kept = {a.shape: a.dtype for a in jax.tree.leaves(backward) if a.shape in matrices}
@@ -338,14 +336,7 @@ def test_a_layer_that_is_computed_again_takes_its_matrices_once_for_that(
 ) -> None:
     """Devices that share matrices hand them round for every time that they are multiplied."""
     shape = replace(SHAPES[preset], remat=remat)
-    params = transformer.init(shape, jax.random.key(0))
-    layer = jax.tree.map(lambda x: x[0], params["layers"])
-    turned = turns(shape, 16)
-
-    def block(x: Any, layer: Any) -> Any:
-        return transformer._block(shape, turned, None, x, layer, whole=True)[0]
-
-    x_BxLxD = jax.numpy.ones((2, 16, shape.width), jax.numpy.bfloat16)
+    block, x_BxLxD, layer = a_layer(shape, 2, 16)
     matrices = {leaf.shape for leaf in jax.tree.leaves(layer) if leaf.ndim > 1}
     again = [e for e in jax.make_jaxpr(block)(x_BxLxD, layer).eqns if "policy" in e.params]
     assert again, "norms are, always"
