@@ -21,13 +21,19 @@ async def told(bus: MemoryBus) -> dict[str, tuple[int, int]]:
     return found
 
 
-async def test_what_the_tape_says_is_told_and_only_what_changed_is_written() -> None:
+async def written() -> tuple[MemoryBus, Ledger, Places]:
+    """Two shards' places, told once."""
     bus = MemoryBus(MemoryBroker(), "s")
     await bus.ensure_bucket(subjects.PLACES)
     ledger = Ledger.empty(1, shards=8)
     ledger.places |= {3: (0, 7), 5: (1, 0)}
     places = Places(bus, "r", lambda: ledger)
     await places.write()
+    return bus, ledger, places
+
+
+async def test_what_the_tape_says_is_told_and_only_what_changed_is_written() -> None:
+    bus, ledger, places = await written()
     assert await told(bus) == {"r.3.0": (0, 7), "r.5.0": (1, 0)}
     revisions = {k: e.revision for k, e in (await bus.kv_all(subjects.PLACES)).items()}
     ledger.places[3] = (0, 9)
@@ -76,12 +82,7 @@ async def test_keys_that_are_no_places_are_left_alone() -> None:
 
 
 async def test_what_a_hub_that_was_put_back_does_not_hold_is_written_anew() -> None:
-    bus = MemoryBus(MemoryBroker(), "s")
-    await bus.ensure_bucket(subjects.PLACES)
-    ledger = Ledger.empty(1, shards=8)
-    ledger.places |= {3: (0, 7), 5: (1, 0)}
-    places = Places(bus, "r", lambda: ledger)
-    await places.write()
+    bus, ledger, places = await written()
     for key in ("r.3.0", "r.5.0"):
         await bus.kv_delete(subjects.PLACES, key)
     ledger.places[3] = (0, 9)

@@ -124,7 +124,7 @@ class CheckpointRoutes:
                     damaged.append({"ref": ref, "run": run_of_folder(ref), "reason": str(error)})
             for ref in there.unfinished(folder):
                 if not self._under_way(ref):
-                    text = "it was never completed, or is half removed: nothing reads it, remove it"
+                    text = f"{ref} was never completed, or is half removed, and nothing reads it"
                     damaged.append({"ref": ref, "run": run_of_folder(ref), "reason": text})
             return {"checkpoints": found, "damaged": damaged}
 

@@ -165,11 +165,11 @@ def surplus(
     """Which go, after one of the run `run_id` ended: the oldest, never one that is being made.
 
     Of the run's own automatic ones `automatic_max` stay (None: nobody knows how many); of all
-    together `kept_max`, and automatic ones go before those that somebody asked for. The run's own
-    go first, and of no other run the newest: whoever may operate one run alone pushes out nobody
-    else's only one. So there may be more than `kept_max`, but then no more than one of each of
-    `runs`, by their ids. Of others, which a hub put back from a backup does not know, nobody can
-    ask for them.
+    together `kept_max`, and automatic ones go before those that somebody asked for. First go those
+    of no run in `runs` (ids): a hub that was put back from a backup does not know it, so nobody can
+    ask for them. Then the run's own go, and of no other run the newest: whoever may operate one run
+    alone pushes out nobody else's only one. So there may be more than `kept_max`, but then no more
+    than one of each run.
     """
     ended = sorted((r for r in records if r.state != "running"), key=lambda r: r.begun_at)
     failed = [r for r in ended if r.state == "failed"]
