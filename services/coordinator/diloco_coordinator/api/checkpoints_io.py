@@ -277,7 +277,9 @@ def _fits(spec: RunSpec, manifest: CheckpointManifest) -> None:
         text = f"the checkpoint's parameters are cut into {fragments} fragments"
         errors.append({"path": "algorithm.fragments", "message": text})
     if spec.algorithm.shards != (shards := len(manifest.shards)):
-        text = f"the checkpoint is of {shards} syncer shard{'s' if shards > 1 else ''}"
+        text = (
+            f"the checkpoint is of {shards} syncer shard{'s' if shards > 1 else ''}: set {shards}"
+        )
         errors.append({"path": "algorithm.shards", "message": text})
     theirs = readable(manifest.spec, "the checkpoint").model
     for key in ("preset", "factory", "overrides"):
