@@ -40,13 +40,13 @@ class Rig:
         self.bus = MemoryBus(MemoryBroker(), "s")
         self.seen: asyncio.Queue[Event] = asyncio.Queue()
         self.payloads = Payloads(lambda: 1 << 20)
-        self.rewound: list[int] = []
+        self.manifests: list[tuple[int, str]] = []
         self.inbox = Inbox(
             context(SPEC, self.bus),
             self.payloads,
             self.seen.put_nowait,
             wanted,
-            rewound=self.rewound.append,
+            saw=lambda seq, subject: self.manifests.append((seq, subject)),
         )
 
     @asynccontextmanager

@@ -53,7 +53,7 @@ async def emptied(bus: MemoryBus) -> None:
 
 
 def purger(bus: MemoryBus, run: RunSpec) -> UpPurger:
-    found = UpPurger(context(run, bus, "s1"), Outbox(context(run, bus, "s1")))
+    found = UpPurger(context(run, bus, "s1"), Outbox(context(run, bus, "s1")), lambda: True)
     found.want(COVERS, 2, 5)
     return found
 

@@ -272,6 +272,17 @@ def test_whoever_takes_over_purges_what_keyframes_have_replaced(running: Any) ->
     assert of(effects, PurgeDown) == [PurgeDown(0, 0, 0)]
 
 
+@pytest.mark.parametrize("unsure", [True, False])
+def test_whoever_takes_over_from_a_server_begun_anew_covers_what_it_may_have_lost(
+    d: Any, unsure: bool
+) -> None:
+    staged(d, 2)
+    d.machine = type(d.machine)(d.spec, d.machine.history)
+    published = tuple(d.machine.history.versions)
+    effects = d.give(Led("s2", 1000.0 + d.now, published, unsure=unsure))
+    assert bool(of(effects, Snapshot)) == unsure
+
+
 def test_what_builds_on_a_lost_publication_is_of_a_new_epoch(d: Any) -> None:
     """Its own subject is taken: who comes later could never make that version."""
     staged(d, 2)

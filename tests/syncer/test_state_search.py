@@ -10,9 +10,10 @@ from syncer.contexts import context
 from syncer.test_standby import SPEC
 from syncer.test_tape import stream, term
 
-from diloco_shared.bus.port import Unavailable
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
+from diloco_shared.protocol import subjects
 from diloco_simulator.hub.bus import MemoryBroker, MemoryBus
 from diloco_syncer.history import state_search_io as stuck
 from diloco_syncer.history.follow_io import Follower
@@ -183,3 +184,17 @@ async def test_time_without_the_bus_is_no_time_without_others(
     assert "does not answer" in await found._why_not_begin_again(3)
     monkeypatch.setattr(stuck, "other_syncers", together.others)
     assert (await found._why_not_begin_again(3)).startswith("in 3 s it begins")
+
+
+async def test_who_read_up_before_the_server_began_anew_cannot_be_sure_of_it() -> None:
+    """Contributions that it has merged may be lost, unless its own snapshot covers them."""
+    bus = MemoryBus(MemoryBroker(), "s")
+    await stream(bus)
+    await bus.ensure_stream(StreamSpec(subjects.dn_stream("r"), ("dn.r.>",), 1 << 20))
+    finder: Any = SimpleNamespace(snapshots=None)
+    follower = Follower(SPEC, bus, Tape(bus, "r"), finder)
+    assert not (await follower.recovered()).unsure
+    bus.broker.restart()
+    assert (await follower.recovered()).unsure
+    bus.broker.nodes = 3
+    assert not (await follower.recovered()).unsure, "one of them loses nothing"

@@ -34,6 +34,8 @@ class Led:
     published: tuple[int, ...]  # newest version of each fragment on DN in this epoch, -1 none
     reborn: Reborn | None = None  # no syncer had the state: it is what is published
     keyframes: tuple[int, ...] = ()  # newest version of each that is there whole, -1 none
+    # UP may have lost what was executed from it: the message server has begun a new life since.
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

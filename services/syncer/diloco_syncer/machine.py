@@ -113,6 +113,7 @@ class Machine:
         self.under_way: dict[tuple[int, int, int], bool] = {}
         self.ending = Ending(history, self.roster, self.rounds)
         self.owed = ""  # why another epoch has to begin, once nothing stands in its way
+        self.unsure = False  # whether UP still has what the tape names
 
     # --- the door ------------------------------------------------------------------------------
 
@@ -211,6 +212,7 @@ class Machine:
 
     def _lead(self, led: Led) -> list[Effect]:
         h, self.published, self.keyframes = self.history, led.published, led.keyframes
+        self.unsure = led.unsure
         if h.outcome:
             # No term follows the end; but should the one before have died over it, this one tells.
             self.leading = True
@@ -285,6 +287,8 @@ class Machine:
                 if lost := self._lost(self.published):
                     self.owed = f"DN {lost}"
                     effects += self._begin_owed(now)
+                if self.unsure and h.initialised and self._closed > 0:
+                    effects += self._snapshot()
                 return effects + self._put(self.beginning.leads(event.at, self._pending))
             case TapeRebirth():
                 self.leading, self.roster.since = True, event.at - self.wall_offset

@@ -1,7 +1,7 @@
 """Promises about what must never wait (I8) and never grow (I12), as far as a world shows them."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from diloco_learner.exchange.anchors import EARLY_MAX, KEPT_MAX, WAITING_MAX
@@ -153,6 +153,13 @@ class LeaderLimits:
     def keeps(self, leader: str, snapshots: int) -> None:
         """On its disk, once one is written."""
         _within(self.report, leader, "snapshots", snapshots, KEEP)
+
+    def purges(self, leader: str, needed: Sequence[str]) -> None:
+        """A purge of UP begins. `needed`: what it takes of rounds that no snapshot covers."""
+        self.report.looked("I12")
+        if needed:
+            why = f"{leader} purges {len(needed)} messages that are needed, {needed[0]} first"
+            self.report("I12", why)
 
     def purged(self, leader: str, left: int) -> None:
         """A purge of UP is done: nothing is left that came before the first pull of any round that

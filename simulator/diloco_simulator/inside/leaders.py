@@ -70,8 +70,8 @@ class SeenLeaders:
                     self.terms[id(known)] = term
             return await run(leader)
 
-        def rewound(leader: Leader, end: int) -> None:
-            rewind(leader, end)
+        def rewound(leader: Leader, end: int, certain: bool) -> None:
+            rewind(leader, end, certain)
             if (term := self.terms.get(id(leader.machine))) is not None:
                 term.rewound(end)
 
@@ -84,10 +84,11 @@ class SeenLeaders:
             return path
 
         async def purged(outbox: Outbox, below: Callable[[], int]) -> None:
-            term = self.terms.get(id(outbox))
-            until = None if term is None else term.covered_until
-            await purge(outbox, below)
-            if term is not None and until is not None:
+            if (term := self.terms.get(id(outbox))) is None:
+                return await purge(outbox, below)
+            until = term.covered_until
+            await purge(outbox, lambda: term.purges(below()))
+            if until is not None:
                 term.purged(until)
 
         def handled(machine: Machine, event: Event, now: float) -> list[Effect]:
@@ -130,6 +131,7 @@ class SeenTerm:
         # rounds that no snapshot covers, when a purge was last wanted.
         self.first_pulled: dict[int, int] = {}
         self.covered_until: int | None = None
+        self.covered_round = -1  # the newest that a snapshot of this term covers
         self.up = subjects.up_stream(watch.spec.name)
         self.noticed = len(self._ends)  # so often UP had lost its tail, when it last noticed that
         # When it beat, and since when its beats have said nothing of a full disk that keeps it from
@@ -204,8 +206,10 @@ class SeenTerm:
                 case PurgeUp():
                     later = (at for n, at in self.first_pulled.items() if n > effect.last_round)
                     self.covered_until = min(later, default=self.leader.inbox.up_seq)
+                    self.covered_round = effect.last_round
                 case InstallLoaded():
-                    self.first_pulled, self.covered_until = {}, None  # rounds go back
+                    # Rounds go back.
+                    self.first_pulled, self.covered_until, self.covered_round = {}, None, -1
                 case _:
                     pass
 
@@ -215,6 +219,21 @@ class SeenTerm:
         if self.covered_until is not None:
             self.covered_until = min(self.covered_until, end)
         self.noticed = len(self._ends)
+
+    def purges(self, below: int) -> int:
+        """What is below goes now: chunks and manifests alike, and none of a round of this term that
+        no snapshot covers."""
+        run = self.watch.spec.name
+        if self.broker.exists(self.up):
+            there = (m for m in self.broker.select(self.up, f"up.{run}.>", 1) if m.seq < below)
+            self.of.limits.purges(self.name, [m.subject for m in there if self._needed(m.subject)])
+        return below
+
+    def _needed(self, subject: str) -> bool:
+        epoch, fragment, round_, term = ([*subject.split(".")[3:7], *"----"])[:4]
+        history = self.machine.history
+        ours = (epoch, term) == (str(history.epoch), str(history.term))
+        return ours and int(fragment) in history.owned and int(round_) > self.covered_round
 
     def purged(self, until: int) -> None:
         """What was wanted is done, unless UP has lost its tail meanwhile: what has the sequences of

@@ -81,6 +81,7 @@ class Recovered:
     notes: list[str]
     reborn: Reborn | None = None  # the state is what was published
     keyframes: tuple[int, ...] = ()  # newest version of each that is there whole; -1 none
+    unsure: bool = False  # UP may have lost what was executed from it
 
     def take_store(self) -> FragmentStore | None:
         """The store, once: whoever has it may replace it, and then it shall be gone."""
@@ -105,6 +106,7 @@ class Follower:
         self.notes: list[str] = []
         self.unread = 0  # how often a contribution was not whole
         self.reborn: Reborn | None = None
+        self.life = data.life  # of the server, in which all was read; a later one may have lost it
 
     async def load(self) -> None:
         """Begin at our own newest snapshot, if there is one. Raises BusError or OSError.
@@ -299,11 +301,14 @@ class Follower:
             return
         meta = {"history": self.history.meta(), "store": self.store.meta()}
         self.covered, arrays = self.history.seq, self.store.state_arrays()
+        life = self.data.life
         try:
             await asyncio.to_thread(self.snapshots.save, self.covered, meta, arrays)
         except OSError as error:
             # What is in memory is sound; the next snapshot of the leader brings another try.
             log.error("snapshot not written, free disk space", error=str(error))
+        else:
+            self.life = life  # what was read in an earlier one is covered
 
     async def recovered(self) -> Recovered:
         """For a leader that begins here."""
@@ -311,7 +316,8 @@ class Follower:
         manifests = await manifests_on(self.spec.name, self.data, str(h.epoch))
         published, keyframes = newest_published(h, manifests), newest_keyframes(h, manifests)
         notes = [*self.notes, f"{self.executed} records executed up to {h.seq}"]
-        return Recovered(h, self.store, published, notes, self.reborn, keyframes)
+        unsure = self.data.life != self.life and not self.data.several_nodes
+        return Recovered(h, self.store, published, notes, self.reborn, keyframes, unsure)
 
 
 async def blob_of(data: Bus, stream: str, record: TapeRecord, subject: str) -> Blob | None:

@@ -39,6 +39,7 @@ from diloco_syncer.events import (
     Publish,
     PurgeDown,
     PurgeUp,
+    Rewound,
     Seal,
     SendBeat,
     SendDonate,
@@ -72,6 +73,7 @@ from diloco_syncer.streams.floods_io import Floods
 from diloco_syncer.streams.fullness_io import Fullness
 from diloco_syncer.streams.purging_io import UpPurger, forget_states
 from diloco_syncer.streams.room import Horizon
+from diloco_syncer.streams.tail_io import Tail
 
 log = structlog.get_logger()
 
@@ -114,11 +116,12 @@ class Leader:
             self._put,
             self._wanted,
             self._pieces,
-            self._up_rewound,
+            lambda seq, subject: self.tail.saw(seq, subject),
             lambda learner: learner in self.machine.announcer.appointed,
         )
         self.outbox = Outbox(context)
-        self.purger = UpPurger(context, self.outbox)
+        self.tail = Tail(self.data, self.spec.name, lambda: self.purger.below, self._up_rewound)
+        self.purger = UpPurger(context, self.outbox, lambda: self.tail.sure)
         self.sender = SnapshotSender(context)
         self.machine = Machine(self.spec, recovered.history)
         self.places = Places(
@@ -180,6 +183,7 @@ class Leader:
                 recovered.published,
                 recovered.reborn,
                 recovered.keyframes,
+                recovered.unsure,
             )
         )
         async with asyncio.TaskGroup() as tasks:
@@ -200,6 +204,7 @@ class Leader:
                     self.sender.send(),
                     self.showing.keep(),
                     self.fullness.keep(),
+                    self.tail.keep(),
                     self.floods.keep(),
                     self.archiver.work(),
                     self.marks.work(),
@@ -225,10 +230,14 @@ class Leader:
         info = await self.data.stream_info(subjects.up_stream(self.spec.name))
         return info.last_seq
 
-    def _up_rewound(self, end: int) -> None:
-        """What comes again after `end` belongs to rounds of now, and is not to be purged."""
+    def _up_rewound(self, end: int, certain: bool) -> None:
+        """What comes again after `end` belongs to rounds of now, and is not to be purged; and what
+        is lost for `certain` may be of rounds that no snapshot covers."""
+        self.inbox.up_seq = min(self.inbox.up_seq, end)
         self.horizon.rewound(end)
         self.purger.rewound(end)
+        if certain:
+            self._put(Rewound(None))
 
     def _payload_bytes(self) -> int:
         """What the run may need, as large as it is known to be."""

@@ -53,7 +53,7 @@ class Inbox:
         put: Put,
         wanted: Callable[[ContributionManifest], bool],
         pieces: Callable[[int], Sequence[Piece]] = lambda _: (),
-        rewound: Callable[[int], None] = lambda end: None,
+        saw: Callable[[int, str], None] = lambda seq, subject: None,
         appointed: Callable[[str], bool] = lambda learner: True,
     ) -> None:
         self.spec = spec = context.spec
@@ -64,7 +64,7 @@ class Inbox:
         self.put = put
         self.wanted = wanted  # whether an open round asks for it: nothing else is fetched
         self.pieces = pieces  # of a fragment, as far as known
-        self.rewound = rewound  # told where UP ended when its sequences come again
+        self.saw = saw  # told the sequence and subject of every manifest
         self.appointed = appointed  # whether a learner was asked for initial parameters
         self.bytes_in = 0
         self.up_seq = 0  # of the newest contribution's manifest
@@ -141,8 +141,7 @@ class Inbox:
             self.data.read(stream, f"up.{self.run}.*.*.*.*.*.m", start_seq=start_seq) as messages,
         ):
             async for stored in messages:
-                if stored.seq <= self.up_seq:
-                    self.rewound(stored.seq - 1)
+                self.saw(stored.seq, stored.subject)
                 self.up_seq = stored.seq
                 manifest = self._manifest(stored)
                 if manifest is None or self._answered(manifest.blob.subject):

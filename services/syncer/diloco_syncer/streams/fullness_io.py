@@ -19,7 +19,7 @@ from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_syncer.context import RunContext
-from diloco_syncer.events import Event, Full, Rewound, StreamSeen
+from diloco_syncer.events import Event, Full, StreamSeen
 from diloco_syncer.history.replay import rewound
 from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.machine import Machine
@@ -69,7 +69,6 @@ class Fullness:
         self.since: dict[str, float] = {}  # place -> since when it looks full
         self.unwritten: list[str] = []  # streams, as the server said
         self.said_at = 0.0
-        self.up_end = 0  # newest sequence of UP at the last look
         # Manifests of an earlier leader whose chunks are gone; None: not looked for yet.
         self.torn: set[str] | None = None
         self.moved: dict[str, tuple[int, float]] = {}  # subject or stream -> progress, since when
@@ -209,11 +208,7 @@ class Fullness:
         return ""
 
     async def _lost(self) -> None:
-        """Whether the server lost what it had acknowledged; then it is to be published again."""
-        end = self.storage.last_seqs.get("UP", 0)
-        if end < self.up_end:
-            self.put(Rewound(None))
-        self.up_end = end
+        """Whether DN lost what it had acknowledged; then it is to be published again."""
         if self.machine.leading and await self._doubted():
             await self._look_through()
 

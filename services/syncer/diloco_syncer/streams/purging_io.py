@@ -3,10 +3,11 @@ what was sent to learners, once they say that it is in use: they may have no rig
 """
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
-from diloco_shared.bus.port import Bus, Delivery
+from diloco_shared.bus.port import Bus, Delivery, Unavailable
 from diloco_shared.bus.repeating import again_and_again, left_undone
 from diloco_shared.bus.stored_records import members_of
 from diloco_shared.protocol import subjects
@@ -27,10 +28,12 @@ FOLLOWING = ("standby", "catching up")
 class UpPurger:
     """Of one leader's term. A later wish replaces an earlier one: it covers more."""
 
-    def __init__(self, context: RunContext, outbox: Outbox) -> None:
+    def __init__(self, context: RunContext, outbox: Outbox, sure: Callable[[], bool]) -> None:
+        """`sure`: whether UP is known to have lost nothing but what `rewound` was told of."""
         self.run, self.me = context.spec.name, context.me
         self.control, self.data = context.control, context.data
         self.outbox = outbox
+        self.sure = sure
         self.covers = 0  # tape record up to which a snapshot covers
         self.below = 0  # stream sequence on UP below which nothing later lies
         self.last_round = -1  # the newest round that the snapshot covers
@@ -58,8 +61,14 @@ class UpPurger:
             self.wanted.clear()
             await again_and_again(self._free_to_go, "standbys that need UP", LOOK_S)
             covered = self.last_round
-            await self.outbox.purge_up(lambda: self.below)
-            self.removed = min(covered, self.last_round)
+            await self.outbox.purge_up(self._below)
+            if self.below > 1:
+                self.removed = min(covered, self.last_round)
+
+    def _below(self) -> int:
+        if not self.sure():
+            raise Unavailable("it is not known yet whether the message server lost the end of UP")
+        return self.below
 
     async def _free_to_go(self) -> bool:
         """Whether living standbys have executed what would go, or there is no room to wait."""
