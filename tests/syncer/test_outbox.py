@@ -17,7 +17,7 @@ from diloco_shared.protocol.messages import Beat
 from diloco_shared.protocol.wire import decode
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.events import Event, Full, Publish, Rewound, SendBeat, Tell
+from diloco_syncer.events import Event, Full, Publish, PurgeUnsealed, Rewound, SendBeat, Tell
 from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.merging import published_io as published
 from diloco_syncer.messages import outbox_io as outbox
@@ -425,3 +425,22 @@ async def test_what_an_earlier_leader_left_without_its_chunks_is_published_again
     await look.look(0.0)
     lost = [e for e in told if isinstance(e, Rewound)]
     assert [(e.published, e.seen) for e in lost] == [((later, -1), (later, -1))]
+
+
+async def test_what_dead_leaders_never_sealed_goes_and_nothing_else() -> None:
+    """Two that died over their keyframes left as much as a keyframe needs."""
+    bus, d = await hub(), driver()
+    out = Outbox(context(d.spec, bus))
+    await publish(out, d, 0, 1)
+    for version, term in ((2, 0), (3, 0), (3, d.machine.history.term)):
+        await bus.append(subjects.publication("t", 0, 0, version, term), PAYLOAD)
+    await bus.append(subjects.publication("t", 0, 1, 3, 0), PAYLOAD)
+    await bus.append("dn.t.0.0.x.y", b"anything")
+    stream = subjects.dn_stream("t")
+    before = {m.subject for m in await bus.fetch(stream, "dn.t.>")}
+    await out.purge_unsealed(PurgeUnsealed(d.machine.history.term))
+    gone = before - {m.subject for m in await bus.fetch(stream, "dn.t.>")}
+    assert gone == {
+        subjects.publication("t", 0, fragment, version, 0)
+        for fragment, version in ((0, 2), (0, 3), (1, 3))
+    }

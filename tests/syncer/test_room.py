@@ -15,6 +15,7 @@ from diloco_syncer.events import (
     Publish,
     Published,
     PurgeDown,
+    PurgeUnsealed,
     Rewound,
     Snapshot,
     SnapshotDone,
@@ -333,4 +334,5 @@ def test_a_full_stream_of_publications_is_rid_of_what_keyframes_have_replaced(ru
         running.give(Published(h.epoch, -1, p, 0, True))
     effects = running.give(Full("DN", FULL_DN))
     assert of(effects, PurgeDown) == [PurgeDown(h.epoch, p, 0) for p in h.owned]
+    assert of(effects, PurgeUnsealed) == [PurgeUnsealed(h.term)], "of leaders before this one"
     assert not of(running.give(Full("DN", "")), PurgeDown)

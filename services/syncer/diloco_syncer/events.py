@@ -433,6 +433,13 @@ class PurgeDown:
 
 
 @dataclass(frozen=True, slots=True)
+class PurgeUnsealed:
+    """What leaders of earlier terms sent to DN of publications and died before they sealed them."""
+
+    term: int  # the one of now
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Something for the event log."""
 
@@ -469,6 +476,7 @@ Effect = (
     | InstallLoaded
     | PurgeUp
     | PurgeDown
+    | PurgeUnsealed
     | Tell
     | Ended
 )

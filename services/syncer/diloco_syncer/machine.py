@@ -49,6 +49,7 @@ from diloco_syncer.events import (
     Publish,
     Published,
     PurgeDown,
+    PurgeUnsealed,
     PurgeUp,
     Rewound,
     Sealed,
@@ -410,7 +411,7 @@ class Machine:
                 return self._snapshot_early() if again else []
             case Full():
                 begins = event.place == "DN" and event.reason
-                return [*self.room.take(event), *(self._superseded() if begins else ())]
+                return [*self.room.take(event), *(self._make_room() if begins else ())]
             case Rewound():
                 return self._rewound(event, now)
 
@@ -441,6 +442,10 @@ class Machine:
         known = ((p, v) for p, v in enumerate(self.keyframes) if v >= 0)
         owned = self.history.owned
         return [PurgeDown(self.history.epoch, p, v) for p, v in known if p in owned]
+
+    def _make_room(self) -> list[Effect]:
+        """On DN, which is full. Whoever led before has been gone for longer than that takes."""
+        return [*self._superseded(), PurgeUnsealed(self.history.term)]
 
     def _published(self, event: Published, now: float) -> list[Effect]:
         """A keyframe makes everything before it superfluous, of earlier epochs too; and itself,

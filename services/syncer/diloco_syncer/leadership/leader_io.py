@@ -38,6 +38,7 @@ from diloco_syncer.events import (
     Load,
     Publish,
     PurgeDown,
+    PurgeUnsealed,
     PurgeUp,
     Rewound,
     Seal,
@@ -382,6 +383,8 @@ class Leader:
                 self.purger.want(self.machine.history.snapshot_covers, below, effect.last_round)
             case PurgeDown():
                 self.tasks.create_task(self.outbox.purge_down(effect))
+            case PurgeUnsealed():
+                self.tasks.create_task(self.outbox.purge_unsealed(effect))
             case Tell():
                 self.outbox.tell(effect)
             case Ended():

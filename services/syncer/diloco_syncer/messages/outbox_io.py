@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -28,6 +29,7 @@ from diloco_syncer.context import RunContext
 from diloco_syncer.events import (
     Publish,
     PurgeDown,
+    PurgeUnsealed,
     SendBeat,
     SendDonate,
     SendGrant,
@@ -44,6 +46,8 @@ OF_LEARNERS = frozenset({"join", "learner-seen", "learner-alive", "learner-lost"
 Control = SendPull | SendGrant | SendDonate | SendBeat
 # Events waiting for a server that is away; older ones are the ones worth losing.
 EVENTS_MAX = 1000
+# Messages of a fragment in which chunks without a manifest are looked for: 100 GB of them.
+LOOKED_MAX = 200_000
 # Passes over what dead servers had acknowledged of a publication, at most.
 LIVES_MAX = 8
 
@@ -214,6 +218,24 @@ class Outbox:
         if older and kept:  # else the server has lost what replaces them
             below = min([max(older) + 1, *[await self._first_chunk(stream, m) for m in kept]])
             await self.data.purge(stream, f"dn.{self.run}.*.{p}.>", below_seq=below)
+
+    async def purge_unsealed(self, effect: PurgeUnsealed) -> None:
+        """Remove chunks of earlier terms that no manifest names: no keyframe above them may find
+        room as long as they are there."""
+        await until_done(lambda: self._purge_unsealed(effect.term), "purge of unsealed chunks")
+
+    async def _purge_unsealed(self, term: int) -> None:
+        stream = subjects.dn_stream(self.run)
+        for p in self.spec.algorithm.owned(self.shard):
+            held = await self.data.held(stream, f"dn.{self.run}.*.{p}.*.*", messages_max=LOOKED_MAX)
+            # Sealed meanwhile is sealed: manifests are asked for last.
+            manifests = parsed(await self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
+            sealed = {m.subject.removesuffix(".m") for _, m in manifests}
+            for subject in held.keys() - sealed:
+                with suppress(ValueError):
+                    if subjects.parse_publication(subject).term < term:
+                        log.warning("chunks without a manifest go", subject=subject)
+                        await self.data.purge(stream, subject)
 
     async def _first_chunk(self, stream: str, manifest: Stored) -> int:
         """Where what a manifest names begins."""
