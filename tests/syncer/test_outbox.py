@@ -432,6 +432,7 @@ async def test_what_dead_leaders_never_sealed_goes_and_nothing_else() -> None:
     bus, d = await hub(), driver()
     out = Outbox(context(d.spec, bus))
     await publish(out, d, 0, 1)
+    d.machine.history.term += 1
     for version, term in ((2, 0), (3, 0), (3, d.machine.history.term)):
         await bus.append(subjects.publication("t", 0, 0, version, term), PAYLOAD)
     await bus.append(subjects.publication("t", 0, 1, 3, 0), PAYLOAD)

@@ -130,6 +130,7 @@ class SeenTerm:
         # Newest sequence on UP that it had seen when it first pulled a round; and below that of all
         # rounds that no snapshot covers, when a purge was last wanted.
         self.first_pulled: dict[int, int] = {}
+        self.asked: dict[str, int] = {}  # where an answer to a pull lies on UP -> its round
         self.covered_until: int | None = None
         self.covered_round = -1  # the newest that a snapshot of this term covers
         self.up = subjects.up_stream(watch.spec.name)
@@ -210,6 +211,7 @@ class SeenTerm:
                 case InstallLoaded():
                     # Rounds go back.
                     self.first_pulled, self.covered_until, self.covered_round = {}, None, -1
+                    self.asked.clear()
                 case _:
                     pass
 
@@ -230,10 +232,8 @@ class SeenTerm:
         return below
 
     def _needed(self, subject: str) -> bool:
-        epoch, fragment, round_, term = ([*subject.split(".")[3:7], *"----"])[:4]
-        history = self.machine.history
-        ours = (epoch, term) == (str(history.epoch), str(history.term))
-        return ours and int(fragment) in history.owned and int(round_) > self.covered_round
+        """Whether it is of an answer to a pull. Anybody may write anywhere."""
+        return self.asked.get(subject.removesuffix(".m"), -1) > self.covered_round
 
     def purged(self, until: int) -> None:
         """What was wanted is done, unless UP has lost its tail meanwhile: what has the sequences of
@@ -253,6 +253,10 @@ class SeenTerm:
         if options.partitions or options.outages:
             late_s += GIVEN_UP_S + RETRY_S  # what met a cut is still under way
         asked = next(r for r in self.machine.rounds.open if r.n == pull.round)
+        run, place = self.watch.spec.name, (pull.epoch, pull.fragment, pull.round, pull.term)
+        self.asked |= {
+            subjects.contribution(run, learner, *place): pull.round for learner in pull.participants
+        }
         now = self.scene.now
         self.of.members.pull(self.name, pull, asked.participants, now, late_s)
 
