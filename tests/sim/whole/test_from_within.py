@@ -104,6 +104,10 @@ def of_purges(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Horizon, "below", lambda self, last_round, up_seq: 1)
 
 
+def of_too_much(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Horizon, "below", lambda self, last_round, up_seq: up_seq + 100)
+
+
 def of_heads(patch: pytest.MonkeyPatch) -> None:
     beat = Announcer.beat
 
@@ -188,6 +192,7 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any
     "rests without a reason": (of_rests, "I8", {}),
     "payloads that nobody lets go": (of_payloads, "I12", {}),
     "contributions that stay for ever": (of_purges, "I12", {}),
+    "purges of what is needed": (of_too_much, "I12", {}),
     "heads that go back": (of_heads, "I1", {}),
     "the dead, who are asked": (of_silence, "I10", {}),
     "a standstill without a reason": (of_standstills, "liveness", {}),
