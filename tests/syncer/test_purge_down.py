@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 from syncer.contexts import context
-from syncer.test_rebirth import init_spec
+from syncer.test_rebirth import init_spec, publication
 
 from diloco_shared.bus.blobs import put_blob
 from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.wire import encode
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import PurgeDown
@@ -31,8 +32,16 @@ class Down:
         await put_blob(self.bus, subject, np.full(8, version, np.float32).tobytes())
         return subject
 
-    async def manifest(self, subject: str) -> None:
-        await self.bus.append(subject + ".m", b"m")
+    async def manifest(self, subject: str, *, whole: bool = True) -> None:
+        """Of a keyframe, unless it is not `whole`."""
+        _, _, epoch, fragment, version, term = subject.split(".")
+        payload = b"m"
+        if version.isdecimal():
+            values = np.full(8, int(version), np.float32)
+            before = None if whole else values - 1
+            place = {"epoch": int(epoch), "term": int(term)}
+            payload = encode(publication(int(version), values, before, int(fragment), **place)[0])
+        await self.bus.append(subject + ".m", payload)
 
     async def there(self) -> set[str]:
         stored = await self.bus.fetch(subjects.dn_stream("t"), "dn.t.>")
@@ -96,3 +105,13 @@ async def test_nothing_goes_while_the_server_has_lost_what_replaces_it() -> None
     await down.manifest(old := await down.chunks(1, 1))
     await down.outbox.purge_down(PurgeDown(0, 0, 2))
     assert await down.there() == {old, old + ".m"}
+
+
+async def test_a_difference_alone_replaces_nothing() -> None:
+    """The server has lost the keyframe under it."""
+    down = Down()
+    await down.prepare()
+    await down.manifest(old := await down.chunks(1, 1))
+    await down.manifest(later := await down.chunks(3, 1), whole=False)
+    await down.outbox.purge_down(PurgeDown(0, 0, 2))
+    assert await down.there() == {old, old + ".m", later, later + ".m"}

@@ -184,9 +184,9 @@ class HostsTrainer(Trainer):
         self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
     ) -> Losses:
         program = self.program
-        with self._telling(plan.Assemble()):
-            params = empty(program)
         try:
+            with self._telling(plan.Assemble()):
+                params = empty(program)
             for p, anchor_F in enumerate(published):
                 held_F: Any = self.hold(p, anchor_F)
                 with self._telling(plan.Assembled(p, held_F.key)):

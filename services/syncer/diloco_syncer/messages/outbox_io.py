@@ -37,7 +37,7 @@ from diloco_syncer.events import (
     Tell,
 )
 from diloco_syncer.merging.acknowledged import Acknowledged
-from diloco_syncer.merging.published_io import parsed
+from diloco_syncer.merging.published_io import parsed, publications
 
 log = structlog.get_logger()
 
@@ -215,7 +215,8 @@ class Outbox:
         until = (effect.epoch, effect.below_version)
         older = [m.seq for parts, m in manifests if (parts.epoch, parts.version) < until]
         kept = [m for parts, m in manifests if (parts.epoch, parts.version) >= until]
-        if older and kept:  # else the server has lost what replaces them
+        # Else the server has lost what replaces them.
+        if older and any(m.prev_version < 0 for m in publications(kept)):
             below = min([max(older) + 1, *[await self._first_chunk(stream, m) for m in kept]])
             await self.data.purge(stream, f"dn.{self.run}.*.{p}.>", below_seq=below)
 
