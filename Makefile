@@ -25,7 +25,7 @@ LONGEST = $(patsubst %,tests/live/test_%.py,demo text_to_model attacks)
 STACKS = $(LONGEST) $(filter-out $(LONGEST),$(ALONE))
 WHOLE = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: runs install format lint check pure stacks beside test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test slurm-test upgrade-drill soak quality claims compose-test clean
+.PHONY: runs install format lint check pure stacks beside fuzzed test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test slurm-test upgrade-drill soak quality claims compose-test clean
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
@@ -91,13 +91,20 @@ check: lint pure
 test: lint
 	$(KEPT) $(BIN)/pytest -q -m "not long" -n 4 --dist worksteal \
 		$(addprefix --ignore=,$(STACKS) $(WORLDS)) tests
-	$(MAKE) -j2 stacks beside
+	$(MAKE) -j3 stacks beside fuzzed
 
 # Other examples of every property, and many more (tests/conftest.py).
 explore: install
 	HYPOTHESIS_PROFILE=explore $(KEPT) $(BIN)/pytest -q -m hypothesis --timeout 3600 \
 		--ignore=tests/live -n auto --dist worksteal
 
+# The lane's parser, for a minute and always with the same inputs, so that a change is what breaks it.
+fuzzed: install
+	@rm -rf build/fuzzed && mkdir -p build/fuzzed
+	@! $(BIN)/python -c 'import atheris' 2>/dev/null || nice -n 19 $(BIN)/python tests/fuzz/fuzz_nats_wire.py \
+		build/fuzzed -seed=1 -max_total_time=60 -print_final_stats=1 -verbosity=0
+
+# Longer, and with others every time.
 fuzz: install
 	$(BIN)/python tests/fuzz/fuzz_nats_wire.py diloco-data/fuzz/nats_wire -max_total_time=$(FUZZ_SECONDS)
 

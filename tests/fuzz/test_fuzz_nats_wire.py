@@ -12,7 +12,8 @@ from fuzz.wire_target import one, parse
 from diloco_shared.bus.nats import wire as nats_wire
 
 HERE = Path(__file__).parent
-# Some seconds of one core; `make fuzz` looks for longer, and elsewhere every time.
+# Some seconds of one core; `make test` looks for a minute beside other tests, and `make fuzz` for
+# longer, and elsewhere every time.
 RUNS = 25_000
 # Each of the planted faults shows within some thousands.
 RUNS_PLANTED = 50_000
