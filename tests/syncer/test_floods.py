@@ -1,5 +1,6 @@
 """What one learner takes of UP and STATE from all others is taken back, and it is named (I12)."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -36,6 +37,8 @@ from diloco_syncer.streams.floods_io import (
     unasked,
     unreached,
 )
+
+pytestmark = pytest.mark.virtual
 
 LIMIT = 60_000
 SHARE = LIMIT // 3
@@ -494,3 +497,26 @@ async def test_where_all_share_one_secret_nobody_is_accused() -> None:
     machine = Machine(spec, History(spec))
     await Floods(context(spec, bus, "s"), machine, cast(Any, Showing()), outbox, lambda: -1).keep()
     assert outbox.events.empty()
+
+
+async def test_a_stream_that_takes_long_to_look_through_is_looked_at_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be crowded for hours; and who may have lost the lease looks at nothing."""
+    bus, _, _, floods = await crowded(run_spec(), {up("a"): LIMIT - 1000})
+    looks = 0
+
+    async def slow(*place: Any, **most: Any) -> dict[str, Held]:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(2.0)
+        return {}
+
+    monkeypatch.setattr(bus, "held", slow)
+    looking = asyncio.create_task(floods.keep())
+    await asyncio.sleep(50.0)
+    assert 2 <= looks <= 4
+    floods.machine.lapse = "the leader cannot renew its lease"
+    await asyncio.sleep(50.0)
+    assert looks <= 4
+    looking.cancel()

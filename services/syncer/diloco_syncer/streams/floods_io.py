@@ -28,6 +28,7 @@ leader, as a slow one does.
 Only on a hub whose processes have credentials of their own: else anybody may write in any name.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ log = structlog.get_logger()
 DIGITS_MAX = 18
 # Between two looks, in seconds: a stream of 64 MiB is filled in less, and emptied again then.
 LOOK_S = 1.0
+# So many times as long as a look took nothing is looked at: the server reads each message's headers
+# for it, and a stream may be crowded for hours.
+REST = 9.0
 # Messages that are counted at a look, beyond two for each chunk that fits: all of honest learners',
 # and so many more that whoever sends small ones is found by them.
 MESSAGES_MAX = 100_000
@@ -362,6 +366,7 @@ class Floods:
         self.storage = showing.storage
         self.outbox = outbox
         self.removed = removed
+        self.rest_until = -math.inf  # monotonic seconds
 
     async def keep(self) -> None:
         """Look for ever."""
@@ -369,7 +374,17 @@ class Floods:
             await again_and_again(self.look, "who fills streams", LOOK_S)
 
     async def look(self) -> None:
-        """Look once. Raises BusError."""
+        """Look once, unless the last look took too long, or another may lead. Raises BusError."""
+        began = ambient.monotonic()
+        if began < self.rest_until or self.machine.lapse:
+            return
+        try:
+            await self._look()
+        finally:
+            ended = ambient.monotonic()
+            self.rest_until = ended + REST * (ended - began) - LOOK_S
+
+    async def _look(self) -> None:
         for kind, surplus in (("UP", self._up), ("STATE", self._state)):
             use = self.storage.streams.get(kind)
             if use is None or not use.limit or use.bytes <= CROWDED * use.limit:
