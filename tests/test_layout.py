@@ -106,3 +106,19 @@ def test_what_worlds_play_is_told_time_and_chance() -> None:
         and ast.unparse(node) in ASKED
     }
     assert not asking
+
+
+# Orders of process 0 to the others: written `plan.…` wherever they are used.
+QUALIFIED = "diloco_learner.hosts.plan"
+
+
+def test_a_class_has_its_name_for_itself_in_its_package() -> None:
+    """One word for one idea. What another package calls so is told apart by its imports."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for module, path in modules().items():
+        if module == QUALIFIED:
+            continue
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault((module.partition(".")[0], node.name), []).append(module)
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}

@@ -21,7 +21,7 @@ from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout
-from diloco_shared.process.membership import DataFolder, Membership
+from diloco_shared.process.membership import DataFolder, Registration
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Beat,
@@ -257,7 +257,7 @@ async def main(me: str, url: str, token: str, data: Path, step_s: float) -> None
     folder = DataFolder(data, me)
     bus = await NatsBus.connect(url, name=f"{me}-control", token=token)
     lane = await NatsBus.connect(url, name=f"{me}-data", token=token)
-    membership = Membership(bus, me, "learner", folder.lock)
+    membership = Registration(bus, me, "learner", folder.lock)
     await membership.register()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(membership.keep())

@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.__main__ import main
 from diloco_cli.words import INVALID, NO_CLUSTER
-from diloco_shared.corpora.tokenizers import Bytes
+from diloco_shared.corpora.tokenizers import ByteTokenizer
 from diloco_shared.hf.tokenizer import files_of
 
 GOLDEN = Path(__file__).parents[1] / "interop" / "golden"
@@ -47,7 +47,7 @@ def test_a_folder_with_a_model_is_one_and_any_other_name_is_a_runs(
     monkeypatch.delenv("DILOCO_URL", raising=False)
     (tmp_path / "corpus").mkdir()
     shutil.copytree(GOLDEN / "llama", tmp_path / "model")
-    for name, content in files_of(Bytes()).items():
+    for name, content in files_of(ByteTokenizer()).items():
         (tmp_path / "model" / name).write_bytes(content)
     assert run(monkeypatch, *words) == status
     err = capsys.readouterr().err
@@ -60,7 +60,7 @@ def test_a_message_is_answered_after_what_the_template_makes_of_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(GOLDEN / "llama", tmp_path / "model")
-    for name, content in files_of(Bytes()).items():
+    for name, content in files_of(ByteTokenizer()).items():
         (tmp_path / "model" / name).write_bytes(content)
     file = tmp_path / "model" / "tokenizer.json"
     raw = json.loads(file.read_text())

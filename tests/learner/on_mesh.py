@@ -24,7 +24,7 @@ import numpy as np
 
 from diloco_learner.models import cross_entropy, to_named
 from diloco_learner.training.evaluate import HeldOut
-from diloco_learner.training.fragment_ops import Run
+from diloco_learner.training.fragment_ops import PieceRun
 from diloco_learner.training.fragments_on_mesh import MeshFragmentOps
 from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.trainer import Program, Trainer, assemble
@@ -94,11 +94,11 @@ def anchors(program: Program) -> list[Any]:
 def chosen(program: Program) -> list[int]:
     """Fragments that differ in how they are cut: a run of layers, and rows of a tensor."""
     bits = [view.bits for view in program.cuts.cuts]
-    run = next(p for p, some in enumerate(bits) if any(isinstance(b, Run) for b in some))
+    run = next(p for p, some in enumerate(bits) if any(isinstance(b, PieceRun) for b in some))
     rows = next(
         p
         for p, some in enumerate(bits)
-        if any(not isinstance(b, Run) and not b.whole for b in some)
+        if any(not isinstance(b, PieceRun) and not b.whole for b in some)
     )
     return [run, rows]
 

@@ -12,7 +12,7 @@ import pytest
 from shared.corpora.conversations import LINES, chat_of, lines_of, said
 from shared.corpora.texts import folder_of, prepared
 
-from diloco_learner.data.cache import Cache
+from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import load, separator_of
 from diloco_learner.models import attention, build, transformer
 from diloco_learner.models.attention import documents
@@ -23,7 +23,7 @@ from diloco_shared.corpora.chat import Chat
 from diloco_shared.corpora.prepare import prepare
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.templates import template_of
-from diloco_shared.corpora.tokenizers import Bytes
+from diloco_shared.corpora.tokenizers import ByteTokenizer
 from diloco_shared.reach.local import Factories, Reach
 from diloco_shared.spec.run import Data, Model, RunSpec
 from diloco_shared.spec.shapes import Shape
@@ -153,7 +153,7 @@ def apart(source: Path | str, **more: Any) -> Data:
 
 
 def separator(data: Data, root: Path) -> int | None:
-    return separator_of(data, load(data, root, Cache(root / "cache")))
+    return separator_of(data, load(data, root, CorpusCache(root / "cache")))
 
 
 def numbers(root: Path, name: str, beside: str = "") -> str:
@@ -201,11 +201,13 @@ def test_conversations_that_the_token_would_cut_are_refused(tmp_path: Path) -> N
         "one": [said(f"what is {n}?", f"{n}") for n in range(60)],
         "two": [said(f"what is {n}?", f"{n}", "why?", "so it is") for n in range(60)],
     }
-    ours, lines = Chat(template_of(Bytes(), "bytes")), chat_of(LINES)
+    ours, lines = Chat(template_of(ByteTokenizer(), "bytes")), chat_of(LINES)
     for name, turns in talks.items():
         source = lines_of(tmp_path / f"{name}.jsonl", [{"messages": talk} for talk in turns])
         for manner, chat in (("ours", ours), ("lines", lines)):
-            prepare(find(str(source), chat=chat), Bytes(), tmp_path / f"{name}-{manner}", 0.2)
+            prepare(
+                find(str(source), chat=chat), ByteTokenizer(), tmp_path / f"{name}-{manner}", 0.2
+            )
     for folder in ("one-ours", "one-lines", "two-lines"):
         assert separator(apart(folder), tmp_path) == 0
     with pytest.raises(
@@ -242,7 +244,7 @@ def spec(source: Path | str, **changed: Any) -> RunSpec:
 @pytest.mark.whole
 def test_a_learner_trains_on_documents_kept_apart(tmp_path: Path) -> None:
     prepared(folder_of(tmp_path / "text", 200, words=1), tmp_path / "corpus")
-    learner = OnThisMachine(Reach(tmp_path), Cache(tmp_path / "cache"))
+    learner = OnThisMachine(Reach(tmp_path), CorpusCache(tmp_path / "cache"))
     built = learner.build(spec(tmp_path / "corpus"))
     trainer = built.trainer
     program = trainer.program
@@ -268,6 +270,6 @@ def test_the_reference_trains_on_documents_kept_apart(tmp_path: Path) -> None:
 def test_a_model_of_ones_own_decides_by_itself(tmp_path: Path) -> None:
     prepared(folder_of(tmp_path / "text", 60), tmp_path / "corpus")
     reach = Reach(tmp_path, Factories.of("own"))
-    learner = OnThisMachine(reach, Cache(tmp_path / "cache"))
+    learner = OnThisMachine(reach, CorpusCache(tmp_path / "cache"))
     with pytest.raises(ValueError, match=r"own:model\) attends to is decided by that model"):
         learner.build(spec(tmp_path / "corpus", model={"factory": "own:model"}))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from diloco_learner.models import build, places, tensor_specs, to_named
-from diloco_learner.training.fragment_ops import FragmentOps, Run
+from diloco_learner.training.fragment_ops import FragmentOps, PieceRun
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import Model
 
@@ -23,7 +23,7 @@ def test_what_is_adopted_is_read_again_and_lies_in_its_layer(fragments: int) -> 
         at[1:]
         for view, starts in zip(ops.cuts, ops.starts, strict=True)
         for bit, at in zip(view.bits, starts, strict=True)
-        if isinstance(bit, Run)
+        if isinstance(bit, PieceRun)
     ]
     if fragments < 10:
         assert any((there != back).any() for there, back in orders), "an order and its inverse"

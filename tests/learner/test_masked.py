@@ -13,7 +13,7 @@ import pytest
 from shared.corpora.conversations import lines_of, said
 from shared.corpora.texts import folder_of, prepared
 
-from diloco_learner.data.cache import Cache
+from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import check_signs, load
 from diloco_learner.data.shards import ShardReader, cut_of
 from diloco_learner.models import ModelDef, build, transformer
@@ -28,7 +28,7 @@ from diloco_shared.corpora.prepare import prepare
 from diloco_shared.corpora.prepared import Corpus
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.templates import template_of
-from diloco_shared.corpora.tokenizers import Bytes
+from diloco_shared.corpora.tokenizers import ByteTokenizer
 from diloco_shared.reach.local import Factories, Reach
 from diloco_shared.spec.run import Data, Inner, RunSpec
 
@@ -55,8 +55,8 @@ def batch(seed: int = 0, share: float = 0.4, rows: int = 4) -> np.ndarray:
 
 
 def conversations(to: Path, source: Path) -> Corpus:
-    chat = Chat(template_of(Bytes(), "bytes"))
-    return prepare(find(str(source), chat=chat), Bytes(), to, 0.2)
+    chat = Chat(template_of(ByteTokenizer(), "bytes"))
+    return prepare(find(str(source), chat=chat), ByteTokenizer(), to, 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_a_model_of_ones_own_that_knows_no_signs_is_refused(
     own.Plain, own.Signs = Plain, Signs
     monkeypatch.setitem(sys.modules, "own_models", own)
     reach = Reach(tmp_path, Factories.of("own_models"))
-    learner = OnThisMachine(reach, Cache(tmp_path / "cache"))
+    learner = OnThisMachine(reach, CorpusCache(tmp_path / "cache"))
     with pytest.raises(ValueError, match=r"own_models:Plain.* set masked_tokens = True on"):
         learner.build(spec(polite, factory="own_models:Plain"))
     # What was refused is read anew the next time, as a mended file would be.

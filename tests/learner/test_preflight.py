@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from shared.corpora.texts import folder_of, prepared
 
-from diloco_learner.data.cache import Cache
+from diloco_learner.data.cache import CorpusCache
 from diloco_learner.hosts.place import hosts_of
 from diloco_learner.preflight import checks, machine
 from diloco_learner.preflight.checks import check
@@ -33,9 +33,9 @@ Change = Callable[[Path, Tables], object]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> CorpusCache:
     """Text is prepared once for all tests."""
-    return Cache(tmp_path_factory.mktemp("corpora"))
+    return CorpusCache(tmp_path_factory.mktemp("corpora"))
 
 
 @pytest.fixture
@@ -51,13 +51,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def findings(tables: Tables, root: Path, cache: Cache) -> dict[str, Finding]:
+def findings(tables: Tables, root: Path, cache: CorpusCache) -> dict[str, Finding]:
     spec = RunSpec.model_validate(tables)
     return {f.name: f for f in check(spec, root, cache, now=time.monotonic)}
 
 
 @pytest.mark.whole
-def test_a_run_that_is_right_passes_every_check(tables: Tables, root: Path, cache: Cache) -> None:
+def test_a_run_that_is_right_passes_every_check(
+    tables: Tables, root: Path, cache: CorpusCache
+) -> None:
     begun: list[str] = []
     spec = RunSpec.model_validate(tables)
     found = list(check(spec, root, cache, now=time.monotonic, begins=begun.append))
@@ -72,7 +74,7 @@ def test_a_run_that_is_right_passes_every_check(tables: Tables, root: Path, cach
 
 @pytest.mark.whole
 def test_a_run_from_a_checkpoint_passes_and_begins_with_its_weights(
-    tables: Tables, root: Path, cache: Cache
+    tables: Tables, root: Path, cache: CorpusCache
 ) -> None:
     shutil.copytree(GOLDEN / "qwen3", root / "qwen3")
     tables["model"] = resolved({"weights": "qwen3", "context_tokens": 8}, root)
@@ -311,7 +313,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "change", "words"), WRONG)
 def test_what_is_wrong_is_found_by_name_before_anything_is_begun(
-    name: str, change: Change, words: str, tables: Tables, root: Path, cache: Cache
+    name: str, change: Change, words: str, tables: Tables, root: Path, cache: CorpusCache
 ) -> None:
     change(root, tables)
     found = findings(tables, root, cache)
@@ -355,7 +357,7 @@ def test_a_machine_that_is_too_small_is_found_before_anything_is_begun(
     remedy: str,
     tables: Tables,
     root: Path,
-    cache: Cache,
+    cache: CorpusCache,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checks, "machine_of", lambda _: dataclasses.replace(MACHINE, **there))
@@ -367,7 +369,7 @@ def test_a_machine_that_is_too_small_is_found_before_anything_is_begun(
 
 
 def test_a_device_with_a_kernel_for_attention_needs_no_room_for_its_weights(
-    tables: Tables, root: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, root: Path, cache: CorpusCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables["model"] = {"context_tokens": 8}  # nano's heads
     need = {}
@@ -379,7 +381,7 @@ def test_a_device_with_a_kernel_for_attention_needs_no_room_for_its_weights(
 
 
 def test_where_hosts_keep_their_checkpoints_there_must_be_the_room(
-    tables: Tables, root: Path, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, root: Path, cache: CorpusCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = dataclasses.replace(MACHINE, platform="cpu", disk_bytes=10)
     monkeypatch.setattr(checks, "machine_of", lambda _: full)
@@ -412,7 +414,7 @@ def test_how_devices_share_the_work_is_told_or_refused(
     words: str,
     spec: RunSpec,
     root: Path,
-    cache: Cache,
+    cache: CorpusCache,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checks, "machine_of", lambda _: dataclasses.replace(MACHINE, devices=8))
@@ -422,7 +424,7 @@ def test_how_devices_share_the_work_is_told_or_refused(
 
 
 def test_an_island_of_several_hosts_is_checked_as_a_whole(
-    tables: Tables, root: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, root: Path, cache: CorpusCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quarter of the devices, with all of the state, would not do for any large model."""
     monkeypatch.setattr(checks, "machine_of", lambda _: dataclasses.replace(MACHINE, devices=8))
@@ -448,7 +450,7 @@ def test_an_island_of_several_hosts_is_checked_as_a_whole(
 
 
 def test_on_a_host_without_an_accelerator_its_own_devices_take_its_memory(
-    tables: Tables, root: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, root: Path, cache: CorpusCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = Machine("cpu", "cpu", 2, None, 1 << 50, 1 << 50)
     monkeypatch.setattr(checks, "machine_of", lambda _: alone)
@@ -478,7 +480,7 @@ def test_what_all_hosts_cannot_do_is_found_on_one_of_them(
     words: str,
     tables: Tables,
     root: Path,
-    cache: Cache,
+    cache: CorpusCache,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checks, "machine_of", lambda _: dataclasses.replace(MACHINE, devices=8))
@@ -492,7 +494,7 @@ def test_what_all_hosts_cannot_do_is_found_on_one_of_them(
 
 
 def test_a_machine_without_a_device_has_its_text_looked_at_all_the_same(
-    tables: Tables, root: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, root: Path, cache: CorpusCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(_: Path) -> Machine:
         raise RuntimeError("no device")
@@ -505,7 +507,7 @@ def test_a_machine_without_a_device_has_its_text_looked_at_all_the_same(
 
 
 def test_without_an_accelerator_the_devices_part_counts_as_memory_of_the_host(
-    tables: Tables, root: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, root: Path, cache: CorpusCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need = {}
     for platform in ("cpu", "gpu"):
@@ -547,7 +549,7 @@ def test_what_a_container_may_take_is_what_is_free(
     ],
 )
 def test_a_step_that_would_count_for_nothing_is_found(
-    change: Change, name: str, words: str, tables: Tables, root: Path, cache: Cache
+    change: Change, name: str, words: str, tables: Tables, root: Path, cache: CorpusCache
 ) -> None:
     change(root, tables)
     found = findings(tables, root, cache)

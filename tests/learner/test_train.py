@@ -378,7 +378,7 @@ async def test_long_steps_say_when_they_have_handed_something_out(
 
 async def test_quick_steps_are_looked_at_and_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    pace, slept = computing_io.Pace(lambda: said.append("over")), []
+    pace, slept = computing_io.StepPace(lambda: said.append("over")), []
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)

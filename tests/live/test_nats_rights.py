@@ -82,10 +82,10 @@ async def test_the_coordinator_takes_a_backup_and_a_hub_has_it_again(tmp_path: P
             await syncer.append(s.tape("r", 0), encode(term))
         async with hub.bus("oslo") as oslo:
             with pytest.raises(BusError):
-                await hub_backup.take(backups.Streams(oslo), tmp_path / "stolen")
+                await hub_backup.take(backups.ServerStreams(oslo), tmp_path / "stolen")
         async with hub.bus("coordinator") as bus:
             await bus.kv_put(s.RUNS, "r", encode(record))
-            taken = await hub_backup.take(backups.Streams(bus), tmp_path / "backup")
+            taken = await hub_backup.take(backups.ServerStreams(bus), tmp_path / "backup")
     assert {"TAPE-r", "KV_tokens", "KV_members"} <= {stream.name for stream in taken.streams}
 
     async with (

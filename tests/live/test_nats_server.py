@@ -23,7 +23,7 @@ from diloco_shared.bus.port import BusError, StreamSpec, Unavailable
 from diloco_shared.process import hub_folder, hub_watch, keep_hub
 from diloco_shared.process import nats_server as nats_server_module
 from diloco_shared.process.hub_watch import answers
-from diloco_shared.process.nats_binary import ServerError, find_binary
+from diloco_shared.process.nats_binary import BinaryError, find_binary
 from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
@@ -42,7 +42,7 @@ os._exit(0)
 
 async def test_another_instance_on_the_folder_is_refused(nats_server: NatsServer) -> None:
     other = NatsServer(nats_server.store_dir)
-    with pytest.raises(ServerError, match=f"in use.*pid {os.getpid()}.*pid {nats_server.pid}"):
+    with pytest.raises(BinaryError, match=f"in use.*pid {os.getpid()}.*pid {nats_server.pid}"):
         await other.start()
     await nats_server.stop()
     await other.start()
@@ -53,7 +53,7 @@ async def test_a_port_that_answers_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = NatsServer(tmp_path, port=port)
-        with pytest.raises(ServerError, match=f"port {port} on 127.0.0.1 is taken"):
+        with pytest.raises(BinaryError, match=f"port {port} on 127.0.0.1 is taken"):
             await server.start()
         assert not server.running
     await server.start()
@@ -131,7 +131,7 @@ def abandoned(folder: Path) -> Iterator[int]:
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "jetstream").write_text("a file where a folder must be")
     server = NatsServer(tmp_path)
-    with pytest.raises(ServerError, match=r"did not start: .*storage directory is not a directory"):
+    with pytest.raises(BinaryError, match=r"did not start: .*storage directory is not a directory"):
         await server.start()
     assert not server.running
 

@@ -17,7 +17,7 @@ from waiting import until
 
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats.access import TlsFiles
-from diloco_shared.bus.nats.backups import Streams
+from diloco_shared.bus.nats.backups import ServerStreams
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError, StreamSpec, TooFewNodes, TransferProgress
 from diloco_shared.bus.repeating import until_done
@@ -172,7 +172,7 @@ async def test_a_backup_is_put_back_on_a_hub_of_three_nodes(tmp_path: Path) -> N
         await coordinator.kv_put(s.RUNS, "r", encode(run))  # without it the streams are nobody's
         async with hub.bus("syncer-a", 1) as syncer:
             blob = await put_blob(syncer, "dn.r.0.0.1.1", bytes(4 * MIB))
-        await hub_backup.take(Streams(coordinator), backup)
+        await hub_backup.take(ServerStreams(coordinator), backup)
 
     (tmp_path / "after").mkdir()
     later = Hub(tmp_path / "after")

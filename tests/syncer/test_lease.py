@@ -15,7 +15,7 @@ from diloco_syncer.leadership.lease import (
     Look,
     Looked,
     Request,
-    TimePassed,
+    Tick,
     Write,
     Written,
 )
@@ -47,7 +47,7 @@ def test_nobody_holds_it_and_who_is_fit_takes_it() -> None:
 
 def test_one_that_is_not_fit_looks_on() -> None:
     lease = Lease("a", "boot", "lock", LEASE_S)
-    assert lease.handle(TimePassed(), 0.0) == Look()
+    assert lease.handle(Tick(), 0.0) == Look()
     assert lease.handle(Looked(None), 0.1) is None
     assert lease.handle(Fitness(""), 0.2) == Write(0)
 
@@ -58,16 +58,16 @@ def test_a_standby_waits_for_a_whole_period_of_silence() -> None:
     assert lease.handle(Looked(other(5)), now) is None
     while now < 1.5:
         now += 0.3
-        assert lease.handle(TimePassed(), now) == Look()
+        assert lease.handle(Tick(), now) == Look()
         assert lease.handle(Looked(other(5)), now) is None
-    assert lease.handle(TimePassed(), 1.8) == Look()
+    assert lease.handle(Tick(), 1.8) == Look()
     assert lease.handle(Looked(other(6)), 1.8) is None, "it was renewed: silence begins anew"
     now = 1.8
     while now < 4.6:
         now += 0.3
-        assert lease.handle(TimePassed(), now) == Look()
+        assert lease.handle(Tick(), now) == Look()
         assert lease.handle(Looked(other(6)), now) is None
-    assert lease.handle(TimePassed(), 4.9) == Write(6)
+    assert lease.handle(Tick(), 4.9) == Write(6)
     assert lease.handle(LeaseLost(), 4.95) == Look(), "somebody was first"
     assert lease.handle(Looked(other(7, "c")), 5.0) is None
     assert not lease.leading
@@ -84,24 +84,24 @@ def test_a_predecessor_in_the_same_folder_is_dead() -> None:
 def test_time_without_the_bus_does_not_count() -> None:
     lease = fit()
     lease.handle(Looked(other(5)), 0.0)
-    assert lease.handle(TimePassed(), 0.3) == Look()
+    assert lease.handle(Tick(), 0.3) == Look()
     assert lease.handle(Away(), 5.0) is None
-    assert lease.handle(TimePassed(), 5.3) == Look()
+    assert lease.handle(Tick(), 5.3) == Look()
     # The server is back, the key ran out while it was away, its holder lives.
     assert lease.handle(Looked(None), 5.4) is None
-    assert lease.handle(TimePassed(), 5.7) == Look()
+    assert lease.handle(Tick(), 5.7) == Look()
     assert lease.handle(Looked(None), 8.3) is None, "a gap: it stood still itself"
     for tenth in range(87, 113, 4):
-        assert lease.handle(TimePassed(), tenth / 10) == Look()
+        assert lease.handle(Tick(), tenth / 10) == Look()
         assert lease.handle(Looked(None), tenth / 10) is None
-    assert lease.handle(TimePassed(), 11.5) == Write(0)
+    assert lease.handle(Tick(), 11.5) == Write(0)
 
 
 def test_a_leader_renews_and_trusts_its_lease_from_when_it_asked() -> None:
     lease = leading()
     assert lease.deadline == 1.0
-    assert lease.handle(TimePassed(), 1.0) == Write(1)
-    assert lease.handle(TimePassed(), 1.5) is None, "one request at a time"
+    assert lease.handle(Tick(), 1.0) == Write(1)
+    assert lease.handle(Tick(), 1.5) is None, "one request at a time"
     lease.handle(Written(2, 1.0), 2.0)
     assert not lease.lapsed(3.9)
     assert lease.lapsed(4.0)
@@ -109,12 +109,12 @@ def test_a_leader_renews_and_trusts_its_lease_from_when_it_asked() -> None:
 
 def test_a_leader_without_an_answer_lapses_and_finds_out_what_became_of_its_write() -> None:
     lease = leading()
-    assert lease.handle(TimePassed(), 1.0) == Write(1)
+    assert lease.handle(Tick(), 1.0) == Write(1)
     assert lease.handle(Away(), 2.0) is None
-    assert lease.handle(TimePassed(), 2.3) == Look()
+    assert lease.handle(Tick(), 2.3) == Look()
     assert lease.handle(Away(), 3.3) is None
     assert lease.lapsed(3.3)
-    assert lease.handle(TimePassed(), 3.6) == Look()
+    assert lease.handle(Tick(), 3.6) == Look()
     assert lease.handle(Looked(Held("a", "boot-a", "lock-a", 2)), 3.7) == Write(2)
     lease.handle(Written(3, 3.7), 3.8)
     assert not lease.lapsed(3.8)
@@ -122,7 +122,7 @@ def test_a_leader_without_an_answer_lapses_and_finds_out_what_became_of_its_writ
 
 def test_a_leader_that_finds_another_stands_by() -> None:
     lease = leading()
-    assert lease.handle(TimePassed(), 9.0) == Write(1), "it stood still for a while"
+    assert lease.handle(Tick(), 9.0) == Write(1), "it stood still for a while"
     assert lease.handle(LeaseLost(), 9.1) == Look()
     assert lease.handle(Looked(other(7)), 9.2) is None
     assert not lease.leading
@@ -135,7 +135,7 @@ def test_a_leader_that_is_not_fit_any_more_gives_it_back() -> None:
     assert not lease.leading
     lease.handle(Written(2, 0.5), 0.6)
     assert lease.holder == ""
-    assert lease.handle(TimePassed(), 0.9) == Look()
+    assert lease.handle(Tick(), 0.9) == Look()
     assert lease.handle(Looked(Held("", "boot-a", "lock-a", 2)), 1.0) is None
 
 
@@ -168,7 +168,7 @@ class Process:
         """Ask what is due; the hub answers at once, or not at all while this one is cut off."""
         if now < self.stuck_until:
             return
-        request = self.lease.handle(TimePassed(), now)
+        request = self.lease.handle(Tick(), now)
         while request is not None:
             request = self.lease.handle(self._answer(request, now), now)
         if not self.lease.lapsed(now):

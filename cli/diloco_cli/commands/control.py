@@ -16,7 +16,7 @@ from diloco_cli.words import INVALID, CliError, counted
 app = typer.Typer()
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """The faults there are."""
 
     kill = "kill"
@@ -123,7 +123,7 @@ def events(
 @anywhere
 def chaos(
     where: Where,
-    kind: Annotated[Kind, typer.Argument(help="What to do to it.")],
+    kind: Annotated[FaultKind, typer.Argument(help="What to do to it.")],
     target: Annotated[str, typer.Argument(help="A member, or nats.")],
     at_step: Annotated[
         int | None, typer.Option(min=0, help="At this inner step of a learner's present life.")
@@ -140,17 +140,17 @@ def chaos(
     """Inflict a fault, where the deployment allows it."""
     if at_step is not None and after:
         raise typer.BadParameter("give --at-step or --after, not both")
-    if for_s is not None and kind not in (Kind.hang, Kind.slow):
+    if for_s is not None and kind not in (FaultKind.hang, FaultKind.slow):
         raise typer.BadParameter(f"--for is for hang and slow: {kind.value} has no end")
-    if factor is not None and kind is not Kind.slow:
+    if factor is not None and kind is not FaultKind.slow:
         raise typer.BadParameter(f"--factor is for slow, not for {kind.value}")
     for option, given in (("--after", after), ("--for", for_s), ("--factor", factor)):
         if given is not None and not math.isfinite(given):
             raise CliError(f"{option} {given}: give a number that is finite", INVALID)
     settings: dict[str, Any] = {"after_s": after}
-    if kind in (Kind.hang, Kind.slow):
+    if kind in (FaultKind.hang, FaultKind.slow):
         settings["duration_s"] = 10.0 if for_s is None else for_s
-    if kind is Kind.slow:
+    if kind is FaultKind.slow:
         settings["factor"] = 2.0 if factor is None else factor
     if at_step is not None:
         settings["at_step"] = at_step

@@ -39,7 +39,7 @@ WAIT_S = 600.0
 BUSY = "No export can begin now"
 
 
-class Kind(StrEnum):
+class DtypeChoice(StrEnum):
     """How values are written."""
 
     fp32 = "fp32"
@@ -60,8 +60,8 @@ def export(
         str, typer.Option(help="Number of a run-wide checkpoint, or FOLDER/NUMBER.")
     ] = "",
     dtype: Annotated[
-        Kind, typer.Option(help="fp32 as it is published; bf16 takes half the bytes.")
-    ] = Kind.fp32,
+        DtypeChoice, typer.Option(help="fp32 as it is published; bf16 takes half the bytes.")
+    ] = DtypeChoice.fp32,
     as_json: Json = False,
 ) -> None:
     """Take the weights out of a run, while it goes on or afterwards."""

@@ -13,11 +13,11 @@ from diloco_cli.hub_files import HERE, amiss, certified, reload
 from diloco_cli.message_server import Login, bus_of
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
-from diloco_shared.bus.nats.backups import Streams
+from diloco_shared.bus.nats.backups import ServerStreams
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
 from diloco_shared.process.hub_nodes import Node, nodes_at, url_of
-from diloco_shared.process.nats_binary import ServerError
+from diloco_shared.process.nats_binary import BinaryError
 
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ def backup(
     async def act() -> hub_backup.Backup:
         bus = await bus_of(Login(nats_url, nats_token, nats_credentials), data)
         try:
-            return await hub_backup.take(Streams(bus), folder)
+            return await hub_backup.take(ServerStreams(bus), folder)
         finally:
             await bus.close()
 
@@ -223,7 +223,7 @@ def _backed(work: Coroutine[Any, Any, T], where: str) -> T:
     logs.configure("warning")
     try:
         return asyncio.run(work)
-    except (hub_backup.BackupError, ServerError) as error:
+    except (hub_backup.BackupError, BinaryError) as error:
         raise CliError(str(error)) from None
     except BusError as error:
         raise CliError(f"{error}; {_BEGUN}") from None

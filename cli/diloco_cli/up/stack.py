@@ -26,8 +26,8 @@ from diloco_shared.process.chaos import Abilities, FaultAgent
 from diloco_shared.process.faults import in_a_task
 from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.logs import configure
-from diloco_shared.process.membership import Membership
-from diloco_shared.process.nats_binary import ServerError
+from diloco_shared.process.membership import Registration
+from diloco_shared.process.nats_binary import BinaryError
 from diloco_shared.process.nats_server import NatsServer
 
 # Learners leave the processor to whoever carries messages: a round then takes fewer steps.
@@ -102,7 +102,7 @@ class Stack:
             )
             try:
                 await self.nats.start()
-            except ServerError as error:
+            except BinaryError as error:
                 raise CliError(f"the message server does not start: {error}") from None
             await self._supervise()
         except OSError as error:
@@ -215,7 +215,7 @@ class Stack:
             await asyncio.sleep(NATS_PAUSE_S)
             try:
                 await self.nats.start()
-            except (ServerError, OSError) as error:
+            except (BinaryError, OSError) as error:
                 self.told(f"nats does not start: {error}")
                 await asyncio.sleep(NATS_RETRY_S)
 
@@ -244,7 +244,7 @@ class Stack:
                 self.told(f"the supervisor is no member yet: {error}")
                 await asyncio.sleep(NATS_RETRY_S)
                 continue
-            membership = Membership(bus, "supervisor", "supervisor", self.folder.lock)
+            membership = Registration(bus, "supervisor", "supervisor", self.folder.lock)
             faults = FaultAgent(bus, "nats", enabled=self.chaos, abilities=self._abilities())
             try:
                 await in_a_task(_serving(membership, faults))
@@ -335,13 +335,13 @@ def free_port(port: int) -> int:
         return chosen
 
 
-async def _serving(membership: Membership, faults: FaultAgent) -> None:
+async def _serving(membership: Registration, faults: FaultAgent) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_registered(membership))
         tasks.create_task(faults.serve())
 
 
-async def _registered(membership: Membership) -> None:
+async def _registered(membership: Registration) -> None:
     """The buckets are the coordinator's to make: wait for them by trying."""
     await membership.register()
     await membership.keep()

@@ -44,7 +44,7 @@ from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.process.crash_points import arm
 from diloco_shared.process.health import Health, HealthServer, bus_state
 from diloco_shared.process.loop_watch import LoopWatch
-from diloco_shared.process.membership import DataFolder, Membership
+from diloco_shared.process.membership import DataFolder, Registration
 from diloco_shared.process.serving import connected
 from diloco_shared.process.settings import ProcessSettings
 from diloco_shared.protocol import subjects
@@ -211,7 +211,9 @@ class Coordinator:
             kept_max=settings.exports_kept,
             at_once=settings.exports_at_once,
         )
-        self.membership = Membership(bus, settings.id, "coordinator", folder.lock, address=address)
+        self.membership = Registration(
+            bus, settings.id, "coordinator", folder.lock, address=address
+        )
         self.faults = FaultAgent(bus, settings.id, enabled=settings.chaos)
         self.api = create_app(
             self.registry,

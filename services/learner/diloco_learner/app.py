@@ -9,7 +9,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_learner.context import RunContext
-from diloco_learner.data.cache import Cache
+from diloco_learner.data.cache import CorpusCache
 from diloco_learner.events import Leave
 from diloco_learner.hosts.computing_io import OnHosts, OnOneHost
 from diloco_learner.hosts.leading_io import Hosts
@@ -324,6 +324,6 @@ async def serve(settings: Settings, hosts: Hosts | None = None) -> None:
         await serving.serve(settings, Learner)
 
 
-def _of_this_machine(settings: Settings) -> tuple[Reach, Cache, MeshSizes | None]:
-    cache = Cache(settings.corpus_cache, settings.corpora_bytes_max, log.info)
+def _of_this_machine(settings: Settings) -> tuple[Reach, CorpusCache, MeshSizes | None]:
+    cache = CorpusCache(settings.corpus_cache, settings.corpora_bytes_max, log.info)
     return settings.reach, cache, mesh_of(settings.mesh)

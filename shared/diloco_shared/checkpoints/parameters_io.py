@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
 from diloco_shared.hf.resolving import differing, weights_of
 from diloco_shared.hf.weights import HfWeights
-from diloco_shared.numerics.arrays import Layout, Place, digest_array, head_bytes, places
+from diloco_shared.numerics.arrays import Extent, Layout, digest_array, head_bytes, places
 from diloco_shared.protocol.checkpoints import CheckpointManifest, Object, ShardPart
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.reach.local import Root
@@ -69,7 +69,7 @@ class KeptParameters:
                 f"{self.ref} has {len(seen)} of {len(self.layout.fragments)} fragments"
             )
 
-    def _places(self) -> Iterator[tuple[ShardPart, Object, int, Place]]:
+    def _places(self) -> Iterator[tuple[ShardPart, Object, int, Extent]]:
         """Where every anchor lies: (part, object, fragment, place in it)."""
         for part in self.parts:
             for stored in part.arrays:
@@ -78,7 +78,7 @@ class KeptParameters:
                     if what == "anchor":
                         yield part, stored, int(fragment), place
 
-    def _in(self, stored: Object) -> dict[str, Place]:
+    def _in(self, stored: Object) -> dict[str, Extent]:
         """The arrays of an object, of which no more is read than its beginning."""
         head = self.there.some(self.ref, stored, 0, min(HEAD_BYTES, stored.bytes))
         try:
@@ -88,7 +88,7 @@ class KeptParameters:
         except ValueError as error:
             raise CheckpointError(f"{self.ref}/{stored.key}: it is damaged: {error}") from None
 
-    def _values(self, stored: Object, p: int, place: Place) -> Values:
+    def _values(self, stored: Object, p: int, place: Extent) -> Values:
         sizes = self.layout.sizes
         if p >= len(sizes) or place.shape != (sizes[p],) or place.dtype != np.float32:
             raise CheckpointError(f"{self.ref}/{stored.key} has no anchor of fragment {p} in it")

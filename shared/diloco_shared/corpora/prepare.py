@@ -33,7 +33,7 @@ from diloco_shared.corpora.prepared import (
     Corpus,
     Described,
     Index,
-    Part,
+    PreparedSplit,
     Shard,
     combined,
     is_prepared,
@@ -190,7 +190,7 @@ class _Job:
             return "int32"
         return "uint16" if self.tokenizer.vocabulary <= 1 << 16 else "uint32"
 
-    def passed(self, splitter: Splitter) -> tuple[dict[Split, Part], Tally]:
+    def passed(self, splitter: Splitter) -> tuple[dict[Split, PreparedSplit], Tally]:
         """Every document written; a second time if a split would have been empty."""
         tally, total, done = Tally(), self.source.bytes, 0
         writers = {name: _Writer(self.to, name, self.dtype) for name in SPLITS}
@@ -329,11 +329,11 @@ class _Writer:
         self.shards.append(shard)
         self._begin()
 
-    def closed(self) -> Part:
+    def closed(self) -> PreparedSplit:
         """All shards named; what there is."""
         if self._file is not None:
             self._close()
-        return Part(
+        return PreparedSplit(
             tokens=sum(shard.tokens for shard in self.shards),
             documents=sum(shard.documents for shard in self.shards),
             digest=self.digest.hexdigest(),
@@ -366,7 +366,7 @@ def _nothing(source: Source, tally: Tally) -> str:
     return f"source {source.name!r} has no text: all of its {len(source.files)} files are empty"
 
 
-def _index(job: _Job, parts: dict[Split, Part], fraction: float, tally: Tally) -> Index:
+def _index(job: _Job, parts: dict[Split, PreparedSplit], fraction: float, tally: Tally) -> Index:
     tokenizer = job.tokenizer
     # A template is no tokenizer: `bytes` may have one too.
     of_files = tokenizer.files.keys() - {TEMPLATE}

@@ -48,13 +48,13 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 VOCABULARY_MAX = 1 << 24
 
 
-class Entry(BaseModel):
+class IndexEntry(BaseModel):
     """Of an index: nothing unknown, nothing changed later."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Shard(Entry):
+class Shard(IndexEntry):
     """One file of tokens. `documents`: how many end in it. `predicted`: of a masked corpus, how
     many tokens are to be predicted."""
 
@@ -65,7 +65,7 @@ class Shard(Entry):
     predicted: Count = 0
 
 
-class Part(Entry):
+class PreparedSplit(IndexEntry):
     """One split. `digest`: of its tokens, however they are cut into files."""
 
     tokens: Count
@@ -75,14 +75,14 @@ class Part(Entry):
     shards: Annotated[list[Shard], Field(max_length=SHARDS_MAX)]
 
 
-class Described(Entry):
+class Described(IndexEntry):
     """The tokenizer: `bytes`, or the copy in the folder."""
 
     kind: Literal["bytes", "files"]
     digest: Digest
 
 
-class Index(Entry):
+class Index(IndexEntry):
     """What `index.json` says."""
 
     format: int
@@ -95,7 +95,7 @@ class Index(Entry):
     source: str
     fraction: float = Field(gt=0, lt=0.5)
     skipped_files: Count
-    splits: dict[Literal["train", "validation", "test"], Part]
+    splits: dict[Literal["train", "validation", "test"], PreparedSplit]
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -258,7 +258,7 @@ def combined(tokenizer: str, splits: Mapping[Split, str], format_: int = FORMAT)
 
 
 def hash_tokens(tokens: Tokens, dtype: str) -> str:
-    """Digest of a split as `Part.digest` has it; reads all of it, a block at a time."""
+    """Digest of a split as `PreparedSplit.digest` has it; reads all of it, a block at a time."""
     digest = hashlib.blake2b(digest_size=16)
     for block in tokens.blocks():
         digest.update(block.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes())

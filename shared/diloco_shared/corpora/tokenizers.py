@@ -78,7 +78,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class ByteTokenizer:
     """Each byte of the text in UTF-8. Byte 0 ends a document: text does not contain it."""
 
     vocabulary: int = 256
@@ -242,7 +242,7 @@ def load(name: str, root: Root | None = None) -> Tokenizer:
     Raises ValueError that names the file and what is wrong with it.
     """
     if name == BYTES:
-        return Bytes()
+        return ByteTokenizer()
     path = located(name, root)
     if path.is_dir():
         return _from_folder(path)
@@ -256,9 +256,9 @@ def load(name: str, root: Root | None = None) -> Tokenizer:
     return _hugging_face(path, path.parent if path.name == JSON else None)
 
 
-def load_bytes(folder: Path) -> Bytes:
+def load_bytes(folder: Path) -> ByteTokenizer:
     """`bytes`, with the chat template that a folder has, if it has one. Raises ValueError."""
-    return Bytes(chat_template=_template({}, _beside(folder, TEMPLATE).get(TEMPLATE)))
+    return ByteTokenizer(chat_template=_template({}, _beside(folder, TEMPLATE).get(TEMPLATE)))
 
 
 def _from_folder(folder: Path) -> Tokenizer:

@@ -10,7 +10,7 @@ from diloco_shared.corpora.tokenizers import (
     BYTES,
     CONFIG,
     JSON,
-    Bytes,
+    ByteTokenizer,
     SentencePiece,
     Tokenizer,
     load,
@@ -40,7 +40,7 @@ def tokenizer_of(data: Data, root: Root, vocabulary: int | None = None) -> Token
             unknown = unknown or f"the corpus {part.source!r} is not on this machine"
         elif part.source != STDLIB and is_tokens(path):
             unknown = unknown or f"{part.source!r} holds tokens, and does not say what made them"
-    if unknown and data.tokenizer == BYTES and vocabulary != Bytes().vocabulary:
+    if unknown and data.tokenizer == BYTES and vocabulary != ByteTokenizer().vocabulary:
         raise ValueError(f"{unknown}, and data.tokenizer names no tokenizer")
     return load(data.tokenizer, root)
 
@@ -62,7 +62,7 @@ def files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
     """Name and content of each file. `bytes` has none that says what it does: it is
     written as a tokenizer of 256 tokens that are never merged, which makes the same numbers."""
     files = dict(tokenizer.files)
-    if isinstance(tokenizer, Bytes):
+    if isinstance(tokenizer, ByteTokenizer):
         files[JSON] = _written(_byte_by_byte())
     if isinstance(tokenizer, SentencePiece):
         return _sentence_piece(tokenizer, files)

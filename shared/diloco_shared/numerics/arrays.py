@@ -52,7 +52,7 @@ HEAD_BYTES_MAX = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
+class SafetensorsBlob:
     """Named arrays as one object, to the byte as `safetensors.numpy.save` makes it.
 
     [length of the header, u64][header, JSON][data of every array, one after the other]
@@ -62,7 +62,7 @@ class Blob:
     arrays: tuple[NDArray[Any], ...]  # as they follow it
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> "Blob":
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> "SafetensorsBlob":
         """Of references: nothing is copied. A type that the format does not have is a KeyError."""
         names = sorted(arrays, key=lambda n: (RANK[NAMES[arrays[n].dtype]], n))
         entries, at = {}, 0
@@ -90,21 +90,23 @@ class Blob:
                 yield data[at : at + PIECE_BYTES]
 
 
-def pack(arrays: Mapping[str, NDArray[Any]], blob_bytes: int = BLOB_BYTES) -> Iterator[Blob]:
+def pack(
+    arrays: Mapping[str, NDArray[Any]], blob_bytes: int = BLOB_BYTES
+) -> Iterator[SafetensorsBlob]:
     """Blobs that hold every array once, in order of names; each is made when it is asked for."""
     batch: Arrays = {}
     size = 0
     for name, array in sorted(arrays.items()):
         if batch and size + array.nbytes > blob_bytes:
-            yield Blob.of(batch)
+            yield SafetensorsBlob.of(batch)
             batch, size = {}, 0
         batch[name] = array
         size += array.nbytes
     if batch:
-        yield Blob.of(batch)
+        yield SafetensorsBlob.of(batch)
 
 
-class Place(NamedTuple):
+class Extent(NamedTuple):
     """Where an array lies in a blob: its bytes [first, end)."""
 
     dtype: np.dtype[Any]
@@ -123,7 +125,7 @@ def head_bytes(start: Buffer) -> int:
     return HEAD_ALIGN + size
 
 
-def places(start: Buffer, size: int) -> dict[str, Place]:
+def places(start: Buffer, size: int) -> dict[str, Extent]:
     """The arrays of a blob of `size` bytes that begins so, in order; ValueError when it is none."""
     first = head_bytes(start)
     if first > len(start):
@@ -146,12 +148,12 @@ def places(start: Buffer, size: int) -> dict[str, Place]:
     return in_order
 
 
-def _place(entry: Any, start: int) -> Place:
+def _place(entry: Any, start: int) -> Extent:
     """KeyError, TypeError or ValueError for rubbish."""
     shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
     if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
         raise ValueError("sizes must be whole numbers")
-    return Place(DTYPES[entry["dtype"]], shape, start + begin, start + end)
+    return Extent(DTYPES[entry["dtype"]], shape, start + begin, start + end)
 
 
 def unpack(blob: Buffer) -> Arrays:

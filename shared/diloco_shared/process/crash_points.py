@@ -43,7 +43,7 @@ DONE = "crashed-at"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CrashPoint:
     """One death: of `member` ("" for whoever it may be), at a passage of a point."""
 
     text: str
@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(slots=True)
 class _Armed:
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[CrashPoint] = field(default_factory=list)
     passed: Counter[str] = field(default_factory=Counter)
     folder: Path = Path()
 
@@ -62,7 +62,7 @@ class _Armed:
 _armed = _Armed()
 
 
-def parse(setting: str) -> list[Entry]:
+def parse(setting: str) -> list[CrashPoint]:
     """The entries of a setting; ValueError says which is wrong and what there is."""
     entries = []
     for text in filter(None, (part.strip() for part in setting.split(","))):
@@ -74,7 +74,7 @@ def parse(setting: str) -> list[Entry]:
             raise ValueError(f"crash point {text!r}: there is no {point!r}; known: {known()}")
         if colon and not (passage.isdecimal() and int(passage) > 0):
             raise ValueError(f"crash point {text!r}: the passage is a number from 1 on")
-        entries.append(Entry(text, member, point, int(passage) if colon else 1))
+        entries.append(CrashPoint(text, member, point, int(passage) if colon else 1))
     return entries
 
 

@@ -12,7 +12,7 @@ from diloco_shared import ambient
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.process.disk_room import DiskRoom
-from diloco_shared.process.membership import Membership
+from diloco_shared.process.membership import Registration
 from diloco_shared.protocol import subjects
 
 log = structlog.get_logger()
@@ -22,7 +22,7 @@ LOOK_S = 1.0
 
 
 async def watch_disk(
-    membership: Membership,
+    membership: Registration,
     room: Callable[[], DiskRoom | None],
     tell: Callable[[str, str], Awaitable[None]],
 ) -> None:

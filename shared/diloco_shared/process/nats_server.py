@@ -21,7 +21,7 @@ import structlog
 from diloco_shared.bus.nats.hub_config import Routes, cluster
 from diloco_shared.process.disk_watch import free_bytes
 from diloco_shared.process.hub_watch import UNANSWERED_S, HubWatch, answers
-from diloco_shared.process.nats_binary import ServerError, find_binary
+from diloco_shared.process.nats_binary import BinaryError, find_binary
 from diloco_shared.process.stopping import dies_with_parent
 
 # One message may be a manifest of 1 MiB plus headers; chunks are half a MiB.
@@ -132,7 +132,7 @@ class NatsServer:
         A server reads its streams first, which takes minutes where a power cut left much of them
         to be read anew.
 
-        Raises ServerError: wrong or missing binary, folder in use, port taken, start failed.
+        Raises BinaryError: wrong or missing binary, folder in use, port taken, start failed.
         """
         if self.running:
             return
@@ -150,7 +150,7 @@ class NatsServer:
                     break
                 reason = self._failure()
                 if chosen or "address already in use" not in reason or attempt == _PORT_TRIES - 1:
-                    raise ServerError(f"nats-server on {self.address} did not start: {reason}")
+                    raise BinaryError(f"nats-server on {self.address} did not start: {reason}")
         except BaseException:
             await self.kill()
             self._unlock()
@@ -223,25 +223,25 @@ class NatsServer:
     async def wait(self) -> int:
         """Exit status of the server process, when it has ended by whatever cause."""
         if self._process is None:
-            raise ServerError("nats-server was never started")
+            raise BinaryError("nats-server was never started")
         return await asyncio.to_thread(self._process.wait)
 
     # --- steps of a start ---------------------------------------------------------------------
 
     def _signal(self, number: int) -> None:
         if self._process is None or self._process.poll() is not None:
-            raise ServerError("nats-server does not run")
+            raise BinaryError("nats-server does not run")
         self._process.send_signal(number)
 
     async def _lock(self) -> None:
-        """Hold `store_dir`; raises ServerError naming the process that does."""
+        """Hold `store_dir`; raises BinaryError naming the process that does."""
         if self._lock_fd is not None:
             return
         fd = os.open(self.store_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if not _locked(fd) and not await self._end_orphan(fd):
                 holder = _holder(fd)
-                raise ServerError(
+                raise BinaryError(
                     f"the folder {self.store_dir} is in use by another instance (pid "
                     f"{holder.get('owner', 'unknown')}, its nats-server pid "
                     f"{holder.get('server', 'unknown')}); stop that one, or choose another folder"
@@ -344,12 +344,12 @@ class NatsServer:
             info = await _info(self.host, self.port)
             if info is not None:
                 if info.get("server_name") != self.name or not info.get("jetstream"):
-                    raise ServerError(
+                    raise BinaryError(
                         f"another server ({info.get('server_name')!r}) answers on {self.address}"
                     )
                 return True
             await asyncio.sleep(_POLL_S)
-        raise ServerError(
+        raise BinaryError(
             f"nats-server on {self.address} was not ready within {timeout_s:g} s: {self._failure()}"
         )
 
@@ -415,7 +415,7 @@ def _refuse_taken_port(host: str, port: int) -> None:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         if probe.connect_ex((host, port)) == 0:
-            raise ServerError(
+            raise BinaryError(
                 f"port {port} on {host} is taken: something answers there; stop it or choose "
                 "another port"
             )

@@ -32,7 +32,7 @@ from diloco_shared.process.health import (
     traffic_metrics,
 )
 from diloco_shared.process.loop_watch import HELD_S, LoopWatch
-from diloco_shared.process.membership import DataFolder, Membership
+from diloco_shared.process.membership import DataFolder, Registration
 from diloco_shared.process.settings import ProcessSettings, WorkerSettings
 from diloco_shared.protocol.wire import WireError
 from diloco_shared.spec.run import RunSpec
@@ -55,7 +55,7 @@ class Worker(ABC, Generic[S]):
         self.control = control
         self.data = data
         self.folder = folder
-        self.membership = Membership(control, settings.id, self.role, folder.lock)
+        self.membership = Registration(control, settings.id, self.role, folder.lock)
         self.faults = FaultAgent(
             control,
             settings.id,

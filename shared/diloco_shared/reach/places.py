@@ -31,13 +31,13 @@ Resolve = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """A folder (`store` is ""), or a bucket ("s3://bucket"); and the way to it, name by name."""
 
     store: str
     names: tuple[str, ...]
 
-    def holds(self, other: "Place") -> bool:
+    def holds(self, other: "Location") -> bool:
         """Whether `other` is this place or below it."""
         return self.store == other.store and other.names[: len(self.names)] == self.names
 
@@ -100,7 +100,7 @@ def reference_in(
     return found, folder, number
 
 
-def place_of(address: str, resolve: Resolve) -> Place | None:
+def place_of(address: str, resolve: Resolve) -> Location | None:
     """None for what is no address of a place, or could be read in two ways."""
     scheme, separator, rest = address.partition("://")
     if not address or len(address) > ADDRESS_CHARS_MAX or "\0" in address:
@@ -117,7 +117,7 @@ def place_of(address: str, resolve: Resolve) -> Place | None:
         return None if host else _folder("/" + "/".join(names), resolve)
     if scheme not in BUCKETS or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", host):
         return None
-    return Place(f"{scheme}://{host}", names)
+    return Location(f"{scheme}://{host}", names)
 
 
 def _names(path: str) -> tuple[str, ...] | None:
@@ -134,11 +134,11 @@ def _is_plain(name: str) -> bool:
     return name not in ("", ".", "..") and name.isprintable() and not _LEADING.search(name)
 
 
-def _folder(path: str, resolve: Resolve) -> Place | None:
+def _folder(path: str, resolve: Resolve) -> Location | None:
     if path.startswith("~") or ".." in path.split("/"):
         return None
     try:
         real = resolve(path)
     except (OSError, ValueError):
         return None
-    return Place("", tuple(name for name in real.split("/") if name))
+    return Location("", tuple(name for name in real.split("/") if name))

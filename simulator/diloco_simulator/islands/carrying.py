@@ -25,7 +25,7 @@ from diloco_learner.hosts.parts import Buffer, Span
 from diloco_learner.hosts.shares import (
     CONTRIBUTION,
     Composed,
-    Kept,
+    KeptPayload,
     Lying,
     compose,
 )
@@ -180,7 +180,7 @@ class SeenCarriers(Carriers):
 
 
 @dataclass(slots=True)
-class Way:
+class HubWay:
     """Of one host to the hub, in one life of its process."""
 
     client: Client
@@ -237,7 +237,7 @@ def _again(bus: FarBus) -> None:
 class SeenCarrier(Carrier):
     """The product's, in a follower's process; what it keeps is looked at."""
 
-    def __init__(self, way: Way, connection: Connection, life: IslandLife) -> None:
+    def __init__(self, way: HubWay, connection: Connection, life: IslandLife) -> None:
         super().__init__(way.connect, self._says, self._gives)
         self.way, self.connection, self.life = way, connection, life
 
@@ -251,7 +251,7 @@ class SeenCarrier(Carrier):
         """An errand."""
         self.told(*values_of(head)[1:])
 
-    def keep(self, number: int, kept: Kept) -> None:
+    def keep(self, number: int, kept: KeptPayload) -> None:
         super().keep(number, kept)
         self.life.keeps(kept.of, sum(k.of == kept.of for k in self.kept.values()))
 

@@ -24,16 +24,16 @@ from diloco_learner.hosts.whole import (
     HostLost,
     OfWork,
     Over,
-    Whole,
+    WholeIsland,
     silence,
 )
 from diloco_shared import ambient
 from diloco_simulator.checkers.islands import IslandLife, IslandWatch
 from diloco_simulator.islands.carrying import (
+    HubWay,
     SeenCarrier,
     SeenCarriers,
     SharedWhole,
-    Way,
 )
 from diloco_simulator.islands.links import Cable, Connection, Programs
 from diloco_simulator.islands.trainer import (
@@ -131,7 +131,7 @@ class Leading:
     def __init__(self, island: Island) -> None:
         self.island = island
         self.hosts = island.hosts
-        self.whole = Whole()
+        self.whole = WholeIsland()
         self.cable = Cable(island.loop, island.rng)
         self.programs = Programs(self.cable, self.hosts)
         self.connections: dict[int, Connection] = {}
@@ -392,7 +392,7 @@ class Follower:
         self.process: Hosted | None = None
         self.connection: Connection | None = None
         self.life: IslandLife | None = None
-        self.way: Way | None = None  # to the hub, where it carries
+        self.way: HubWay | None = None  # to the hub, where it carries
         self.starts = 0
 
     @property
@@ -477,7 +477,7 @@ class Follower:
             return None
         assert self.process is not None and self.life is not None
         name, moment = f"{island.name}-host-{self.index}", partial(self._moment, self.process)
-        self.way = Way(island.client, f"{name}-data", self.host, self.process, moment)
+        self.way = HubWay(island.client, f"{name}-data", self.host, self.process, moment)
         return SeenCarrier(self.way, connection, self.life)
 
     @property

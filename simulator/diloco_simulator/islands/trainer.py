@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from diloco_learner.hosts import plan, shares
 from diloco_learner.hosts.held_anchors import HeldAnchor, Holder, OwnParts
 from diloco_learner.hosts.parts import Buffer, Span, cut, packed, put_together, split
-from diloco_learner.hosts.shares import CONTRIBUTION, FRAGMENT, Kept, Lying, kept
+from diloco_learner.hosts.shares import CONTRIBUTION, FRAGMENT, KeptPayload, Lying, kept
 from diloco_learner.recovery import moments
 from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.trainer import Published
@@ -322,7 +322,7 @@ class FollowingTrainer:
         programs: Programs,
         report: Callable[[str, str], None],
         took: Callable[[int, str], None],
-        keep: Callable[[int, Kept], None] | None = None,
+        keep: Callable[[int, KeptPayload], None] | None = None,
     ) -> None:
         """`took(number, digest)` is shown every part of an anchor that an order makes it take.
         `keep`: its share of what it carries to the hub; None where process 0 does that."""

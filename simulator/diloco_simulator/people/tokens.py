@@ -26,7 +26,7 @@ WRONG: tuple[tuple[dict[str, Any], tuple[int, ...]], ...] = (
 )
 
 
-class Tokens:
+class TokenVisits:
     """Of one world."""
 
     def __init__(self, visitors: "Visitors") -> None:

@@ -15,7 +15,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.people.requests import Requests
 from diloco_simulator.people.rest import ADDRESS, NoAnswer, RestCalls
 from diloco_simulator.people.sequel import Copies
-from diloco_simulator.people.tokens import Tokens
+from diloco_simulator.people.tokens import TokenVisits
 from diloco_simulator.people.user import AGAIN, OVER
 from diloco_simulator.troubles.inflicting import Inflicting
 from diloco_simulator.worlds.audits import audited
@@ -56,7 +56,7 @@ class Visitors:
         self.copies = Copies(self)
         self.inflicting = Inflicting(self)
         self.requests = Requests(self)
-        self.tokens = Tokens(self)
+        self.tokens = TokenVisits(self)
         self.tasks: set[asyncio.Task[None]] = set()
 
     def plan(self) -> None:

@@ -18,7 +18,7 @@ from diloco_coordinator.exports.child_io import COMMAND, ChildExporter, Moved
 from diloco_coordinator.exports.exports import ExportRecord
 from diloco_learner.exporting.__main__ import FORESEEN, Line, arguments, export
 from diloco_learner.exporting.assembling import Values
-from diloco_learner.exporting.observing_io import Published
+from diloco_learner.exporting.observing_io import PublishedView
 from diloco_learner.settings import Settings
 from diloco_shared.protocol.exports import ExportedFragment
 from diloco_simulator.hub.data_bus import DataBus
@@ -42,12 +42,12 @@ PAUSES_S = (0.0, 0.0, 1.0, 6.0, 20.0)
 AWAY_S = (0.5, 6.0)
 
 
-def slow(pause_s: float) -> type[Published]:
+def slow(pause_s: float) -> type[PublishedView]:
     """What a run published, of which each fragment takes a while."""
 
-    class SlowPublished(Published):
+    class SlowPublished(PublishedView):
         async def fragments(self) -> AsyncIterator[tuple[ExportedFragment, Values]]:
-            """See `Published`."""
+            """See `PublishedView`."""
             async with aclosing(super().fragments()) as fragments:  # type: ignore[type-var]
                 async for found in fragments:
                     await asyncio.sleep(pause_s)

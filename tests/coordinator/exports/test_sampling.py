@@ -11,7 +11,7 @@ import pytest
 from waiting import until
 
 from diloco_coordinator.exports.sampling_io import LINES_MAX, ChildSampler, Samples
-from diloco_shared.corpora.tokenizers import Bytes
+from diloco_shared.corpora.tokenizers import ByteTokenizer
 from diloco_shared.hf.tokenizer import files_of
 from diloco_shared.protocol.samples import (
     LINE_BYTES_MAX,
@@ -118,7 +118,7 @@ def test_the_longest_line_fits() -> None:
 async def test_the_program_itself_lets_an_export_write(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(Path(__file__).parents[2] / "interop" / "golden" / "llama", folder)
-    for name, content in files_of(Bytes()).items():
+    for name, content in files_of(ByteTokenizer()).items():
         (folder / name).write_bytes(content)
     environment = dict(os.environ) | {"JAX_PLATFORMS": "cpu"}
     environment["PYTHONPATH"] = PATHS

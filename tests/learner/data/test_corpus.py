@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from shared.corpora.texts import documents, few_open_files, folder_of, prepared
 
-from diloco_learner.data.cache import Cache
+from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import check_vocabulary, digest, load
 from diloco_learner.data.shards import MixedCut, ShardReader, cut_of
 from diloco_learner.settings import Settings
@@ -39,7 +39,7 @@ def one(found: Corpus | Mixture) -> Corpus:
 
 
 def test_text_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, cache = folder_of(tmp_path / "a", 60), Cache(tmp_path / "cache")
+    folder, cache = folder_of(tmp_path / "a", 60), CorpusCache(tmp_path / "cache")
     first = one(load(data(folder), cache=cache))
     assert sum(map(len, documents(first))) == 60
     monkeypatch.setattr("diloco_learner.data.cache.prepare_locked", None)  # nobody may again
@@ -49,7 +49,7 @@ def test_text_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("change", ["text", "more", "fraction"])
 def test_what_changes_is_prepared_again(tmp_path: Path, change: str) -> None:
-    folder, cache = folder_of(tmp_path / "a", 60), Cache(tmp_path / "cache")
+    folder, cache = folder_of(tmp_path / "a", 60), CorpusCache(tmp_path / "cache")
     before = one(load(data(folder), cache=cache))
     if change == "text":
         (folder / "0000.txt").write_text("something else")
@@ -64,7 +64,7 @@ def test_what_changes_is_prepared_again(tmp_path: Path, change: str) -> None:
 
 def test_a_cache_removes_what_was_not_used_for_longest(tmp_path: Path) -> None:
     told: list[str] = []
-    cache = Cache(tmp_path / "cache", bytes_max=600_000, tell=told.append)
+    cache = CorpusCache(tmp_path / "cache", bytes_max=600_000, tell=told.append)
     big = [folder_of(tmp_path / name, 40, words=500) for name in "ab"]  # 400 kB each, as uint16
     prepared(big[0], tmp_path / "cache" / "somebodys")  # the cache never touches it
     opened = [one(load(data(big[0]), cache=cache))]
@@ -82,10 +82,10 @@ def test_a_cache_removes_what_was_not_used_for_longest(tmp_path: Path) -> None:
 LOADS = """
 import sys
 from pathlib import Path
-from diloco_learner.data.cache import Cache
+from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import load
 from diloco_shared.spec.run import Data
-print(load(Data(source=sys.argv[1]), cache=Cache(Path(sys.argv[2]))).digest)
+print(load(Data(source=sys.argv[1]), cache=CorpusCache(Path(sys.argv[2]))).digest)
 """
 
 
@@ -106,11 +106,11 @@ def test_learners_that_begin_together_prepare_one_corpus(tmp_path: Path) -> None
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ValueError, match=r"cannot be written to .*DILOCO_CORPORA"):
-        load(data(folder_of(tmp_path / "a", 60)), cache=Cache(tmp_path / "file" / "cache"))
+        load(data(folder_of(tmp_path / "a", 60)), cache=CorpusCache(tmp_path / "file" / "cache"))
 
 
 def test_a_full_disk_is_not_left_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, cache = folder_of(tmp_path / "a", 60), Cache(tmp_path / "cache")
+    folder, cache = folder_of(tmp_path / "a", 60), CorpusCache(tmp_path / "cache")
 
     def full(writer: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -126,7 +126,7 @@ def test_a_full_disk_is_not_left_full(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_corpus_that_was_prepared_and_cannot_be_opened_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, cache = folder_of(tmp_path / "a", 200), Cache(tmp_path / "cache")
+    folder, cache = folder_of(tmp_path / "a", 200), CorpusCache(tmp_path / "cache")
     monkeypatch.setattr("diloco_shared.corpora.prepare.SHARD_BYTES", 60)
     with monkeypatch.context() as patch:
         patch.setattr("diloco_shared.corpora.prepared.allow_most", lambda: None)
@@ -140,7 +140,7 @@ def test_a_corpus_that_was_prepared_and_cannot_be_opened_is_kept(
 def test_a_corpus_of_the_cache_that_lost_a_file_is_made_anew(tmp_path: Path, gone: str) -> None:
     """As by whoever clears caches: nobody should have to find the folder."""
     told: list[str] = []
-    folder, cache = folder_of(tmp_path / "a", 60), Cache(tmp_path / "cache", tell=told.append)
+    folder, cache = folder_of(tmp_path / "a", 60), CorpusCache(tmp_path / "cache", tell=told.append)
     digest_before = one(load(data(folder), cache=cache)).digest
     (made,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
     (made / gone).unlink()
@@ -195,7 +195,7 @@ def test_a_learner_reads_under_its_data_root(
         monkeypatch.setattr(computing_io, name, Nothing)
     settings = Settings(data=tmp_path / "kept", data_root=str(tmp_path / "site"))
     assert settings.corpus_cache == tmp_path / "kept" / "corpora"
-    learner = OnThisMachine(settings.reach, Cache(settings.corpus_cache))
+    learner = OnThisMachine(settings.reach, CorpusCache(settings.corpus_cache))
     shape = {"context_tokens": 8, "overrides": {"vocabulary": 256}}
     body = {"name": "x", "budget": {"steps": 1}, "data": data("text").model_dump(), "model": shape}
     built = learner.build(RunSpec.model_validate(body))

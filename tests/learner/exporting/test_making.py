@@ -20,7 +20,7 @@ from diloco_learner.exporting import making_io, observing_io, writing_io
 from diloco_learner.exporting.__main__ import spec_of
 from diloco_learner.exporting.choosing import NotPublished
 from diloco_learner.exporting.making_io import Companions, Order, Progress, make
-from diloco_learner.exporting.observing_io import Published, Unreadable
+from diloco_learner.exporting.observing_io import PublishedView, Unreadable
 from diloco_learner.exporting.writing_io import CannotWrite
 from diloco_shared import ambient
 from diloco_shared.bus import blobs
@@ -42,8 +42,8 @@ class Rig:
         self.to = folder / "out"
         self.told: list[ExportMoved] = []
 
-    def source(self, progress: Progress, version: int | None = None) -> Published:
-        found = Published(MemoryBus(self.broker, "x"), self.spec, version, progress.fetching)
+    def source(self, progress: Progress, version: int | None = None) -> PublishedView:
+        found = PublishedView(MemoryBus(self.broker, "x"), self.spec, version, progress.fetching)
         found.wait_s, found.stall_s = 0.0, 0.5
         return found
 
@@ -130,7 +130,7 @@ async def test_a_keyframe_that_comes_meanwhile_is_taken_instead(
 class _Begun:
     """A source whose view was chosen a while ago."""
 
-    def __init__(self, source: Published) -> None:
+    def __init__(self, source: PublishedView) -> None:
         self._source = source
 
     async def begin(self) -> None:

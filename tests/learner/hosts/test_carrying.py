@@ -30,7 +30,7 @@ from diloco_learner.hosts.carrying_io import (
 )
 from diloco_learner.hosts.giving_io import SpreadState
 from diloco_learner.hosts.link_io import BadFrame, HostLost, values_of
-from diloco_learner.hosts.shares import CONTRIBUTION, MOMENTS, Composed, Kept, compose, kept
+from diloco_learner.hosts.shares import CONTRIBUTION, MOMENTS, Composed, KeptPayload, compose, kept
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
@@ -458,7 +458,7 @@ async def test_whatever_fails_at_a_host_process_0_is_told(
 
     async with an_island(broker) as island:
         state = island.state()
-        monkeypatch.setattr(Kept, "given", without_memory)
+        monkeypatch.setattr(KeptPayload, "given", without_memory)
         with pytest.raises(CarrierFailed, match="MemoryError: for a copy"):
             await state.whole()
 

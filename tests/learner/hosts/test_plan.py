@@ -4,7 +4,7 @@ import msgpack
 import pytest
 
 from diloco_learner.hosts import plan
-from diloco_learner.hosts.plan import BadOrder, Following, OutOfOrder, Pace, Stragglers
+from diloco_learner.hosts.plan import BadOrder, Following, HostPace, OutOfOrder, Stragglers
 
 ORDERS: list[plan.Order] = [
     plan.Prepare('{"name": "r"}', "fsdp=2", -1),
@@ -84,7 +84,7 @@ def test_an_order_that_is_missing_or_comes_twice_is_noticed() -> None:
 
 
 def test_only_steps_tell_who_is_late() -> None:
-    pace = Pace()
+    pace = HostPace()
     pace.told(1, 10.0, step=False)
     pace.told(2, 10.0, step=True)
     assert pace.behind_s(13.0) == 3.0
@@ -97,7 +97,7 @@ def test_only_steps_tell_who_is_late() -> None:
 
 
 def test_one_word_of_several_orders_counts_for_all_of_them() -> None:
-    pace = Pace()
+    pace = HostPace()
     for number in (1, 2, 3):
         pace.told(number, float(number), step=True)
     assert pace.taken(2, 0.0, 5.0) == 3.0  # of the newest one it tells of

@@ -12,7 +12,7 @@ from waiting import NotYet, until
 from diloco_learner.hosts.carrying_io import Carriers
 from diloco_learner.hosts.link_io import BadFrame
 from diloco_learner.hosts.receiving_io import (
-    Run,
+    ChunkRun,
     SharedLanes,
     fetched_by_all,
     places_of,
@@ -66,7 +66,7 @@ def test_runs_lie_one_behind_the_other_and_cover_what_is_wanted(
 
 def test_nothing_is_shared_out_before_all_of_it_is_there() -> None:
     assert runs_of({0: 1, 1: 2}, [0, 1, 2], 2) == []
-    assert runs_of({0: 1, 1: 2}, [0, 1], 2) == [Run(1, (0,)), Run(2, (1,))]
+    assert runs_of({0: 1, 1: 2}, [0, 1], 2) == [ChunkRun(1, (0,)), ChunkRun(2, (1,))]
 
 
 async def test_every_host_fetches_its_run_and_no_chunk_comes_twice(broker: MemoryBroker) -> None:

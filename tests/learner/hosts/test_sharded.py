@@ -5,9 +5,9 @@ import pytest
 
 from diloco_learner.hosts.sharded import (
     TEXT_MAX,
+    CompleteCheckpoint,
     Damaged,
     Told,
-    Whole,
     described,
     fault_of,
     faults_of,
@@ -18,12 +18,12 @@ from diloco_learner.hosts.sharded import (
 
 LEAVES = described({"0/mu/w": np.zeros((4, 8), np.float32), "0/count": np.zeros((), np.int32)})
 FILES = {f"moments/ocdbt.process_{n}/d/{n}": (1000 * n, f"{n:032x}") for n in range(1, 8)}
-WHOLE = Whole(LEAVES, "layers", FILES)
+WHOLE = CompleteCheckpoint(LEAVES, "layers", FILES)
 
 
 def test_what_is_written_last_says_what_there_must_be() -> None:
     name, data = WHOLE.encoded()
-    assert is_whole(name) and Whole.decoded(name, data) == WHOLE
+    assert is_whole(name) and CompleteCheckpoint.decoded(name, data) == WHOLE
     WHOLE.check(LEAVES, "layers")
 
 
@@ -32,10 +32,10 @@ def test_a_changed_byte_of_it_is_noticed_wherever_it_is() -> None:
     for at in range(0, len(data), 7):
         changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         with pytest.raises(Damaged, match="is not what was written"):
-            Whole.decoded(name, changed)
+            CompleteCheckpoint.decoded(name, changed)
     for short in (b"", data[:-1]):
         with pytest.raises(Damaged):
-            Whole.decoded(name, short)
+            CompleteCheckpoint.decoded(name, short)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from diloco_learner.hosts import sharded_io
-from diloco_learner.hosts.keeping_io import HostsCheckpoints, Kept, Nobody
-from diloco_learner.hosts.sharded import Whole
+from diloco_learner.hosts.keeping_io import HostsCheckpoints, KeptCheckpoint, Nobody
+from diloco_learner.hosts.sharded import CompleteCheckpoint
 from diloco_learner.hosts.sharded_io import Shards
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -135,7 +135,7 @@ def test_none_begins_while_older_ones_are_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoints: HostsCheckpoints
 ) -> None:
     """It would be taken for one that was never completed."""
-    meanwhile, there = list[Kept](), checkpoints.shards.sequences
+    meanwhile, there = list[KeptCheckpoint](), checkpoints.shards.sequences
 
     def sequences() -> dict[int, bool]:
         meanwhile.append(checkpoints.begin(0, 2))
@@ -267,9 +267,9 @@ def test_what_another_host_has_written_must_be_seen_before_it_counts(
     theirs = "moments/ocdbt.process_1/d/0"
     leaves: dict[str, Any] = {"mu": ("float32", (8,))}
     with pytest.raises(OSError, match=f"{theirs} was written by another host and is not seen"):
-        shards.complete(1, Whole(leaves, None, {**told.files, theirs: (8, "0" * 32)}))
+        shards.complete(1, CompleteCheckpoint(leaves, None, {**told.files, theirs: (8, "0" * 32)}))
     assert shards.sequences() == {1: False}
-    shards.complete(1, Whole(leaves, None, told.files))
+    shards.complete(1, CompleteCheckpoint(leaves, None, told.files))
     assert shards.sequences() == {1: True}
 
 

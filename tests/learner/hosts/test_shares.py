@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learner.hosts.fragments import WIDTHS, Fragment
 
-from diloco_learner.hosts.shares import Composed, Kept, Share, compose, kept, share_of
+from diloco_learner.hosts.shares import Composed, KeptPayload, PayloadShare, compose, kept, share_of
 from diloco_shared.protocol.chunks import CHUNK_BYTES, ChunkError, Outgoing, cut
 
 FRAGMENTS = st.builds(
@@ -19,9 +19,9 @@ FRAGMENTS = st.builds(
 
 def shared(
     fragment: Fragment, carriers: set[int], chunk_bytes: int
-) -> tuple[Composed, dict[int, Kept]]:
+) -> tuple[Composed, dict[int, KeptPayload]]:
     """What process 0 makes of the answers of all, and what the others keep."""
-    keep, answers = dict[int, Kept](), dict[int, bytes]()
+    keep, answers = dict[int, KeptPayload](), dict[int, bytes]()
     for host in range(1, fragment.hosts):
         parts = fragment.parts(host)
         if host in carriers:
@@ -32,7 +32,9 @@ def shared(
     return compose("s", lying, header, own, answers, carriers, chunk_bytes), keep
 
 
-def sent(made: Composed, keep: dict[int, Kept]) -> dict[int, tuple[bytes, dict[str, str], str]]:
+def sent(
+    made: Composed, keep: dict[int, KeptPayload]
+) -> dict[int, tuple[bytes, dict[str, str], str]]:
     """What all of them store, by chunk; no chunk comes from two."""
     found: dict[int, tuple[bytes, dict[str, str], str]] = {}
     outgoings: list[tuple[Outgoing, tuple[int, ...]]] = [(made.outgoing, made.chunks)]
@@ -93,9 +95,9 @@ def test_of_a_large_fragment_nearly_all_is_shared_out() -> None:
 
 
 def test_the_last_chunk_is_whole_though_it_is_shorter() -> None:
-    assert share_of([(4, 10)], 10, 4) == Share((1, 2), ())
-    assert share_of([(5, 9)], 10, 4) == Share((), ((5, 9),))
-    assert share_of([(3, 6), (6, 9), (2, 2)], 10, 4) == Share((1,), ((3, 4), (8, 9)))
+    assert share_of([(4, 10)], 10, 4) == PayloadShare((1, 2), ())
+    assert share_of([(5, 9)], 10, 4) == PayloadShare((), ((5, 9),))
+    assert share_of([(3, 6), (6, 9), (2, 2)], 10, 4) == PayloadShare((1,), ((3, 4), (8, 9)))
 
 
 def test_answers_of_another_length_are_refused() -> None:

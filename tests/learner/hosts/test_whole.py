@@ -13,20 +13,20 @@ from diloco_learner.hosts.whole import (
     HostLost,
     OfWork,
     Over,
-    Whole,
+    WholeIsland,
 )
 
 SILENCE_S = 4.0
 STEP = plan.Step(0.1, False, (2, 17), "int32")
 
 
-def whole(hosts: int = 3, now: float = 100.0) -> Whole:
-    found = Whole()
+def whole(hosts: int = 3, now: float = 100.0) -> WholeIsland:
+    found = WholeIsland()
     found.begins({n: f"host {n}" for n in range(1, hosts)}, SILENCE_S, now)
     return found
 
 
-def looked(of: Whole, until: float, *, alive: tuple[int, ...], since: float = 100.0) -> str:
+def looked(of: WholeIsland, until: float, *, alive: tuple[int, ...], since: float = 100.0) -> str:
     """Every BEAT_S these give a sign of life and process 0 looks; what it finds first."""
     now = since
     while now < until:

@@ -12,7 +12,7 @@ import pytest
 
 from diloco_learner.models.decoding import CONTEXT_MAX, Sampling, Writer, pieces, writer
 from diloco_shared.corpora.templates import compiled
-from diloco_shared.corpora.tokenizers import Bytes, load
+from diloco_shared.corpora.tokenizers import ByteTokenizer, load
 from diloco_shared.hf.tokenizer import files_of
 
 pytest.importorskip("tokenizers")
@@ -35,14 +35,14 @@ class Said:
 
 def test_a_character_is_shown_when_it_is_whole() -> None:
     said = Said(list("né€!".encode()))
-    pieces = list(Writer(said, Bytes()).text("ab", 9, 3))  # type: ignore[arg-type]
+    pieces = list(Writer(said, ByteTokenizer()).text("ab", 9, 3))  # type: ignore[arg-type]
     assert pieces == ["n", "é", "€", "!"]
     assert said.asked == (list(b"ab"), 9, 3, (0,))
 
 
 def test_what_ends_in_the_middle_of_a_character_shows_so() -> None:
     said = Said(list("a€".encode()[:-1]))
-    assert "".join(Writer(said, Bytes()).text("", 9, 0)) == "a\ufffd"  # type: ignore[arg-type]
+    assert "".join(Writer(said, ByteTokenizer()).text("", 9, 0)) == "a\ufffd"  # type: ignore[arg-type]
     # An empty prompt begins a document.
     assert said.asked[0] == [0]
 
@@ -108,7 +108,7 @@ def test_a_long_text_takes_no_longer_per_token(
 def test_an_answer_is_asked_for_and_ended_as_the_template_says() -> None:
     """With the one that is built in for a tokenizer without one: its answers end the document."""
     said = Said(list(b"yes"))
-    assert "".join(Writer(said, Bytes()).answer("why?", 9, 3)) == "yes"  # type: ignore[arg-type]
+    assert "".join(Writer(said, ByteTokenizer()).answer("why?", 9, 3)) == "yes"  # type: ignore[arg-type]
     assert said.asked == (list(b"[user]\nwhy?\n[assistant]\n"), 9, 3, (0,))
 
 
@@ -152,7 +152,7 @@ def folder(tmp_path: Path) -> Path:
     """A model of 48 tokens with a tokenizer of as many letters."""
     to = tmp_path / "model"
     shutil.copytree(GOLDEN / "llama", to)
-    for name, content in files_of(Bytes()).items():
+    for name, content in files_of(ByteTokenizer()).items():
         (to / name).write_bytes(content)
     return to
 

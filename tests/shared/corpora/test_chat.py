@@ -24,7 +24,7 @@ from shared.corpora.conversations import (
 from diloco_shared.corpora.chat import MESSAGES_MAX, Chat, marked, signed
 from diloco_shared.corpora.documents import Record
 from diloco_shared.corpora.templates import BUILT_IN, template_of
-from diloco_shared.corpora.tokenizers import Bytes, Tokenizer, load
+from diloco_shared.corpora.tokenizers import ByteTokenizer, Tokenizer, load
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 CONVERSATIONS = st.lists(TEXT, min_size=2, max_size=7).map(lambda words: said(*words))
@@ -86,7 +86,7 @@ def test_tokens_of_the_answers_are_those_above_0(
 @given(messages=CONVERSATIONS)
 @examples(50)
 def test_bytes_are_signed_alike(messages: list[dict[str, Any]]) -> None:
-    chat, tokenizer = Chat(template_of(Bytes(), "bytes")), Bytes()
+    chat, tokenizer = Chat(template_of(ByteTokenizer(), "bytes")), ByteTokenizer()
     tokens = signed(tokenizer, *chat.written(messages))
     wanted = "".join(f"{words}\0" for words in answers(messages))
     assert bytes(tokens[tokens >= 0].tolist()).decode() == wanted
@@ -278,6 +278,6 @@ def test_a_template_that_does_not_take_a_record_is_named_with_it(
 
 def test_what_is_only_read_is_shown_between_marks() -> None:
     text, spans = chat_of(LINES, **SPECIAL).written(said("hi", "yo"))
-    shown = marked(signed(Bytes(), text, spans).tolist(), Bytes())
+    shown = marked(signed(ByteTokenizer(), text, spans).tolist(), ByteTokenizer())
     assert shown == ("«<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n»yo<|im_end|>«\n»")
-    assert marked([], Bytes()) == ""
+    assert marked([], ByteTokenizer()) == ""

@@ -17,7 +17,7 @@ from diloco_shared.corpora.prepared import Corpus, digest_of, open_corpus, verif
 from diloco_shared.corpora.sequences import Tokens, WrongToken
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.templates import compiled, template_of
-from diloco_shared.corpora.tokenizers import Bytes, Tokenizer, load
+from diloco_shared.corpora.tokenizers import ByteTokenizer, Tokenizer, load
 from diloco_shared.corpora.training import train_tokenizer
 from diloco_shared.hf.tokenizer import files_of
 
@@ -25,8 +25,8 @@ ALL = ("train", "validation", "test")
 
 
 def chat_corpus(source: Path, to: Path, chat: Chat | None = None) -> Corpus:
-    chat = chat or Chat(template_of(Bytes(), "bytes"))
-    return prepare(find(str(source), chat=chat), Bytes(), to, 0.2, 2)
+    chat = chat or Chat(template_of(ByteTokenizer(), "bytes"))
+    return prepare(find(str(source), chat=chat), ByteTokenizer(), to, 0.2, 2)
 
 
 def written(folder: Path, count: int = 60) -> Path:
@@ -96,7 +96,7 @@ def test_the_digest_is_of_the_signs_as_well(tmp_path: Path) -> None:
         "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}\n\n[assistant]\nIt is {% endif %}"
     )
-    less = Chat(compiled(template, "t", Bytes().special))
+    less = Chat(compiled(template, "t", ByteTokenizer().special))
     other = chat_corpus(source, tmp_path / "other", less)
     for name in ALL:
         a, b = (np.asarray(c.split(name)[:]) for c in (first, other))
@@ -183,7 +183,7 @@ def test_the_template_travels_with_the_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["bytes", "tokenizer.json", "sentencepiece"])
 def test_the_template_is_found_beside_the_weights(tmp_path: Path, kind: str) -> None:
     """The model is asked in the form in which it was taught, whatever its tokenizer."""
-    tokenizer: Tokenizer = Bytes()
+    tokenizer: Tokenizer = ByteTokenizer()
     if kind == "tokenizer.json":
         tokenizer = train_tokenizer(find(str(folder_of(tmp_path / "a", 60))), 300, tmp_path / "bpe")
     elif kind == "sentencepiece":

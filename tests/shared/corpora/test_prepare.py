@@ -23,7 +23,7 @@ from diloco_shared.corpora.prepared import (
     whole,
 )
 from diloco_shared.corpora.sources import find
-from diloco_shared.corpora.tokenizers import Bytes
+from diloco_shared.corpora.tokenizers import ByteTokenizer
 from diloco_shared.corpora.training import train_tokenizer
 
 
@@ -120,16 +120,16 @@ def test_the_number_of_threads_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     source = find(str(folder_of(tmp_path / "a", 300)))
-    wanted = prepare(source, Bytes(), tmp_path / "wanted", 0.2, 1).digest
+    wanted = prepare(source, ByteTokenizer(), tmp_path / "wanted", 0.2, 1).digest
     monkeypatch.setattr(module, "CHUNK_BYTES", 100)
-    assert prepare(source, Bytes(), tmp_path / "b", 0.2, workers).digest == wanted
+    assert prepare(source, ByteTokenizer(), tmp_path / "b", 0.2, workers).digest == wanted
 
 
 def test_what_waits_for_threads_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not grow with the source."""
     monkeypatch.setattr(module, "CHUNK_BYTES", 100)
     source = find(str(folder_of(tmp_path / "a", 300)))
-    tokenizer, job_to = Bytes(), tmp_path / "c"
+    tokenizer, job_to = ByteTokenizer(), tmp_path / "c"
     job = module._Job(source, tokenizer, job_to, 2, lambda done, total: None)
     begun = 0
 
@@ -146,7 +146,7 @@ def test_what_waits_for_threads_is_bounded(tmp_path: Path, monkeypatch: pytest.M
 def test_progress_goes_to_the_end(tmp_path: Path) -> None:
     source = find(str(folder_of(tmp_path / "a", 50)))
     told: list[tuple[int, int]] = []
-    prepare(source, Bytes(), tmp_path / "c", 0.2, 1, lambda *done: told.append(done))
+    prepare(source, ByteTokenizer(), tmp_path / "c", 0.2, 1, lambda *done: told.append(done))
     assert told == sorted(told) and told[-1] == (source.bytes, source.bytes)
 
 
@@ -196,9 +196,9 @@ def test_what_dies_on_the_way_is_no_corpus_and_is_made_again(
     assert any(to.iterdir()) and not is_prepared(to)
     with pytest.raises(ValueError, match=r"has no index\.json, so it is no prepared corpus"):
         open_corpus(to)
-    again = prepare(source, Bytes(), to, 0.2)
+    again = prepare(source, ByteTokenizer(), to, 0.2)
     monkeypatch.undo()
-    assert again.digest == prepare(source, Bytes(), tmp_path / "other", 0.2).digest
+    assert again.digest == prepare(source, ByteTokenizer(), tmp_path / "other", 0.2).digest
     assert not list(to.glob("*.part")) and not (to / module.UNFINISHED).exists()
 
 
@@ -206,7 +206,7 @@ def test_what_dies_while_it_is_removed_can_be_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, to = find(str(folder_of(tmp_path / "a", 60))), tmp_path / "c"
-    digest = prepare(source, Bytes(), to, 0.2).digest
+    digest = prepare(source, ByteTokenizer(), to, 0.2).digest
     remove, left = module._remove, [1]
 
     def dying(path: Path) -> None:
@@ -215,14 +215,14 @@ def test_what_dies_while_it_is_removed_can_be_made_again(
         left.pop()
         remove(path)
 
-    for act in (lambda: module.removed(to), lambda: prepare(source, Bytes(), to, 0.2)):
+    for act in (lambda: module.removed(to), lambda: prepare(source, ByteTokenizer(), to, 0.2)):
         monkeypatch.setattr(module, "_remove", dying)
         left[:] = [1]
         with pytest.raises(Died):
             act()
         monkeypatch.undo()
         assert not is_prepared(to) and list(to.glob("*.bin"))
-    assert prepare(source, Bytes(), to, 0.2).digest == digest
+    assert prepare(source, ByteTokenizer(), to, 0.2).digest == digest
 
 
 @pytest.mark.whole
@@ -239,8 +239,8 @@ def test_a_killed_process_leaves_no_lock_and_no_corpus(tmp_path: Path) -> None:
 def test_one_process_at_a_time_writes_a_folder(tmp_path: Path) -> None:
     source, to = find(str(folder_of(tmp_path / "a", 60))), tmp_path / "c"
     with locked(to, wait=False), pytest.raises(Busy, match="another process is writing"):
-        prepare(source, Bytes(), to, 0.2)
-    prepare(source, Bytes(), to, 0.2)
+        prepare(source, ByteTokenizer(), to, 0.2)
+    prepare(source, ByteTokenizer(), to, 0.2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"], "no lock is left"
 
 
@@ -293,7 +293,7 @@ def test_nothing_of_anybodys_is_overwritten(
     to = make(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=says):
-        prepare(source, Bytes(), to, 0.2)
+        prepare(source, ByteTokenizer(), to, 0.2)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
@@ -410,7 +410,7 @@ def test_a_folder_may_be_named_from_within(tmp_path: Path, monkeypatch: pytest.M
     source, here = find(str(folder_of(tmp_path / "a", 60))), tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    prepare(source, Bytes(), Path(), 0.2)
+    prepare(source, ByteTokenizer(), Path(), 0.2)
     assert is_prepared(here) and not list(here.glob(".*lock"))
 
 

@@ -9,7 +9,7 @@ from shared.corpora.conversations import LINES, SPECIAL, said
 
 from diloco_shared.corpora import templates
 from diloco_shared.corpora.templates import TemplateFault, compiled, template_of
-from diloco_shared.corpora.tokenizers import Bytes
+from diloco_shared.corpora.tokenizers import ByteTokenizer
 
 
 def written(text: str, *words: str, prompt: bool = False) -> str:
@@ -94,7 +94,7 @@ def test_a_file_goes_before_the_tokenizers_own_and_that_before_the_one_here(
     told: Any = SimpleNamespace(chat_template="{{ messages[0].content }}", special={})
     assert template_of(told, "x", file).rendered(said("hi")) == "file"
     assert template_of(told, "x").rendered(said("hi")) == "hi"
-    built_in = template_of(Bytes(), "bytes")
+    built_in = template_of(ByteTokenizer(), "bytes")
     assert built_in.rendered(said("hi", "yo")) == "[user]\nhi\n[assistant]\nyo\0"
     assert built_in.rendered(said("hi"), prompt=True) == "[user]\nhi\n[assistant]\n"
     assert built_in.rendered([], prompt=True) == "[assistant]\n"
@@ -102,13 +102,13 @@ def test_a_file_goes_before_the_tokenizers_own_and_that_before_the_one_here(
 
 def test_a_file_that_is_no_template_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gone\.jinja cannot be read"):
-        template_of(Bytes(), "bytes", tmp_path / "gone.jinja")
+        template_of(ByteTokenizer(), "bytes", tmp_path / "gone.jinja")
     (tmp_path / "x.jinja").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"x\.jinja is no chat template: it is not text in UTF-8"):
-        template_of(Bytes(), "bytes", tmp_path / "x.jinja")
+        template_of(ByteTokenizer(), "bytes", tmp_path / "x.jinja")
     (tmp_path / "x.jinja").write_bytes(b"x" * (templates.TEMPLATE_BYTES_MAX + 1))
     with pytest.raises(ValueError, match=r"x\.jinja is longer than"):
-        template_of(Bytes(), "bytes", tmp_path / "x.jinja")
+        template_of(ByteTokenizer(), "bytes", tmp_path / "x.jinja")
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

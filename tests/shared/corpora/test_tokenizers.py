@@ -15,7 +15,7 @@ from shared.corpora.texts import folder_of, sentence_piece
 from diloco_shared.corpora import training
 from diloco_shared.corpora.documents import Tally
 from diloco_shared.corpora.sources import find
-from diloco_shared.corpora.tokenizers import Bytes, Tokenizer, load
+from diloco_shared.corpora.tokenizers import ByteTokenizer, Tokenizer, load
 from diloco_shared.corpora.training import END, train_tokenizer
 
 hugging: Any = pytest.importorskip("tokenizers")
@@ -48,7 +48,7 @@ def check(tokenizer: Tokenizer, texts: list[str]) -> None:
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4))
 @examples(50)
 def test_bytes_decode_to_the_text(texts: list[str]) -> None:
-    check(Bytes(), texts)
+    check(ByteTokenizer(), texts)
 
 
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4))

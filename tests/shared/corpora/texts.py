@@ -17,7 +17,7 @@ from diloco_shared.corpora import prepare as module
 from diloco_shared.corpora.prepare import prepare
 from diloco_shared.corpora.prepared import Corpus
 from diloco_shared.corpora.sources import find
-from diloco_shared.corpora.tokenizers import Bytes, Tokenizer
+from diloco_shared.corpora.tokenizers import ByteTokenizer, Tokenizer
 
 
 def folder_of(folder: Path, files: int, words: int = 5) -> Path:
@@ -32,7 +32,7 @@ def prepared(
     source: Path, to: Path, fraction: float = 0.2, with_: Tokenizer | None = None
 ) -> Corpus:
     """The corpus of a source."""
-    return prepare(find(str(source)), with_ or Bytes(), to, fraction)
+    return prepare(find(str(source)), with_ or ByteTokenizer(), to, fraction)
 
 
 def sentence_piece(folder: Path, words: str) -> Path:
@@ -75,7 +75,7 @@ class Slow:
     """Bytes that can be made to stop."""
 
     vocabulary, end_of_document, chat_template = 256, 0, None
-    digest = Bytes().digest
+    digest = ByteTokenizer().digest
     files: dict[str, bytes] = {}  # noqa: RUF012
 
     def __init__(self, dies_at: str = "", act: Callable[[], None] | None = None) -> None:
@@ -86,10 +86,10 @@ class Slow:
         if self.dies_at and any(self.dies_at in text for text in texts):
             assert self.act is not None
             self.act()
-        return Bytes().encode_batch(texts)
+        return ByteTokenizer().encode_batch(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return Bytes().decode(ids)
+        return ByteTokenizer().decode(ids)
 
 
 def killed(folder: Path, to: Path) -> None:

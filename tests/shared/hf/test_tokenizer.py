@@ -10,13 +10,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from shared.corpora.texts import folder_of, prepared, sentence_piece
 
-from diloco_shared.corpora.tokenizers import Bytes, Tokenizer, load
+from diloco_shared.corpora.tokenizers import ByteTokenizer, Tokenizer, load
 from diloco_shared.hf.tokenizer import files_of, special_tokens, tokenizer_of
 from diloco_shared.protocol.exports import ExportedFile
 from diloco_shared.spec.run import Data
 
 tokenizers = pytest.importorskip("tokenizers")
-BYTES = files_of(Bytes())
+BYTES = files_of(ByteTokenizer())
 END = "<|endoftext|>"
 WRITTEN = tokenizers.Tokenizer.from_str(BYTES["tokenizer.json"].decode())
 
@@ -36,7 +36,7 @@ def test_byte_0_ends_a_document(tmp_path: Path) -> None:
     found = load(str(tmp_path))
     assert (found.vocabulary, found.end_of_document) == (256, 0)
     ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    assert special_tokens(found) == special_tokens(Bytes()) == ids
+    assert special_tokens(found) == special_tokens(ByteTokenizer()) == ids
     assert set(special_tokens(None).values()) == {None}, "else each kind of model has its own"
     assert found.encode_batch(["née"])[0].tolist() == list("née".encode())
 
@@ -63,8 +63,8 @@ def of(folder: Path, vocabulary: int | None = None, **data: Any) -> Tokenizer:
 
 def test_text_that_is_here_was_read_with_what_the_run_names(tmp_path: Path) -> None:
     folder_of(tmp_path / "text", 3)
-    assert isinstance(of(tmp_path, source="text"), Bytes)
-    assert isinstance(of(tmp_path, source="stdlib"), Bytes)
+    assert isinstance(of(tmp_path, source="text"), ByteTokenizer)
+    assert isinstance(of(tmp_path, source="stdlib"), ByteTokenizer)
     for name, content in BYTES.items():
         (tmp_path / name).write_bytes(content)
     named = of(tmp_path, source="text", tokenizer="tokenizer.json")
@@ -81,7 +81,7 @@ def test_what_made_the_tokens_is_not_guessed(tmp_path: Path, there: str) -> None
     for vocabulary in (None, 50257):
         with pytest.raises(ValueError, match=r"and data\.tokenizer names no tokenizer"):
             of(tmp_path, vocabulary, source=source)
-    assert isinstance(of(tmp_path, 256, source=source), Bytes), "a model of bytes"
+    assert isinstance(of(tmp_path, 256, source=source), ByteTokenizer), "a model of bytes"
     for name, content in BYTES.items():
         (tmp_path / name).write_bytes(content)
     assert of(tmp_path, 50257, source=source, tokenizer="tokenizer.json").vocabulary == 256

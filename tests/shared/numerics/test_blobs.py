@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save
 
 from diloco_shared.numerics import arrays
-from diloco_shared.numerics.arrays import DTYPES, Blob, pack, places, unpack
+from diloco_shared.numerics.arrays import DTYPES, SafetensorsBlob, pack, places, unpack
 
 RNG = np.random.default_rng(4)
 ARRAYS: dict[str, Any] = {
@@ -22,7 +22,7 @@ ARRAYS: dict[str, Any] = {
 }
 
 
-def whole(blob: Blob) -> bytes:
+def whole(blob: SafetensorsBlob) -> bytes:
     return b"".join(blob.pieces())
 
 
@@ -30,31 +30,31 @@ def whole(blob: Blob) -> bytes:
 def test_the_bytes_are_those_of_safetensors(names: list[str]) -> None:
     """Whatever release wrote a checkpoint reads one of this one, and the other way round."""
     some = {name: ARRAYS[name] for name in names}
-    blob = Blob.of(some)
+    blob = SafetensorsBlob.of(some)
     assert whole(blob) == save(some) and len(blob) == len(save(some))
 
 
 def test_all_types_are_laid_out_as_safetensors_does() -> None:
     some = {f"{n}": np.ones(3, dtype) for n, dtype in enumerate(reversed(DTYPES.values()))}
-    assert whole(Blob.of(some)) == save(some)
+    assert whole(SafetensorsBlob.of(some)) == save(some)
 
 
 def test_an_array_that_does_not_lie_in_one_piece_is_as_it_reads() -> None:
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
-    assert whole(Blob.of({"a": values.T})) == save({"a": np.ascontiguousarray(values.T)})
+    assert whole(SafetensorsBlob.of({"a": values.T})) == save({"a": np.ascontiguousarray(values.T)})
 
 
 def test_nothing_is_larger_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever copies or hashes one holds up all other threads."""
     monkeypatch.setattr(arrays, "PIECE_BYTES", 16)
-    blob = Blob.of({"a": ARRAYS["7.master"], "b": ARRAYS["7.outer.0"]})
+    blob = SafetensorsBlob.of({"a": ARRAYS["7.master"], "b": ARRAYS["7.outer.0"]})
     assert max(len(piece) for piece in [*blob.pieces()][1:]) == 16
     assert whole(blob) == save({"a": ARRAYS["7.master"], "b": ARRAYS["7.outer.0"]})
 
 
 def test_a_blob_is_made_of_references_and_read_as_views() -> None:
     values = np.zeros(4, np.float32)
-    data = bytearray(whole(blob := Blob.of({"a": values})))
+    data = bytearray(whole(blob := SafetensorsBlob.of({"a": values})))
     assert blob.arrays[0] is values
     found = unpack(data)["a"]
     data[-4:] = np.float32(3).tobytes()

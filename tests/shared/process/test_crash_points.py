@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from diloco_learner.settings import Settings
-from diloco_shared.process.crash_points import POINTS, Entry, arm, done_in, parse, passing
+from diloco_shared.process.crash_points import POINTS, CrashPoint, arm, done_in, parse, passing
 
 PASS = """
 import sys
@@ -57,8 +57,8 @@ def test_unset_it_does_nothing(tmp_path: Path) -> None:
 def test_entries_are_parsed() -> None:
     assert parse("") == []
     assert parse(" snapshot , s-1/replay:7") == [
-        Entry("snapshot", "", "snapshot", 1),
-        Entry("s-1/replay:7", "s-1", "replay", 7),
+        CrashPoint("snapshot", "", "snapshot", 1),
+        CrashPoint("s-1/replay:7", "s-1", "replay", 7),
     ]
 
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from diloco_shared.process import disk_watch
 from diloco_shared.process.disk_room import DiskRoom
-from diloco_shared.process.membership import Membership
+from diloco_shared.process.membership import Registration
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
@@ -19,7 +19,7 @@ async def test_it_is_shown_at_once_and_told_at_both_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_watch, "LOOK_S", 0.0)
-    membership = Membership(MemoryBus(MemoryBroker(), "m"), "m", "learner", "lock")
+    membership = Registration(MemoryBus(MemoryBroker(), "m"), "m", "learner", "lock")
     room = DiskRoom(tmp_path, "a checkpoint", "training goes on")
     told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
@@ -45,7 +45,7 @@ async def test_a_reason_that_is_too_long_for_the_record_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_watch, "LOOK_S", 0.0)
-    membership = Membership(MemoryBus(MemoryBroker(), "m"), "m", "learner", "lock")
+    membership = Registration(MemoryBus(MemoryBroker(), "m"), "m", "learner", "lock")
     room, told, looks = DiskRoom(tmp_path, "a checkpoint", "x" * 600), [], asyncio.Semaphore(0)
     room.failed = "No space left on device"
 

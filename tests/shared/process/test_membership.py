@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from diloco_shared import VERSION
 from diloco_shared.bus import stream_kv
 from diloco_shared.bus.port import Bus
-from diloco_shared.process.membership import TTL_S, DataFolder, FolderTaken, Membership
+from diloco_shared.process.membership import TTL_S, DataFolder, FolderTaken, Registration
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord, boot_of
 from diloco_shared.protocol.wire import decode, encode
@@ -55,7 +55,7 @@ async def shown(bus: Bus, member: str = "a") -> MemberRecord | None:
 
 async def test_a_member_says_which_release_it_is_of(broker: MemoryBroker) -> None:
     bus = await prepared(broker)
-    await Membership(bus, "a", "learner", "lock-1").register()
+    await Registration(bus, "a", "learner", "lock-1").register()
     record = await shown(bus)
     assert record is not None and record.version == VERSION
     assert re.fullmatch(r"[a-z0-9_-]+", record.boot), "it becomes part of a subject"
@@ -75,7 +75,7 @@ def test_release_0_2_says_none() -> None:
 
 async def test_a_member_is_shown_until_it_leaves(broker: MemoryBroker) -> None:
     bus = await prepared(broker)
-    member = Membership(bus, "a", "learner", "lock-1", address="127.0.0.1:80")
+    member = Registration(bus, "a", "learner", "lock-1", address="127.0.0.1:80")
     await member.register()
     record = await shown(bus)
     assert record is not None and record.pid == os.getpid() and record.address == "127.0.0.1:80"
@@ -89,7 +89,7 @@ async def test_a_member_is_shown_until_it_leaves(broker: MemoryBroker) -> None:
 
 async def test_a_silent_member_expires(broker: MemoryBroker, clock: Clock) -> None:
     bus = await prepared(broker)
-    member = Membership(bus, "a", "learner", "lock-1")
+    member = Registration(bus, "a", "learner", "lock-1")
     await member.register()
     clock.now += TTL_S + 1
     assert await shown(bus) is None
@@ -100,8 +100,8 @@ async def test_a_silent_member_expires(broker: MemoryBroker, clock: Clock) -> No
 
 async def test_an_id_in_use_is_waited_for(broker: MemoryBroker, clock: Clock) -> None:
     bus = await prepared(broker)
-    one = Membership(bus, "a", "learner", "lock-1")
-    two = Membership(bus, "a", "learner", "lock-2")
+    one = Registration(bus, "a", "learner", "lock-1")
+    two = Registration(bus, "a", "learner", "lock-2")
     await one.register()
     waiting = asyncio.create_task(two.register())
     await two.refresh()
@@ -120,9 +120,9 @@ async def test_an_id_in_use_is_waited_for(broker: MemoryBroker, clock: Clock) ->
 
 async def test_the_holder_of_the_same_lock_takes_over_at_once(broker: MemoryBroker) -> None:
     bus = await prepared(broker)
-    dead = Membership(bus, "a", "learner", "lock-1")
+    dead = Registration(bus, "a", "learner", "lock-1")
     await dead.register()
-    again = Membership(bus, "a", "learner", "lock-1")
+    again = Registration(bus, "a", "learner", "lock-1")
     await again.register()
     record = await shown(bus)
     assert record is not None and record.boot == again.record.boot != dead.record.boot
@@ -132,7 +132,7 @@ async def test_a_record_that_nobody_can_read_blocks_nobody(broker: MemoryBroker)
     """I11"""
     bus = await prepared(broker)
     await bus.kv_put(subjects.MEMBERS, "a", b"rubbish", ttl_s=TTL_S)
-    await Membership(bus, "a", "learner", "lock-1").register()
+    await Registration(bus, "a", "learner", "lock-1").register()
     assert await shown(bus) is not None
 
 
@@ -147,7 +147,7 @@ async def test_registering_survives_lost_requests_and_answers(
         return fates.pop(0) if client == "flaky" and fates else "deliver"
 
     broker.fault = fault
-    member = Membership(MemoryBus(broker, "flaky"), "a", "learner", "lock-1")
+    member = Registration(MemoryBus(broker, "flaky"), "a", "learner", "lock-1")
     async with asyncio.timeout(30):
         await member.register()
     record = await shown(bus)
@@ -156,7 +156,7 @@ async def test_registering_survives_lost_requests_and_answers(
 
 async def test_assignments_are_told_at_first_and_at_every_change(broker: MemoryBroker) -> None:
     bus = await prepared(broker)
-    member = Membership(bus, "a", "learner", "lock-1")
+    member = Registration(bus, "a", "learner", "lock-1")
 
     async def assign(run: str, who: str = "a", run_id: str = "") -> None:
         value = encode(Assignment(member=who, run=run, run_id=run_id, at=0.0))
@@ -188,7 +188,7 @@ async def test_who_works_for_nothing_is_told_again_once_the_server_was_started_a
     """On a hub that was put back the run that was over may go on, and the bucket be as it was."""
     monkeypatch.setattr(stream_kv, "POLL_S", 0.05)
     bus = await prepared(broker)
-    member = Membership(bus, "a", "learner", "lock-1")
+    member = Registration(bus, "a", "learner", "lock-1")
     assigned = encode(Assignment(member="a", run="r-1", run_id="", at=0.0))
     await bus.kv_put(subjects.ASSIGNMENTS, "a", assigned)
     runs = member.assignments()
@@ -239,7 +239,7 @@ async def test_an_id_whose_refresh_is_on_its_way_is_nobody_elses(
     """A hub without its majority keeps the first refresh waiting, and refuses those behind it."""
     monkeypatch.setattr("diloco_simulator.hub.bus.PATIENCE_S", 0.01)
     bus = await prepared(broker)
-    member = Membership(bus, "a", "learner", "lock-1")
+    member = Registration(bus, "a", "learner", "lock-1")
     await member.register()
     broker.lose_leader(tells=True)
     with capture_logs() as said:
@@ -256,7 +256,7 @@ async def test_a_living_member_is_refreshed_by_one_request(broker: MemoryBroker)
     """Over a slow link, a look before each write takes longer than its key lasts."""
     bus, asked = await prepared(broker), list[str]()
     own = MemoryBus(broker, "own")
-    member = Membership(own, "a", "learner", "lock-1")
+    member = Registration(own, "a", "learner", "lock-1")
     await member.register()
 
     def fault(client: str, operation: str, subject: str) -> Fate:

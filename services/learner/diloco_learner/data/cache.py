@@ -53,7 +53,7 @@ _OPEN: WeakValueDictionary[tuple[Path, int, int], Corpus] = WeakValueDictionary(
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class CorpusCache:
     """A folder of prepared corpora, of at most `bytes_max` together, but for the newest one.
 
     `tell` is called with what takes long, in words.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diloco_learner.data.cache import Cache, opened, users_cache
+from diloco_learner.data.cache import CorpusCache, opened, users_cache
 from diloco_learner.models import ModelDef
 from diloco_shared.corpora.mix import Mixture, whole_weights
 from diloco_shared.corpora.prepared import Corpus, digest_of, is_prepared
@@ -24,12 +24,12 @@ from diloco_shared.spec.shapes import shape_of
 HERE = Path()
 
 
-def load(data: Data, root: Root = HERE, cache: Cache | None = None) -> Corpus | Mixture:
+def load(data: Data, root: Root = HERE, cache: CorpusCache | None = None) -> Corpus | Mixture:
     """Open the corpus, or the mixture, that `data` names; paths are looked for in `root`.
 
     Raises ValueError that says what is missing, or which corpus is not the one that it should be.
     """
-    cache = cache or Cache(users_cache())
+    cache = cache or CorpusCache(users_cache())
     corpora = tuple(_part(part, data, root, cache) for part in data.sources)
     if not data.mixture:
         return corpora[0]
@@ -123,7 +123,7 @@ def _check_separator(corpus: Corpus) -> None:
         )
 
 
-def _part(part: Part, data: Data, root: Root, cache: Cache) -> Corpus:
+def _part(part: Part, data: Data, root: Root, cache: CorpusCache) -> Corpus:
     path = stdlib() if part.source == STDLIB else located(part.source, root)
     if part.source != STDLIB and is_prepared(path):
         corpus = opened(path)
@@ -146,7 +146,9 @@ def _part(part: Part, data: Data, root: Root, cache: Cache) -> Corpus:
     return corpus
 
 
-def _of_text(name: str, tokenizer: Tokenizer, root: Root, cache: Cache, fraction: float) -> Corpus:
+def _of_text(
+    name: str, tokenizer: Tokenizer, root: Root, cache: CorpusCache, fraction: float
+) -> Corpus:
     try:
         return cache.corpus(find(name, root), tokenizer, fraction)
     except ValueError as error:

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from diloco_learner.exporting.checkpoint_io import Checkpointed
 from diloco_learner.exporting.choosing import NotPublished
-from diloco_learner.exporting.making_io import Companions, Order, Progress, Source, make
-from diloco_learner.exporting.observing_io import Published, Unreadable
+from diloco_learner.exporting.making_io import Companions, Order, ParameterSource, Progress, make
+from diloco_learner.exporting.observing_io import PublishedView, Unreadable
 from diloco_learner.exporting.writing_io import CannotWrite
 from diloco_learner.settings import Settings
 from diloco_shared import ambient
@@ -120,7 +120,7 @@ async def export(
     wanted: argparse.Namespace,
     connect: Connect,
     say: Callable[[Line], None],
-    published: type[Published] = Published,
+    published: type[PublishedView] = PublishedView,
 ) -> None:
     """Make it, and say what became of it. Raises one of FORESEEN, after it has said so."""
     try:
@@ -136,7 +136,7 @@ async def _made(
     wanted: argparse.Namespace,
     connect: Connect,
     say: Callable[[Line], None],
-    published: type[Published],
+    published: type[PublishedView],
 ) -> None:
     tokens = {name: int(number) for name, _, number in (t.partition("=") for t in wanted.token)}
 
@@ -146,7 +146,7 @@ async def _made(
 
     order = Order(wanted.to, wanted.dtype, wanted.checkpoint, companions)
     progress = Progress(_Teller(say).moved)
-    source: Source
+    source: ParameterSource
     if wanted.checkpoint:
         root, places = settings.checkpoint_root, settings.checkpoint_places
         source = Checkpointed(wanted.checkpoint, root, progress.fetching, places)

@@ -61,7 +61,7 @@ def applied(before_F: Values | None, m: PublicationManifest, payload: bytes) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor begins among all, in bytes of fp32; its shape."""
 
     offset: int
@@ -72,18 +72,18 @@ class Place:
         return FP32_BYTES * math.prod(self.shape)
 
 
-def places(layout: Layout) -> dict[str, Place]:
+def places(layout: Layout) -> dict[str, TensorPlace]:
     """Of every tensor by name, in the order of the layout."""
-    found: dict[str, Place] = {}
+    found: dict[str, TensorPlace] = {}
     offset = 0
     for tensor in layout.tensors:
-        found[tensor.name] = place = Place(offset, tuple(tensor.shape))
+        found[tensor.name] = place = TensorPlace(offset, tuple(tensor.shape))
         offset += place.bytes
     return found
 
 
 def scattered(
-    layout: Layout, fragment: int, values_F: Values, where: dict[str, Place]
+    layout: Layout, fragment: int, values_F: Values, where: dict[str, TensorPlace]
 ) -> Iterator[tuple[int, Values]]:
     """(offset in bytes, values) of every piece of a fragment: views, each in one stretch."""
     for piece in layout.fragments[fragment]:

@@ -81,7 +81,7 @@ class Order:
     companions: Callable[[RunSpec], Companions] = nothing
 
 
-class Source(Protocol):
+class ParameterSource(Protocol):
     """Where parameters are read: what a run publishes, or a checkpoint."""
 
     spec: RunSpec
@@ -121,7 +121,7 @@ class Progress:
         self.told(ExportMoved(stage=stage, done=min(done, total), total=total))
 
 
-async def make(source: Source, order: Order, progress: Progress) -> ExportManifest:
+async def make(source: ParameterSource, order: Order, progress: Progress) -> ExportManifest:
     """Fill `order.to`. Raises CannotWrite, and what the source raises; then nothing is left."""
     await asyncio.to_thread(check_free, order.to)
     await source.begin()

@@ -50,7 +50,7 @@ class _Replaced(Exception):
     """A keyframe has taken the place of what was being read."""
 
 
-class Published:
+class PublishedView:
     """One view of what a run has published. `begin`, then `fragments` once."""
 
     layout: Layout

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_learner.exporting.assembling import FP32_BYTES, Place, Values, places, scattered
+from diloco_learner.exporting.assembling import FP32_BYTES, TensorPlace, Values, places, scattered
 from diloco_learner.exporting.files import WeightFile
 from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
@@ -103,7 +103,7 @@ class Spool:
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         self.layout = layout
-        self.places: dict[str, Place] = places(layout)
+        self.places: dict[str, TensorPlace] = places(layout)
         self.path = folder / _SPOOL
         self._put: set[int] = set()
 

@@ -25,7 +25,7 @@ import structlog
 
 from diloco_learner.hosts.link_io import BadFrame, head_of
 from diloco_learner.hosts.parts import Buffer
-from diloco_learner.hosts.shares import CONTRIBUTION, KEPT_MAX, Composed, Kept
+from diloco_learner.hosts.shares import CONTRIBUTION, KEPT_MAX, Composed, KeptPayload
 from diloco_learner.hosts.whole import BEAT_S, ORDER_S_MAX, HostLost
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import fresh, get_chunks, put_chunks
@@ -405,7 +405,7 @@ class Carrier:
         self.say = say
         self.give = give
         self.lock = threading.Lock()
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, KeptPayload] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.bus: Bus | None = None
         self.working: dict[int, asyncio.Task[None]] = {}  # on errands, by their numbers
@@ -413,7 +413,7 @@ class Carrier:
 
     # --- any thread ----------------------------------------------------------------------------
 
-    def keep(self, number: int, kept: Kept) -> None:
+    def keep(self, number: int, kept: KeptPayload) -> None:
         """Its share of a payload, until an errand says what becomes of it."""
         if not kept.chunks:
             return
@@ -489,11 +489,11 @@ class Carrier:
             with suppress(OSError):
                 await asyncio.to_thread(self.say, ERRAND, "carried", number, fault)
 
-    def _let_go(self, number: int) -> Kept | None:
+    def _let_go(self, number: int) -> KeptPayload | None:
         with self.lock:
             return self.kept.pop(number, None)
 
-    def _to_store(self, number: int) -> Kept | None:
+    def _to_store(self, number: int) -> KeptPayload | None:
         """A contribution is let go with this: nobody asks for it once more."""
         with self.lock:
             kept = self.kept.get(number)

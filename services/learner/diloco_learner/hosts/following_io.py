@@ -35,7 +35,7 @@ from diloco_learner.hosts.link_io import (
 from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded import Promised
-from diloco_learner.hosts.trainer import Given
+from diloco_learner.hosts.trainer import GivenArrays
 from diloco_learner.hosts.whole import BEAT_S, Hearing, silence
 from diloco_learner.settings import CLOSES_S, STOP_S
 from diloco_shared import VERSION, ambient
@@ -219,7 +219,7 @@ class Leader:
             kept, answer = given.fetch()
             self.carrier.keep(number, kept)
             return answer
-        return given.fetch() if isinstance(given, Given | Promised) else given
+        return given.fetch() if isinstance(given, GivenArrays | Promised) else given
 
     def _beat(self) -> None:
         try:

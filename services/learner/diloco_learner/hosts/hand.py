@@ -14,10 +14,10 @@ from diloco_learner.hosts import plan
 from diloco_learner.hosts.held_anchors import OwnParts
 from diloco_learner.hosts.parts import Buffer, Parts, held, split
 from diloco_learner.hosts.sharded import Promised, ShardsHere, anew, looked, restored
-from diloco_learner.hosts.shares import CONTRIBUTION, FRAGMENT, MOMENTS, Kept, Lying, kept
+from diloco_learner.hosts.shares import CONTRIBUTION, FRAGMENT, MOMENTS, KeptPayload, Lying, kept
 from diloco_learner.hosts.state_shares import laid_out, own_share, warm_rows
 from diloco_learner.hosts.trainer import (
-    Given,
+    GivenArrays,
     anchor_spans,
     batch_lies,
     fragment_as_sent,
@@ -39,12 +39,12 @@ class GivenShare:
     chunk_bytes: int
     of: str
 
-    def fetch(self) -> tuple[Kept, list[memoryview]]:
+    def fetch(self) -> tuple[KeptPayload, list[memoryview]]:
         """(what it keeps, what process 0 wants)."""
         return kept(self.lying, jax.process_index(), self.own(), self.chunk_bytes, self.of)
 
 
-Gift = Given | GivenShare | Promised | Sequence[Any]
+Gift = GivenArrays | GivenShare | Promised | Sequence[Any]
 
 
 class Hand:
@@ -109,7 +109,7 @@ class Hand:
             case plan.Decided():
                 trainer.decided(order.fragment, order.round, merged=order.merged)
             case plan.Read():
-                return Given((program.cuts.read(order.fragment, trainer.params),)).fetch()
+                return GivenArrays((program.cuts.read(order.fragment, trainer.params),)).fetch()
             case plan.ShareFragment():
                 read = fragment_as_sent(program, order.fragment, trainer.params)
                 return _given_encoded(read, order, FRAGMENT)
@@ -118,7 +118,7 @@ class Hand:
             case plan.Copy():
                 place = self.found[order.tensor]
                 leaf = to_named(trainer.opt_state)[place.leaf]
-                return Given((leaf,), place.layer).fetch()
+                return GivenArrays((leaf,), place.layer).fetch()
             case plan.Load():
                 place = self.found[order.tensor]
                 lies = tensor_lies(program, trainer.opt_state, place)
@@ -173,7 +173,7 @@ class Hand:
 def _given_encoded(encoded: Encoded, order: plan.Contribute | plan.ShareFragment, of: str) -> Gift:
     if jax.process_index() in order.carriers:
         return GivenShare(lies_in(encoded), lasting_parts(encoded), order.chunk_bytes, of)
-    return Given(encoded.parts, lasting=True)
+    return GivenArrays(encoded.parts, lasting=True)
 
 
 def _given_state(trainer: Trainer, order: plan.Share) -> Gift:

@@ -17,7 +17,15 @@ import structlog
 
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.parts import Buffer
-from diloco_learner.hosts.sharded import Told, Whole, anew, described, fault_of, faults_of, restored
+from diloco_learner.hosts.sharded import (
+    CompleteCheckpoint,
+    Told,
+    anew,
+    described,
+    fault_of,
+    faults_of,
+    restored,
+)
 from diloco_learner.hosts.sharded_io import LOOK_S, SEEN_S, Shards, Writing
 from diloco_learner.models import to_named
 from diloco_learner.recovery.checkpoint_io import sequence_of
@@ -54,7 +62,7 @@ class Nobody:
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptCheckpoint:
     """One that is begun. `number`: of the order, once the others are told."""
 
     number: int | None = None
@@ -118,34 +126,34 @@ class HostsCheckpoints:
 
     # --- writing -------------------------------------------------------------------------------
 
-    def begin(self, epoch: int, step: int, *, final: bool = False) -> Kept:
+    def begin(self, epoch: int, step: int, *, final: bool = False) -> KeptCheckpoint:
         """Of the moments as they are now. Each host copies what it holds before its next step.
 
         `final`: no step follows, so that copies are made once it is its turn to be written.
         """
         if final:
-            return Kept()
+            return KeptCheckpoint()
         if self.fault:
-            return Kept(fault=self.fault)
+            return KeptCheckpoint(fault=self.fault)
         sequence = sequence_of(epoch, self.incarnation, step)
         if self.saving or sequence == self.newest:
-            return Kept(left_out=True)
+            return KeptCheckpoint(left_out=True)
         if self.shards.busy:  # and nobody waits for it any more
-            return Kept(fault="an earlier one is still being written")
+            return KeptCheckpoint(fault="an earlier one is still being written")
         self.saving = True
         return self._begun(sequence)
 
-    def let_go(self, kept: Kept) -> None:
+    def let_go(self, kept: KeptCheckpoint) -> None:
         """Nobody saves it, or does so any longer."""
         if kept.number is not None and not kept.taken:
             self.saving = False
 
-    def _begun(self, sequence: int) -> Kept:
+    def _begun(self, sequence: int) -> KeptCheckpoint:
         with self._telling(plan.Keep(sequence)) as number:
             writing = self.shards.keep(sequence, to_named(self.trainer.opt_state))
-        return Kept(number, sequence, writing)
+        return KeptCheckpoint(number, sequence, writing)
 
-    def save(self, sequence: int, kept: Kept) -> None:
+    def save(self, sequence: int, kept: KeptCheckpoint) -> None:
         """Until it is complete. Raises OSError where it cannot be."""
         if kept.left_out:
             log.info("an earlier checkpoint is still being written", left_out=sequence)
@@ -159,7 +167,7 @@ class HostsCheckpoints:
             # Not before the older ones are gone: what hangs over that holds the next ones off.
             self.saving = self.saving and bool(kept.fault)
 
-    def _kept(self, sequence: int, kept: Kept) -> None:
+    def _kept(self, sequence: int, kept: KeptCheckpoint) -> None:
         if self.fault:
             self._look()  # it may be mended meanwhile
             log.info("checkpoints of all hosts can be kept now", place=self.shards.place)
@@ -177,7 +185,7 @@ class HostsCheckpoints:
             raise OSError(fault_of(error)) from error
         self.newest = sequence
 
-    def _save(self, sequence: int, kept: Kept) -> None:
+    def _save(self, sequence: int, kept: KeptCheckpoint) -> None:
         if kept.number is None:
             self._remove(sequence)  # what an attempt at the same step has left
             kept = self._begun(sequence)
@@ -188,7 +196,7 @@ class HostsCheckpoints:
             raise OSError(fault)
         files = {name: file for one in told.values() for name, file in one.files.items()}
         leaves = described(to_named(self.trainer.opt_state))
-        whole = Whole(leaves, self.trainer.program.model.stacked, files)
+        whole = CompleteCheckpoint(leaves, self.trainer.program.model.stacked, files)
         passing("checkpoint")
         self.shards.complete(sequence, whole)
 

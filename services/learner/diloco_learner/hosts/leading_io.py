@@ -40,7 +40,7 @@ from diloco_learner.hosts.whole import (
     ORDER_S_MAX,
     HostLost,
     OfWork,
-    Whole,
+    WholeIsland,
     silence,
 )
 from diloco_shared import VERSION, ambient
@@ -123,7 +123,7 @@ class Hosts:
         # tells one order after the other, as of an anchor's pieces, comes before a step that waits.
         self.telling, self.next_turn = threading.Lock(), threading.Lock()
         self.hosts: dict[int, Host] = {}
-        self.whole = Whole()
+        self.whole = WholeIsland()
         self.changed = threading.Condition()  # held for all that is asked of `whole`
         # While this process trains: what ends that, and tells why. Else it is stopped.
         self.when_lost: Callable[[], None] | None = None

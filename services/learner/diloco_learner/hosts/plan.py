@@ -302,7 +302,7 @@ TELL_S = 60.0
 
 
 @dataclass(slots=True)
-class Pace:
+class HostPace:
     """Of one host that follows. Seconds, as moving averages over steps."""
 
     late_s: float = 0.0  # it took up a step so long after process 0 had told it

@@ -37,7 +37,7 @@ RUN_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ChunkRun:
     """Chunks that lie one behind the other in the stream, from sequence `start_seq` on."""
 
     start_seq: int
@@ -61,14 +61,14 @@ def places_of(heads: Iterable[Stored], digest: str) -> dict[int, int]:
     return found
 
 
-def runs_of(places: Mapping[int, int], wanted: Sequence[int], hosts: int) -> list[Run]:
+def runs_of(places: Mapping[int, int], wanted: Sequence[int], hosts: int) -> list[ChunkRun]:
     """So many runs of these chunks, or none where not all of them are there."""
     if not places.keys() >= set(wanted):
         return []
     ordered = sorted(wanted, key=lambda index: places[index])
     ends = [len(ordered) * n // hosts for n in range(hosts + 1)]
     cut = [tuple(ordered[a:b]) for a, b in pairwise(ends)]
-    return [Run(places[run[0]], run) for run in cut if run]
+    return [ChunkRun(places[run[0]], run) for run in cut if run]
 
 
 class SharedLanes:
@@ -134,7 +134,7 @@ class SharedLanes:
             elif fault is not None:
                 raise Unavailable(str(fault))
 
-    async def _runs(self, stream: str, incoming: Incoming, hosts: int) -> list[Run]:
+    async def _runs(self, stream: str, incoming: Incoming, hosts: int) -> list[ChunkRun]:
         blob = incoming.blob
         with incoming.lock:
             wanted = [n for n in range(blob.chunks) if not incoming.has(n)]

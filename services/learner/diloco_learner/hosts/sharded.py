@@ -1,16 +1,16 @@
 """A checkpoint that all hosts of an island write: where its parts lie, and whether it is whole.
 
     PLACE/RUN/LEARNER/SEQUENCE/moments/...               as Orbax writes them: see `sharded_io`
-    PLACE/RUN/LEARNER/SEQUENCE/whole.DIGEST.json         `Whole`, written last
+    PLACE/RUN/LEARNER/SEQUENCE/whole.DIGEST.json         `CompleteCheckpoint`, written last
 
 One without the last file is not complete. Orbax does not notice a byte that has changed in what it
-reads, so `Whole` tells the digest of every file; each host checks its share of them.
+reads, so `CompleteCheckpoint` tells the digest of every file; each host checks its share of them.
 
 Leaves are stored as they lie in memory, under their own names: one of them may hold all layers.
 Then every device's part is written as it is. Stored by tensor, as `moments` does, each layer would
-first be cut out of its leaf by a program of all devices. `Whole` tells which leaves hold layers
-(`stacked`), so that a release in which they lie otherwise can read a layer's part of one. How
-leaves are shared among devices is no part of the format.
+first be cut out of its leaf by a program of all devices. `CompleteCheckpoint` tells which leaves
+hold layers (`stacked`), so that a release in which they lie otherwise can read a layer's part of
+one. How leaves are shared among devices is no part of the format.
 """
 
 import json
@@ -44,7 +44,7 @@ class Damaged(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class CompleteCheckpoint:
     """What a complete checkpoint consists of."""
 
     leaves: Leaves
@@ -58,7 +58,7 @@ class Whole:
         return f"whole.{digest_bytes(data)}.json", data
 
     @classmethod
-    def decoded(cls, name: str, data: bytes) -> "Whole":
+    def decoded(cls, name: str, data: bytes) -> "CompleteCheckpoint":
         """The same again. Raises Damaged."""
         found = _WHOLE.fullmatch(name)
         if found is None or digest_bytes(data) != found[1]:

@@ -28,10 +28,10 @@ from jax.sharding import Sharding
 
 from diloco_learner.hosts.sharded import (
     MOMENTS,
+    CompleteCheckpoint,
     Damaged,
     Files,
     Told,
-    Whole,
     described,
     fault_of,
     is_sequence,
@@ -174,7 +174,7 @@ class Shards:
         self.writing.begin(folder, own, futures)
         return self.writing
 
-    def complete(self, sequence: int, whole: Whole) -> None:
+    def complete(self, sequence: int, whole: CompleteCheckpoint) -> None:
         """In process 0, once all hosts have written their files, which are `whole`'s: the last of
         it. Raises OSError, also where not all of them are seen."""
         folder = self._of(sequence)
@@ -187,7 +187,7 @@ class Shards:
         if _TOGETHER not in rest:
             raise OSError(f"orbax has not put together in {folder} what the hosts have written")
         files = {**whole.files, **hashed(rest)}
-        name, data = Whole(whole.leaves, whole.stacked, files).encoded()
+        name, data = CompleteCheckpoint(whole.leaves, whole.stacked, files).encoded()
         if "://" in self.place:
             (folder / name).write_bytes(data)  # which is there whole or not at all
             return
@@ -245,14 +245,14 @@ class Shards:
 
         return self.within(limit_s(held_bytes(leaves)), restore)
 
-    def _whole(self, sequence: int) -> Whole:
+    def _whole(self, sequence: int) -> CompleteCheckpoint:
         folder = self._of(sequence)
         names = [path for path in folder.iterdir() if is_whole(path.name)]
         if not names:
             raise Damaged("it is not complete")
-        return Whole.decoded(names[0].name, names[0].read_bytes())
+        return CompleteCheckpoint.decoded(names[0].name, names[0].read_bytes())
 
-    def _check(self, sequence: int, whole: Whole) -> None:
+    def _check(self, sequence: int, whole: CompleteCheckpoint) -> None:
         folder = self._of(sequence)
         for name in share(whole.files, self.index, self.hosts):
             path = folder / name

@@ -89,7 +89,7 @@ class Lying:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PayloadShare:
     """What a process has of a payload: whole `chunks`, and the `rest`, which process 0 is given."""
 
     chunks: tuple[int, ...]
@@ -101,7 +101,7 @@ class Share:
         return CHECK_BYTES * len(self.chunks) + sum(stop - start for start, stop in self.rest)
 
 
-def share_of(stretches: Iterable[Stretch], size: int, chunk_bytes: int) -> Share:
+def share_of(stretches: Iterable[Stretch], size: int, chunk_bytes: int) -> PayloadShare:
     """Of these bytes of a payload of `size`."""
     chunks, rest = list[int](), list[Stretch]()
     for start, stop in _touching(stretches):
@@ -113,7 +113,7 @@ def share_of(stretches: Iterable[Stretch], size: int, chunk_bytes: int) -> Share
         chunks += range(first, end)
         borders = (start, first * chunk_bytes), (min(end * chunk_bytes, size), stop)
         rest += [(a, b) for a, b in borders if a < b]
-    return Share(tuple(chunks), tuple(rest))
+    return PayloadShare(tuple(chunks), tuple(rest))
 
 
 def _touching(stretches: Iterable[Stretch]) -> list[Stretch]:
@@ -131,7 +131,7 @@ def _touching(stretches: Iterable[Stretch]) -> list[Stretch]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptPayload:
     """What a process keeps of a payload until it is told the whole's digest, or to let go.
 
     `of`: what the payload is of. All but contributions are kept until nobody needs them any more:
@@ -165,13 +165,13 @@ def kept(
     given: Iterable[Buffer],
     chunk_bytes: int,
     of: str = CONTRIBUTION,
-) -> tuple[Kept, list[memoryview]]:
+) -> tuple[KeptPayload, list[memoryview]]:
     """What a process keeps of the parts that it has, and what it answers. Hashes its chunks."""
     share = share_of(lying.stretches(process), lying.size, chunk_bytes)
     payload = Pieces(lying.size, lying.pieces(process, given))
     checks = checks_of(payload, share.chunks, chunk_bytes)
     rest = [payload[start:stop] for start, stop in share.rest]
-    return Kept(payload, share.chunks, checks, of), [memoryview(checks), *rest]
+    return KeptPayload(payload, share.chunks, checks, of), [memoryview(checks), *rest]
 
 
 @dataclass(frozen=True, slots=True)

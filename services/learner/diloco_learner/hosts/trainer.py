@@ -364,7 +364,7 @@ def _fetched(
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenArrays:
     """Arrays on the devices of which process 0 wants this one's parts: fetched by another thread
     where they are `lasting` (see `_fetched`), and else before the next step overwrites them."""
 
@@ -408,7 +408,7 @@ def fragment_as_sent(program: Program, p: int, params: Any) -> Encoded:
 
 def lasting_parts(encoded: Encoded) -> Callable[[], Iterable[Buffer]]:
     """This process's parts of it, to be fetched in any thread."""
-    return lambda: packed(Given(encoded.parts, lasting=True).fetch())
+    return lambda: packed(GivenArrays(encoded.parts, lasting=True).fetch())
 
 
 @dataclass(frozen=True, slots=True)

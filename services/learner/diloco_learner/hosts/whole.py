@@ -40,7 +40,7 @@ class OfWork:
     """
 
     def __init__(self, link: Any, work: int) -> None:
-        """`link`: as of `hosts.trainer.Link`; `work`: its number, see `Whole.work`."""
+        """`link`: as of `hosts.trainer.Link`; `work`: its number, see `WholeIsland.work`."""
         self.link, self.work = link, work
 
     def check(self) -> None:
@@ -90,10 +90,10 @@ class Other:
 
     name: str
     hearing: Hearing
-    pace: plan.Pace = field(default_factory=plan.Pace)
+    pace: plan.HostPace = field(default_factory=plan.HostPace)
 
 
-class Whole:
+class WholeIsland:
     """The island as process 0 sees it, from the moment at which all are there."""
 
     def __init__(self) -> None:

@@ -27,22 +27,22 @@ from diloco_shared.spec.shapes import Shape
 READ_AT_ONCE = 64
 
 
-class Cache(NamedTuple):
+class KeyValueCache(NamedTuple):
     """Keys and values of all layers: (N, B, L, G, K)."""
 
     keys: jax.Array
     values: jax.Array
 
 
-def empty(shape: Shape, dtype: Any, batch: int, length: int) -> Cache:
+def empty(shape: Shape, dtype: Any, batch: int, length: int) -> KeyValueCache:
     """Room for `length` tokens."""
     size = (shape.layers, batch, length, shape.kv_heads, shape.head_width)
-    return Cache(jnp.zeros(size, dtype), jnp.zeros(size, dtype))
+    return KeyValueCache(jnp.zeros(size, dtype), jnp.zeros(size, dtype))
 
 
 def extend(
-    shape: Shape, params: Any, cache: Cache, tokens_BxT: jax.Array, start: Any, last: Any
-) -> tuple[jax.Array, Cache]:
+    shape: Shape, params: Any, cache: KeyValueCache, tokens_BxT: jax.Array, start: Any, last: Any
+) -> tuple[jax.Array, KeyValueCache]:
     """Read tokens at the places from `start` on: (fp32 logits (B, V) after token `last`, cache).
 
     What stands behind `last` is room that later tokens take.
@@ -51,11 +51,11 @@ def extend(
     turned = turns(shape, length, start)
     places_T, places_L = start + jnp.arange(length), jnp.arange(cache.keys.shape[2])
 
-    def block(x: jax.Array, given: Any) -> tuple[jax.Array, Cache]:
+    def block(x: jax.Array, given: Any) -> tuple[jax.Array, KeyValueCache]:
         layer, old, whole = given
         q, k, v = projected(shape, layer["attention"], x, turned, whole)
         at = (0, start, 0, 0)
-        new = Cache(
+        new = KeyValueCache(
             jax.lax.dynamic_update_slice(old.keys, k, at),
             jax.lax.dynamic_update_slice(old.values, v, at),
         )

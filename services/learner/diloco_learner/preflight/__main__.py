@@ -27,7 +27,7 @@ Say = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Island:
+class IslandSettings:
     """What the settings say of the devices and hosts that make a learner: see `checks.check`."""
 
     mesh: MeshSizes | None
@@ -58,7 +58,7 @@ def main() -> None:
         places = roots_of(given.checkpoints, given.checkpoint_roots)
         reach = Reach(DataRoots.of(given.data_root), Factories.of(given.factories), places)
         mesh, run = mesh_of(given.mesh), sys.stdin.read()
-        island = Island(mesh, given.kept_at, partial(hosts_of, given.hosts, os.environ))
+        island = IslandSettings(mesh, given.kept_at, partial(hosts_of, given.hosts, os.environ))
         findings = _checked(reach, given.cache, island, run, say)
     except ImportError as error:
         remedy = "install what learners need: pip install 'decoupled-diloco[learner]'"
@@ -80,10 +80,12 @@ def _mouth() -> Say:
     return say
 
 
-def _checked(reach: Reach, cache: Path | None, island: Island, run: str, say: Say) -> list[Finding]:
+def _checked(
+    reach: Reach, cache: Path | None, island: IslandSettings, run: str, say: Say
+) -> list[Finding]:
     """What each check found, said as it is found. Raises ImportError where software is missing."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    from diloco_learner.data.cache import Cache, users_cache
+    from diloco_learner.data.cache import CorpusCache, users_cache
     from diloco_learner.preflight.checks import check
     from diloco_learner.training import platforms
     from diloco_learner.training.kept import keep_for_user
@@ -98,7 +100,7 @@ def _checked(reach: Reach, cache: Path | None, island: Island, run: str, say: Sa
     made = check(
         spec,
         reach.data,
-        Cache(cache or users_cache(), tell=lambda text: print(text, file=sys.stderr)),
+        CorpusCache(cache or users_cache(), tell=lambda text: print(text, file=sys.stderr)),
         now=ambient.monotonic,
         begins=lambda name: say({"begins": name}),
         factories=reach.factories,

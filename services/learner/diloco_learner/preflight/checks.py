@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from diloco_learner.data.cache import Cache
+from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import (
     check_signs,
     check_vocabulary,
@@ -89,7 +89,7 @@ NOT_FOUND = (
 def check(
     spec: RunSpec,
     root: Root,
-    cache: Cache,
+    cache: CorpusCache,
     *,
     now: Callable[[], float],
     begins: Callable[[str], None] = lambda name: None,
@@ -156,7 +156,7 @@ class _Checks:
         self,
         spec: RunSpec,
         root: Root,
-        cache: Cache,
+        cache: CorpusCache,
         now: Callable[[], float],
         beginning: BeginningOf,
         factories: Factories | None,

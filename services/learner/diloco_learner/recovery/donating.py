@@ -73,7 +73,7 @@ class Giving:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopyMoment:
     """When the copy that is on its way was made."""
 
     epoch: int
@@ -88,7 +88,7 @@ class Handing:
     giving: Giving
     every: int
     marks: Marks = field(default_factory=Marks)
-    copy: Copy | None = None  # on its way
+    copy: CopyMoment | None = None  # on its way
     due: bool = False  # an own checkpoint
 
     def part(self, epoch: int, c: Counters) -> list[KeepPart]:
@@ -122,6 +122,6 @@ class Handing:
         """What was on its way has arrived, or was given up."""
         self.copy = None
 
-    def _made(self, epoch: int, c: Counters) -> Copy:
-        self.copy = Copy(epoch, c.step, tuple(c.adopted_P))
+    def _made(self, epoch: int, c: Counters) -> CopyMoment:
+        self.copy = CopyMoment(epoch, c.step, tuple(c.adopted_P))
         return self.copy

@@ -166,7 +166,7 @@ class Received:
     digest: str
 
 
-class Given(Protocol):
+class GivenCopy(Protocol):
     """A copy of which every host of an island keeps its share."""
 
     def let_go(self) -> None:
@@ -180,7 +180,7 @@ class Handed:
     let go by others.
     """
 
-    def __init__(self, data: Buffer | Given) -> None:
+    def __init__(self, data: Buffer | GivenCopy) -> None:
         self._data: Any = data
         self._places = 1
         self._lock = threading.Lock()

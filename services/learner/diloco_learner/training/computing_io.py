@@ -19,7 +19,7 @@ import jax
 import psutil
 
 from diloco_learner.data.batches_io import Batches
-from diloco_learner.data.cache import Cache
+from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import check_signs, check_vocabulary, load, separator_of
 from diloco_learner.data.shards import cut_of
 from diloco_learner.events import Leave
@@ -96,7 +96,7 @@ class OnThisMachine:
     def __init__(
         self,
         reach: Reach | None = None,
-        cache: Cache | None = None,
+        cache: CorpusCache | None = None,
         mesh: MeshSizes | None = None,
     ) -> None:
         """`reach`: what runs may open here, by default what lies in the working directory;
@@ -105,7 +105,7 @@ class OnThisMachine:
         self.cache = cache
         self.mesh = mesh
         self.devices: Sequence[Any] = ()  # that the run computes on, once it is built
-        self.pace, self.turned = Pace(), asyncio.Event()
+        self.pace, self.turned = StepPace(), asyncio.Event()
 
     async def handed(self, seconds: float) -> None:
         """`seconds`, or until the end of a turn where steps take long."""
@@ -186,7 +186,7 @@ class OnThisMachine:
         """The thread that trains, begun."""
         running, self.turned = asyncio.get_running_loop(), asyncio.Event()
         # No part of what the train loop waits for: the core does the event loop's own work then.
-        self.pace = pace = Pace(partial(soon, running, self.turned.set))
+        self.pace = pace = StepPace(partial(soon, running, self.turned.set))
         return threaded("train", lambda: run(loop, mailbox, pace=pace))
 
     async def beside(self, work: Callable[[], T]) -> T:
@@ -231,7 +231,7 @@ def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
     return ended
 
 
-class Pace:
+class StepPace:
     """How long the newest step of a train loop took, in seconds; 0 before there was one."""
 
     def __init__(self, tell: Callable[[], None] = lambda: None) -> None:
@@ -255,10 +255,10 @@ def run(
     loop: TrainLoop,
     mailbox: Mailbox,
     sleep: Callable[[float], None] = time.sleep,
-    pace: Pace | None = None,
+    pace: StepPace | None = None,
 ) -> Leave:
     """The train thread's body; `pace` is told of every turn."""
-    for pause in (pace or Pace()).of(loop.turns()):
+    for pause in (pace or StepPace()).of(loop.turns()):
         match pause:
             case Rest():
                 mailbox.rest(pause.seconds)

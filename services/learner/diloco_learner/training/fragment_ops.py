@@ -38,7 +38,7 @@ class Bit:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PieceRun:
     """Pieces that follow each other, as large as each other: whole tensors of stacked leaves.
 
     `parts`: how many there are of the leaf at each slot. Which layers these are, and in which order
@@ -60,7 +60,7 @@ class FragmentView:
     """All that a program must know of a fragment before it runs."""
 
     leaves: tuple[tuple[tuple[int, ...], str], ...]  # shape and type by slot
-    bits: tuple[Bit | Run, ...]
+    bits: tuple[Bit | PieceRun, ...]
 
     @property
     def size(self) -> int:
@@ -68,8 +68,8 @@ class FragmentView:
         return sum(bit.size for bit in self.bits)
 
 
-# Where the pieces of a view are. Of a Bit: [layer, row]. Of a Run: layers by slot, the place in
-# that order of each that follows, and the other way round; shape (3, K).
+# Where the pieces of a view are. Of a Bit: [layer, row]. Of a PieceRun: layers by slot, the place
+# in that order of each that follows, and the other way round; shape (3, K).
 Where = tuple[NDArray[np.int32], ...]
 
 
@@ -79,7 +79,7 @@ def viewed(
     """(the leaves' names by slot, what is static, where the pieces are) of one fragment."""
     names = tuple(dict.fromkeys(where[piece.name].leaf for piece in pieces))
     slots = {name: n for n, name in enumerate(names)}
-    bits: list[Bit | Run] = []
+    bits: list[Bit | PieceRun] = []
     found: list[NDArray[np.int32]] = []
 
     def joins(piece: Piece) -> int:
@@ -105,14 +105,14 @@ def viewed(
 
 def _run(
     pieces: Sequence[Piece], where: Mapping[str, Place], slots: Mapping[str, int]
-) -> tuple[Run, NDArray[np.int32]]:
+) -> tuple[PieceRun, NDArray[np.int32]]:
     of = np.array([slots[where[p.name].leaf] for p in pieces])
     order = np.argsort(of, kind="stable")  # by slot, else as they follow
     layers = np.array([where[pieces[n].name].layer for n in order])
     counted, counts = np.unique(of, return_counts=True)
     parts = tuple((int(slot), int(count)) for slot, count in zip(counted, counts, strict=True))
     at = np.stack([layers, np.argsort(order), order]).astype(np.int32)
-    return Run(parts, pieces[0].size), at
+    return PieceRun(parts, pieces[0].size), at
 
 
 class FragmentOps:
@@ -174,8 +174,8 @@ class FragmentOps:
         return tuple(named[name] for name in self.names[p])
 
 
-def _part(bit: Bit | Run, leaves: Any, at: jax.Array) -> jax.Array:
-    if isinstance(bit, Run):
+def _part(bit: Bit | PieceRun, leaves: Any, at: jax.Array) -> jax.Array:
+    if isinstance(bit, PieceRun):
         layers_K, place_K = at[0], at[1]
         rows, first = [], 0
         for slot, count in bit.parts:
@@ -189,9 +189,9 @@ def _part(bit: Bit | Run, leaves: Any, at: jax.Array) -> jax.Array:
     return leaf if bit.whole else lax.dynamic_slice_in_dim(leaf, at[1], bit.rows)
 
 
-def _replace(bit: Bit | Run, leaves: list[Any], part: jax.Array, at: jax.Array) -> None:
+def _replace(bit: Bit | PieceRun, leaves: list[Any], part: jax.Array, at: jax.Array) -> None:
     """Put a part, as `_part` gives it, where it was."""
-    if isinstance(bit, Run):
+    if isinstance(bit, PieceRun):
         layers_K, rows, first = at[0], jnp.take(part, at[2], axis=0, mode="clip"), 0
         for slot, count in bit.parts:
             shape = leaves[slot].shape

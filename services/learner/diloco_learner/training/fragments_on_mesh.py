@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Parts, encode
 from diloco_learner.models import arrived, from_named, to_named
-from diloco_learner.training.fragment_ops import Bit, FragmentOps, FragmentView, Run
+from diloco_learner.training.fragment_ops import Bit, FragmentOps, FragmentView, PieceRun
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead
 from diloco_shared.numerics.arrays import Layout, pseudogradient
@@ -204,9 +204,9 @@ def _mixed(part: jax.Array, new: jax.Array, alpha: jax.Array) -> jax.Array:
     return jnp.where(alpha == 0, new, alpha * part + (1 - alpha) * new).astype(part.dtype)
 
 
-def _placed(bit: Bit | Run, cuts: tuple[Cut, ...], leaves: Any, at: jax.Array) -> jax.Array:
+def _placed(bit: Bit | PieceRun, cuts: tuple[Cut, ...], leaves: Any, at: jax.Array) -> jax.Array:
     """The bits of a piece, or of a run of them: what this device has of it, and zeros."""
-    if isinstance(bit, Run):
+    if isinstance(bit, PieceRun):
         layers_K, rows, first = at[0], [], 0
         for slot, count in bit.parts:
             own = jnp.take(leaves[slot], layers_K[first : first + count], axis=0, mode="clip")
@@ -226,7 +226,7 @@ def _placed(bit: Bit | Run, cuts: tuple[Cut, ...], leaves: Any, at: jax.Array) -
 
 
 def _mix(
-    bit: Bit | Run,
+    bit: Bit | PieceRun,
     cuts: tuple[Cut, ...],
     leaves: list[Any],
     at: jax.Array,
@@ -234,7 +234,7 @@ def _mix(
     alpha: jax.Array,
 ) -> None:
     """Mix a piece, or a run of them, of shape (F,), into what this device has of it."""
-    if isinstance(bit, Run):
+    if isinstance(bit, PieceRun):
         first = 0
         for slot, count in bit.parts:
             leaf, cut = leaves[slot], cuts[slot]

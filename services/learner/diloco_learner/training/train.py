@@ -104,7 +104,7 @@ class Post(Protocol):
     def progress(self, progress: Any) -> None: ...
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """What the loop needs of the data."""
 
     @property
@@ -150,7 +150,7 @@ class TrainLoop:
         self,
         trainer: Trainer,
         exchange: Exchange,
-        batches: Source,
+        batches: BatchSource,
         held_out: HeldOut,
         post: Post,
         *,

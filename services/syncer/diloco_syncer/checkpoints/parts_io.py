@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
-from diloco_shared.numerics.arrays import Blob, digest_array, pack, unpack
+from diloco_shared.numerics.arrays import SafetensorsBlob, digest_array, pack, unpack
 from diloco_shared.protocol.checkpoints import (
     CheckpointManifest,
     LearnerPart,
@@ -51,7 +51,7 @@ def write_part(
     return there.write_part(ref, name, part)
 
 
-def _packed(arrays: dict[str, NDArray[Any]]) -> Iterator[Blob]:
+def _packed(arrays: dict[str, NDArray[Any]]) -> Iterator[SafetensorsBlob]:
     """In blobs, taken out of `arrays` a fragment at a time."""
     while arrays:
         fragment = next(iter(arrays)).partition(".")[0]

@@ -70,11 +70,11 @@ class Fitness:
 
 
 @dataclass(frozen=True, slots=True)
-class TimePassed:
+class Tick:
     """The deadline has come."""
 
 
-Event = Looked | Written | LeaseLost | Away | Fitness | TimePassed
+Event = Looked | Written | LeaseLost | Away | Fitness | Tick
 
 
 # --- requests ----------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Lease:
 
     @property
     def deadline(self) -> float | None:
-        """When TimePassed is due at the latest; None while an answer is awaited."""
+        """When Tick is due at the latest; None while an answer is awaited."""
         return None if self.asked is not None else self.next_at
 
     # --- the door ------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Lease:
                 self.next_at = now + self.lease_s / LOOKS
             case Fitness():
                 self.why_not = event.why_not
-            case TimePassed():
+            case Tick():
                 pass
         if self.asked is not None:
             return None

@@ -24,7 +24,7 @@ from diloco_syncer.leadership.lease import (
     Look,
     Looked,
     Request,
-    TimePassed,
+    Tick,
     Write,
     Written,
 )
@@ -90,7 +90,7 @@ class LeaseKeeper:
 
     async def keep(self) -> None:
         """Look, take and renew, for ever."""
-        request = self._handle(TimePassed())
+        request = self._handle(Tick())
         while True:
             event = await self._next() if request is None else await self._ask(request)
             request = self._handle(event)
@@ -126,7 +126,7 @@ class LeaseKeeper:
             async with asyncio.timeout(max(deadline - ambient.monotonic(), 0.001)):
                 return await self.events.get()
         except TimeoutError:
-            return TimePassed()
+            return Tick()
 
     async def _ask(self, request: Request) -> Event:
         lease_s = self.lease.lease_s

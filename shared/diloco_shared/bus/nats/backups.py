@@ -28,7 +28,7 @@ WAITING_MAX = 1024
 
 
 @dataclass(slots=True)
-class Arrived:
+class ChunksArriving:
     """Chunks on their way to a file; `missed`: one was not taken, for want of room."""
 
     chunks: asyncio.Queue[Raw] = field(default_factory=lambda: asyncio.Queue(WAITING_MAX))
@@ -41,7 +41,7 @@ class Arrived:
             self.missed = True
 
 
-class Streams:
+class ServerStreams:
     """All streams of a server, whole: see `process.hub_backup.Streams`."""
 
     def __init__(self, bus: NatsBus) -> None:
@@ -100,7 +100,7 @@ async def save(link: NatsLink, stream: str, file: Path) -> dict[str, Any] | None
 
     Raises BusError where not all of it came, and OSError.
     """
-    inbox, arrived = link.new_inbox(), Arrived()
+    inbox, arrived = link.new_inbox(), ChunksArriving()
     async with link.subscribed(inbox, arrived.take):
         asked = {"deliver_subject": inbox, "no_consumers": True, "chunk_size": CHUNK_BYTES}
         try:
@@ -114,7 +114,7 @@ async def save(link: NatsLink, stream: str, file: Path) -> dict[str, Any] | None
     return {"config": answer["config"], "state": answer["state"]}
 
 
-async def _chunks(link: NatsLink, stream: str, arrived: Arrived) -> AsyncIterator[bytes]:
+async def _chunks(link: NatsLink, stream: str, arrived: ChunksArriving) -> AsyncIterator[bytes]:
     """All of a snapshot; the next ones are asked for once these are taken."""
     while True:
         try:

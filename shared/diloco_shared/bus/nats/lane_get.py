@@ -3,7 +3,7 @@
 import time
 from collections import deque
 
-from diloco_shared.bus.nats.lane_put import LOOK_S, Bytes, Connect
+from diloco_shared.bus.nats.lane_put import LOOK_S, ByteBudget, Connect
 from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
 from diloco_shared.bus.nats.pulls import IDLE, MISSED_MAX, Delivered, delivered, pull, unserved
 from diloco_shared.bus.nats.wire import Arrived, WireMessage, publish_line
@@ -27,7 +27,7 @@ class Receiving:
         incoming: Incoming,
         progress: TransferProgress,
         consumer: str,
-        budget: Bytes,
+        budget: ByteBudget,
         traffic: Traffic,
         connect: Connect,
         *,

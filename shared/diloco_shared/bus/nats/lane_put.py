@@ -29,7 +29,7 @@ BACKOFF_S = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0)
 Connect = Callable[[], AbstractContextManager[LaneSocket]]
 
 
-class Bytes(Protocol):
+class ByteBudget(Protocol):
     """A byte budget. See `lanes.RateLimit`."""
 
     def take(self, size: int) -> float: ...
@@ -47,7 +47,7 @@ class Sending:
         outgoing: Outgoing,
         chunks: Sequence[int],
         progress: TransferProgress,
-        budget: Bytes,
+        budget: ByteBudget,
         traffic: Traffic,
         connect: Connect,
         *,
