@@ -1,6 +1,7 @@
 """Reference pages, made of what they describe: commands, settings, the REST interface, messages."""
 
 import inspect
+import sys
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,14 @@ from diloco_shared.spec.run import PRESETS, RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.app import Settings as SyncerSettings
-from diloco_syncer.rounds.round import MOVES
+from diloco_syncer.rounds.round import MOVES, Phase
+
+# What helps here lies beside this file, wherever it is run from.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import rest_answers
+from round_diagram import diagram
+from wire_fields import meanings
 
 MADE = "This page is made from the program itself.\n"
 
@@ -40,6 +48,7 @@ def pages() -> dict[str, str]:
         "reference/rest.md": rest(),
         "reference/messages.md": wire(),
         "reference/rounds.md": rounds(),
+        "reference/round.svg": diagram([p.value for p in Phase], moves()),
     }
 
 
@@ -188,11 +197,15 @@ def rest() -> str:
         exports=exports,
         sampler=ChildSampler({}),
     ).openapi()
+    if wrong := rest_answers.unlike(described):
+        raise LookupError(f"routes that site/rest_answers.py does not know, or alone: {wrong}")
     parts = [
         "# REST interface",
         MADE
-        + "A coordinator serves the same as OpenAPI at `/openapi.json`. Errors are problem details "
-        "(RFC 9457): `title`, `status`, and a `detail` that says what is wrong and what to do.",
+        + "A coordinator serves the same as OpenAPI at `/openapi.json`. Bodies and answers are "
+        "JSON unless another form is named. Errors are problem details (RFC 9457): `title`, "
+        "`status`, and a `detail` that says what is wrong and what to do. "
+        "[What answers are made of](#what-answers-are-made-of) stands at the end.",
     ]
     for path, verbs in described["paths"].items():
         for verb, route in verbs.items():
@@ -204,15 +217,74 @@ def rest() -> str:
             ]
             if rows:
                 parts.append(table(("parameter", "in", "type", "meaning"), rows))
-            answers = ", ".join(sorted(route.get("responses", {})))
-            parts.append(f"Answers: {answers}.")
+            parts += _body(route, described["components"]["schemas"])
+            answer = rest_answers.ANSWERS.get(f"{verb.upper()} {path}", "nothing")
+            statuses = ", ".join(sorted(route.get("responses", {})))
+            parts.append(f"Answer: {answer}. Statuses: {statuses}.")
+    parts.append("## What answers are made of")
+    for title, fields in rest_answers.things():
+        parts += [f"### {rest_answers.titled(title)}", table(("field", "meaning"), fields)]
+    for title, text in rest_answers.RECORDS.items():
+        parts += [f"### {rest_answers.titled(title)}", text]
     return "\n\n".join(parts) + "\n"
 
 
+def _body(route: dict[str, Any], schemas: dict[str, Any]) -> Iterator[str]:
+    """What a request carries, if it carries anything."""
+    for content in route.get("requestBody", {}).get("content", {}).values():
+        options = content["schema"].get("anyOf", [content["schema"]])
+        schema, name = options[0], options[0].get("$ref", "").rpartition("/")[2]
+        schema = schemas[name] if name else schema
+        if "properties" not in schema:
+            yield "Body: [the settings of a run](settings.md), as a JSON object."
+            continue
+        about = schema.get("description", "")
+        yield f"Body{' (may be left out)' if len(options) > 1 else ''}: {about}"
+        required = schema.get("required", [])
+        rows = [
+            (
+                f"`{field}`",
+                f"`{_json_type(f)}`",
+                _field_default(f, field in required),
+                f.get("description", ""),
+            )
+            for field, f in schema["properties"].items()
+        ]
+        yield table(("field", "values", "default", "meaning"), rows)
+
+
+def _json_type(schema: dict[str, Any]) -> str:
+    """Type and limits, in the words of JSON schema."""
+    if "anyOf" in schema:
+        return " or ".join(_json_type(s) for s in schema["anyOf"])
+    if "enum" in schema:
+        return " or ".join(map(repr, schema["enum"]))
+    inner = f" of {_json_type(schema['items'])}" if "items" in schema else ""
+    signs = (
+        ("minimum", ">="),
+        ("exclusiveMinimum", ">"),
+        ("maximum", "<="),
+        ("exclusiveMaximum", "<"),
+    )
+    limits = "".join(f" {sign} {_number(schema[key])}" for key, sign in signs if key in schema)
+    return f"{schema.get('type', 'any')}{inner}{limits}"
+
+
+def _number(value: float) -> str:
+    return f"{int(value)}" if value == int(value) and value < 10**16 else f"{value:g}"
+
+
+def _field_default(schema: dict[str, Any], required: bool) -> str:
+    default = schema.get("default")
+    if required:
+        return "required"
+    return "none" if default is None else "empty" if default in ("", []) else f"`{default}`"
+
+
 def _about(parameter: dict[str, Any]) -> str:
-    text = parameter.get("description", "")
+    text = parameter.get("description") or rest_answers.PARAMETERS.get(parameter["name"], "")
     default = parameter.get("schema", {}).get("default")
-    return text if default in (None, "") else f"{text} Default: {default}.".strip()
+    return text if default in (None, "") else f"{text} (default: {default})".strip()
 
 
 # --- messages -----------------------------------------------------------------------------------
@@ -227,12 +299,13 @@ def wire() -> str:
     ]
     for title, module in (("Messages", messages), ("Records of the control room", records)):
         parts.append(f"## {title}")
+        said = meanings(module)
         for name, found in vars(module).items():
             mine = isinstance(found, type) and found.__module__ == module.__name__
             if mine and issubclass(found, Message) and found is not Message:
                 parts += [f"### {name}", inspect.cleandoc(found.__doc__ or "")]
                 rows = [
-                    (f"`{field}`", f"`{_kind(f)}`", f.description or "")
+                    (f"`{field}`", f"`{_kind(f)}`", said[name][field])
                     for field, f in found.model_fields.items()
                 ]
                 parts.append(table(("field", "values", "meaning"), rows))
@@ -244,13 +317,19 @@ def wire() -> str:
 
 def rounds() -> str:
     """Phases of a round, from the table that the code runs on."""
-    rows = [(f"`{a.value}`", f"`{b.value}`", why) for (a, b), why in MOVES.items()]
+    rows = [(f"`{a}`", f"`{b}`", why) for a, b, why in moves()]
     parts = [
         "# A round",
         MADE + "A round is one merge of one fragment. It begins as `collecting`, and moves only as "
         "this table says. It is gone once its record says that it was skipped, or once its "
         "publication is out.",
+        "![The phases of a round, and what leads from one to the next](round.svg)",
         table(("from", "to", "when"), rows),
         "What each phase is for stands in [the algorithm](../explanation/algorithm.md).",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def moves() -> list[tuple[str, str, str]]:
+    """Which phase follows which, and when."""
+    return [(a.value, b.value, why) for (a, b), why in MOVES.items()]

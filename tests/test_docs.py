@@ -1,9 +1,11 @@
 """Pages of the documentation: every file that they show is sound, and README stays short."""
 
+import functools
 import importlib.util
 import re
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -107,12 +109,38 @@ def test_every_page_that_is_linked_is_there() -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_every_page_of_the_reference_can_be_made() -> None:
-    """`make docs` does it; who changes what they describe should see it before."""
+@functools.cache
+def _reference() -> ModuleType:
     found = importlib.util.spec_from_file_location("reference", ROOT / "site" / "reference.py")
     assert found is not None and found.loader is not None
     reference = importlib.util.module_from_spec(found)
     found.loader.exec_module(reference)
-    made = reference.pages()
+    return reference
+
+
+@functools.cache
+def _made() -> dict[str, str]:
+    pages: dict[str, str] = _reference().pages()
+    return pages
+
+
+def test_every_page_of_the_reference_can_be_made() -> None:
+    """`make docs` does it; who changes what they describe should see it before."""
+    made = _made()
     assert "reference/rest.md" in made and "/v1/runs" in made["reference/rest.md"]
     assert all(len(text.splitlines()) > 10 for text in made.values())
+
+
+def test_every_field_of_a_message_and_of_the_rest_interface_has_a_meaning() -> None:
+    for name in ("messages", "rest"):
+        rows = [r for r in _made()[f"reference/{name}.md"].splitlines() if r.startswith("| `")]
+        assert len(rows) > 150
+        assert not [row for row in rows if row.endswith("|  |")]
+
+
+def test_the_diagram_of_a_round_shows_every_phase_and_every_move() -> None:
+    reference, drawn = _reference(), _made()["reference/round.svg"]
+    assert drawn.count('marker-end="url(#tip)"') == len(reference.moves()) > 5
+    assert all(f">{text}<" in drawn for move in reference.moves() for text in move)
+    with pytest.raises(ValueError, match="leads back"):
+        reference.diagram(["a", "b"], [("b", "a", "never")])

@@ -73,7 +73,7 @@ class LifeCount(Message):
 
     learner: Id
     incarnation: Count
-    tokens: Count
+    tokens: Count  # that this life has trained on
     adopted: tuple[tuple[Index, Count], ...] = ()
     left: bool = False
 
@@ -81,19 +81,19 @@ class LifeCount(Message):
 class TensorSpec(Message):
     """One parameter tensor: its path, shape, and whether it is an embedding (merged by mean)."""
 
-    name: Annotated[str, Field(min_length=1, max_length=300)]
-    shape: tuple[Count, ...]
-    embedding: bool
+    name: Annotated[str, Field(min_length=1, max_length=300)]  # its path in the model
+    shape: tuple[Count, ...]  # length of each dimension
+    embedding: bool  # merging takes the weighted mean of it
 
 
 class Blob(Message):
     """A chunked payload: the chunks are messages on `subject`, indices 0..chunks-1."""
 
     subject: str
-    bytes: Count
-    chunk_bytes: Count
-    chunks: Count
-    digest: Digest
+    bytes: Count  # of the whole payload
+    chunk_bytes: Count  # of every chunk but the last
+    chunks: Count  # how many there are
+    digest: Digest  # of the whole payload
 
 
 class Verdict(Message):
@@ -101,6 +101,7 @@ class Verdict(Message):
 
     learner: Id
     incarnation: Version
+    # Missed: it was asked, and nothing came of it. Ineligible: it was not asked.
     outcome: Literal["merged", "refused", "missed", "ineligible"]
     reason: Reason
     # Of the contribution; none when missed or ineligible.
@@ -111,8 +112,8 @@ class Verdict(Message):
     step_to: Count = 0
     tokens_from: Count = 0
     tokens_to: Count = 0
-    weight: Finite = 0.0
-    norm: Finite = 0.0
+    weight: Finite = 0.0  # how much it counted in the merge
+    norm: Finite = 0.0  # Euclidean length of the pseudo-gradient
     # Tokens of this contribution that no earlier merge of this fragment had counted.
     tokens_new: Count = 0
     cursor: Cursor | None = None
@@ -121,10 +122,10 @@ class Verdict(Message):
 class SocketBytes(Message):
     """What crossed a process's sockets since it began to work for a run, protocol included."""
 
-    data_up: Count = 0
-    data_down: Count = 0
-    control_up: Count = 0
-    control_down: Count = 0
+    data_up: Count = 0  # fragments, sent
+    data_down: Count = 0  # fragments, received
+    control_up: Count = 0  # all else, sent
+    control_down: Count = 0  # all else, received
 
 
 class RecoveryTimes(Message):
@@ -140,9 +141,9 @@ class RecoveryTimes(Message):
     donor_s: Seconds | None = None
     settled_s: Seconds | None = None
     stepping_s: Seconds | None = None
-    donor: Word = ""
+    donor: Word = ""  # who was asked last; empty: nobody
     source: Word = ""
-    attempts: Count = 0
+    attempts: Count = 0  # joins of this life so far
 
 
 # --- learner -> syncer -------------------------------------------------------------------------
@@ -161,7 +162,7 @@ class Progress(Message):
     learner: Id
     incarnation: Count
     epoch: Count
-    state: LearnerState
+    state: LearnerState  # what it is doing
     step: Count
     tokens: Count
     c_steps: tuple[Count, ...]
@@ -177,8 +178,8 @@ class Progress(Message):
     restore: Count = 0  # serial of the newest restore that it knows of
     # Of `step`: their loss or gradient was not finite, so they changed nothing.
     steps_skipped: Count = 0
-    sockets: SocketBytes = SocketBytes()
-    recovery: RecoveryTimes | None = None
+    sockets: SocketBytes = SocketBytes()  # bytes on its connections
+    recovery: RecoveryTimes | None = None  # how this life came to train
     run_id: Word = ""  # a run deleted and submitted again is another one
 
 
@@ -203,14 +204,14 @@ class ContributionManifest(Message):
     incarnation: Count
     epoch: Count
     term: Count
-    round: Count
+    round: Count  # of the pull that it answers
     fragment: Index
     base: Version
     step_from: Count
     step_to: Count
     tokens_from: Count
     tokens_to: Count
-    cursor: Cursor | None
+    cursor: Cursor | None  # where it stands in the corpus
     codec: Word
     values: Count
     config_hash: Digest
@@ -260,11 +261,11 @@ class Beat(Message):
     run: Id
     epoch: Count
     term: Count
-    state: RunState
+    state: RunState  # of the run
     reason: Reason
     versions: tuple[Version, ...]  # committed head per fragment
     stamp: Stamp
-    live: tuple[Id, ...]
+    live: tuple[Id, ...]  # learners that are heard of
     initializer: str = ""  # while bootstrapping: who shall send the initial parameters
     evaluator: str = ""  # who evaluates the published parameters
     evaluated: bool = False  # at the end: the evaluator is done, nobody need stand by for it
@@ -299,7 +300,7 @@ class Donate(Message):
 
     donor: Id
     donor_incarnation: Count
-    newcomer: Id
+    newcomer: Id  # who shall get it
     newcomer_incarnation: Count
     nonce: str
     epoch: Count
@@ -312,7 +313,7 @@ class Pull(Message):
 
     epoch: Count
     term: Count
-    round: Count
+    round: Count  # the round that asks
     fragment: Index
     participants: tuple[Id, ...]
     timeout_s: Seconds  # from receipt
@@ -325,16 +326,16 @@ class PublicationManifest(Message):
     run: Id
     epoch: Count
     term: Count
-    round: Version
+    round: Version  # that made it; -1: none did
     fragment: Index
-    version: Count
+    version: Count  # of the fragment
     prev_version: Version
     codec: str
     values: Count
-    anchor_digest: Digest
+    anchor_digest: Digest  # of the whole fragment, once this is applied
     config_hash: Digest
     checkpoint: Count = 0  # newest mark before it
-    participants: tuple[Id, ...]
+    participants: tuple[Id, ...]  # learners whose work was merged in it
     # By learner. Whoever missed publications has given no more since its base: farther behind than
     # `staleness_max` it would have been refused.
     last_merged: dict[str, LastMerged]
@@ -357,7 +358,7 @@ class StateManifest(Message):
     nonce: str
     epoch: Count
     versions: tuple[Version, ...]  # what the donor had adopted
-    donor_step: Count
+    donor_step: Count  # inner steps that the donor had taken
     config_hash: Digest
     blob: Blob
 
@@ -425,21 +426,21 @@ class TapeRound(Message):
     term: Count
     round: Count
     fragment: Index
-    outcome: Literal["committed", "skipped"]
+    outcome: Literal["committed", "skipped"]  # whether it was merged
     reason: Reason
-    quorum_reason: Reason
+    quorum_reason: Reason  # why these learners were enough
     quorum: Count  # K in force
     version: Version  # of the fragment after this round
-    verdicts: tuple[Verdict, ...]
-    keyframe: bool
+    verdicts: tuple[Verdict, ...]  # one of each learner
+    keyframe: bool  # whether the publication has all values, not only a difference
     outer_fraction: Finite = 0.0  # of the budget: where the outer schedule stood
     anchor_digest: str  # after this round; empty when skipped
-    master_digest: str
-    payload_digest: str
+    master_digest: str  # of the syncer's own fp32 values
+    payload_digest: str  # of the bytes that are published
     stamp: Stamp
-    quorum_s: Seconds
-    grace_s: Seconds
-    sync_s: Seconds
+    quorum_s: Seconds  # from its beginning until enough learners were ready
+    grace_s: Seconds  # from there until contributions were asked for
+    sync_s: Seconds  # from there until it was closed
     at: Seconds
     # Of every life that is further than the tape knew, or adopted more.
     counts: tuple[LifeCount, ...] = ()
@@ -450,8 +451,8 @@ class TapeCheckpoint(Message):
 
     kind: Literal["checkpoint"] = "checkpoint"
     term: Count
-    number: Count
-    outcome: Literal["begun", "complete", "failed"]
+    number: Count  # of the checkpoint in this run
+    outcome: Literal["begun", "complete", "failed"]  # what became of it
     reason: Reason
     at: Seconds
 
@@ -477,8 +478,8 @@ class TapeSnapshot(Message):
     kind: Literal["snapshot"] = "snapshot"
     term: Count
     covers: Count
-    round: Version
-    path: str
+    round: Version  # newest round that it covers; -1: none
+    path: str  # where it lies on the writer's disk
     at: Seconds
 
 
@@ -487,8 +488,8 @@ class TapeSetting(Message):
 
     kind: Literal["setting"] = "setting"
     term: Count
-    name: Literal["paused", "quorum", "stopping"]
-    value: int
+    name: Literal["paused", "quorum", "stopping"]  # what was changed
+    value: int  # what it is now; 1: yes
     reason: Reason
     at: Seconds
 
@@ -498,7 +499,7 @@ class TapeEnd(Message):
 
     kind: Literal["end"] = "end"
     term: Count
-    outcome: Literal["finished", "stopped"]
+    outcome: Literal["finished", "stopped"]  # how the run ended
     reason: Reason
     versions: tuple[Version, ...]
     at: Seconds

@@ -29,17 +29,17 @@ Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # 0 or more, of the
 class MemberRecord(Message):
     """A living process, under a key that expires unless refreshed."""
 
-    id: Id
-    role: Literal["learner", "syncer", "coordinator", "supervisor"]
+    id: Id  # its name, which no other living process has
+    role: Literal["learner", "syncer", "coordinator", "supervisor"]  # what kind of process it is
     boot: str  # unique per process start; `boot_of` says with it which release the process is of
-    host: str
-    pid: Count
+    host: str  # name of its machine
+    pid: Count  # number of the process on that machine
     lock: str  # identifies the locked data folder: same lock, the old process is dead
-    started_at: Seconds
+    started_at: Seconds  # wall clock, in seconds since 1970
     address: str = ""  # host:port of its health endpoint
-    run: str = ""
-    state: str = "idle"
-    draining: bool = False
+    run: str = ""  # that it works for; empty: none
+    state: str = "idle"  # what it is doing
+    draining: bool = False  # it takes up no more work
     reason: Reason = ""  # why a syncer cannot lead, or a learner cannot work
     full: Reason = ""  # what its own disk does not take, and what to do; it works all the same
     tape_seq: Count = 0  # newest tape record that a syncer has executed
@@ -81,18 +81,18 @@ class LearnerSpeed(Message):
     devices: Count  # of this process
     # Of the newest steps that were timed. Pauses, evaluations and what faults cost are no part.
     steps: Count
-    seconds: Seconds
+    seconds: Seconds  # that these steps took
     tokens_per_s: Figure | None = None  # None: no step is timed yet
     data_wait_ratio: Figure | None = None  # share of `seconds` that went into the next batch
     data_wait_s: Seconds = 0.0  # of this life
     # Model FLOP utilisation: what the model's arithmetic takes of the devices' peak.
     mfu: Figure | None = None
-    flops_per_token: Figure | None = None
+    flops_per_token: Figure | None = None  # of the model, forward and backward
     flops_estimated: bool = False  # 6 N: of a model whose shape is not known
     peak_flops: Figure | None = None  # per second, dense bf16, all devices; None: not in the table
     memory_of: Literal["device", "process"]  # of all devices together, or what is resident
-    memory_bytes: Count
-    memory_peak_bytes: Count
+    memory_bytes: Count  # in use now
+    memory_peak_bytes: Count  # the most that was in use
     memory_limit_bytes: Count | None = None  # that devices let a process have
     # Of an island of several hosts: by how much each takes up steps later than it is told to.
     hosts: dict[str, Seconds] = Field(default_factory=dict, max_length=1024)
@@ -101,7 +101,7 @@ class LearnerSpeed(Message):
 class Assignment(Message):
     """Which run a member works for; outlives the coordinator."""
 
-    member: Id
+    member: Id  # whose it is
     run: str  # empty: none
     run_id: str = ""  # a run deleted and submitted again is another one
     shard: Count = 0  # of a syncer
@@ -130,7 +130,7 @@ class SnapshotWish(Message):
     First what describes the newest one, then its files, one by one, each under a nonce of its own.
     """
 
-    standby: Id
+    standby: Id  # who asks
     nonce: Id
     after: Count  # the newest record it has executed: an older snapshot is of no use
     covers: Count = 0  # of the snapshot that the file is of
@@ -148,10 +148,10 @@ class SnapshotManifest(Message):
     """What describes a snapshot, or one of its files, on STATE; the tape record it covers."""
 
     run: Id
-    leader: Id
+    leader: Id  # who sends it
     standby: Id
     nonce: Id
-    covers: Count
+    covers: Count  # sequence of the newest tape record in it
     blob: Blob
 
 
@@ -167,10 +167,10 @@ class Incarnation(Message):
 class ShardLease(Message):
     """Who reads a data shard, and from where it began to; `Place` tells how far it is merged."""
 
-    shard: Count
+    shard: Count  # number of the data shard
     holder: str  # empty: free
-    incarnation: Version
-    sequences: Count
+    incarnation: Version  # life of the holder
+    sequences: Count  # already read when the lease began
     passes: Count  # times the shard was read to its end
 
     @property
@@ -185,24 +185,24 @@ class LeaseWish(Message):
     `revision`: of the lease as the learner read it; 0: there was none.
     """
 
-    lease: ShardLease
+    lease: ShardLease  # as it shall be
     revision: Count
 
 
 class LeaseReply(Message):
     """The lease as it was written, with its revision; none: why not."""
 
-    lease: ShardLease | None = None
-    revision: Count = 0
+    lease: ShardLease | None = None  # as it is
+    revision: Count = 0  # that it has now
     reason: Reason = ""
 
 
 class Place(Message):
     """How far a data shard is merged, in any fragment, as the run's tape says."""
 
-    shard: Count
-    sequences: Count
-    passes: Count
+    shard: Count  # number of the data shard
+    sequences: Count  # merged in this pass
+    passes: Count  # times that it was merged to its end before
 
 
 class Restore(Message):
@@ -220,27 +220,27 @@ RunPhase = Literal["submitting", "there", "deleting"]
 class RunRecord(Message):
     """A run as its user wants it."""
 
-    name: Id
-    spec: dict[str, Any]
-    desired: Literal["running", "paused", "stopped"]
+    name: Id  # of the run
+    spec: dict[str, Any]  # the whole specification, as JSON
+    desired: Literal["running", "paused", "stopped"]  # what the run shall be
     quorum: Count
-    created_at: Seconds
+    created_at: Seconds  # wall clock, in seconds since 1970
     checkpoint: Count = 0  # number of the newest checkpoint asked for
-    restore: Restore | None = None
+    restore: Restore | None = None  # newest wish to go back to a checkpoint
     # The newest record on any shard's tape when the user asked to begin again from what is
     # published; 0: never. A shard that has recorded more since found its state by itself.
     begin_again: Count = 0
-    phase: RunPhase = "there"
+    phase: RunPhase = "there"  # whether it is all there
 
 
 class TokenCounts(Message):
     """Tokens by what became of them; together all that were processed (docs/how-to/recover.md)."""
 
-    merged: Count = 0
-    refused: Count = 0
-    overwritten: Count = 0
-    lost: Count = 0
-    in_flight: Count = 0
+    merged: Count = 0  # part of the published parameters
+    refused: Count = 0  # in refused contributions, and in no merged one
+    overwritten: Count = 0  # a newer publication came before they were merged
+    lost: Count = 0  # their process is gone
+    in_flight: Count = 0  # their fate is open
 
 
 class RecoveryRecord(Message):
@@ -256,15 +256,15 @@ class RecoveryRecord(Message):
     incarnation: Count
     lost_at: Seconds = 0.0
     detected_at: Seconds = 0.0
-    restarted_at: Seconds = 0.0
-    joined_at: Seconds = 0.0
-    donor_at: Seconds = 0.0
-    transferred_at: Seconds = 0.0
-    stepping_at: Seconds = 0.0
-    contributed_at: Seconds = 0.0
-    donor: str = ""
-    source: str = ""
-    attempts: Count = 0
+    restarted_at: Seconds = 0.0  # its process began
+    joined_at: Seconds = 0.0  # the syncer admitted it
+    donor_at: Seconds = 0.0  # somebody was asked to give inner state
+    transferred_at: Seconds = 0.0  # the inner state is in hand
+    stepping_at: Seconds = 0.0  # it takes steps
+    contributed_at: Seconds = 0.0  # its work was merged
+    donor: str = ""  # who was asked last; empty: nobody
+    source: str = ""  # of its inner state: donor, checkpoint or fresh
+    attempts: Count = 0  # joins of this life so far
     rounds: Version = -1
 
 
@@ -274,8 +274,8 @@ CheckpointState = Literal["", "making", "complete", "failed"]
 class StreamUse(Message):
     """Bytes that a stream holds, and may hold (0: no limit)."""
 
-    bytes: Count
-    limit: Count
+    bytes: Count  # that it holds
+    limit: Count  # that it may hold; 0: no limit
 
 
 class RunStatus(Message):
@@ -283,35 +283,35 @@ class RunStatus(Message):
 
     run: Id
     run_id: str = ""  # tells it from a deleted run of that name; empty: of an earlier version
-    state: RunState
+    state: RunState  # of the run
     reason: Reason
     epoch: Count
     term: Count
-    shard: Count = 0
+    shard: Count = 0  # of the syncer that tells it
     leader: str
     quorum: Count
     versions: tuple[Version, ...]
     stamp: Stamp
-    rounds_committed: Count
-    rounds_skipped: Count
-    contributions_merged: Count
+    rounds_committed: Count  # since the run began
+    rounds_skipped: Count  # since the run began
+    contributions_merged: Count  # since the run began
     refused: dict[str, int]  # reason class -> count
-    alive: tuple[Id, ...]
-    participating: tuple[Id, ...]
-    parameters: Count
-    tokens_per_step: Count
-    tokens_processed: Count
+    alive: tuple[Id, ...]  # learners that are heard of
+    participating: tuple[Id, ...]  # learners that were merged within the last rounds
+    parameters: Count  # of the model
+    tokens_per_step: Count  # that a learner trains on in one step
+    tokens_processed: Count  # that learners have trained on
     tokens_useful: Count  # merged, as in `tokens`
     tokens: TokenCounts = TokenCounts()  # mean over fragments weighted by size
-    tokens_by_fragment: tuple[TokenCounts, ...] = ()
+    tokens_by_fragment: tuple[TokenCounts, ...] = ()  # the same, exactly
     tokens_reread: Count = 0  # samples that are read again because their reader is gone
-    bytes_up: Count
-    bytes_down: Count
+    bytes_up: Count  # of contributions
+    bytes_down: Count  # of publications, times their readers
     learners: dict[str, dict[str, Any]]  # per learner: what the dashboard shows
     recoveries: tuple[RecoveryRecord, ...] = ()  # the newest, oldest first
     checkpoint: Count = 0  # number of the newest
-    checkpoint_state: CheckpointState = ""
-    checkpoint_reason: Reason = ""
+    checkpoint_state: CheckpointState = ""  # of the newest checkpoint
+    checkpoint_reason: Reason = ""  # why it failed
     restores: Count = 0  # serial of the newest wish to restore that is fulfilled or given up
     streams: dict[str, StreamUse] = Field(default_factory=dict)  # by kind: UP, DN, TAPE, STATE
     settled: bool = False  # the run is over and its learners have left: nobody is needed any more
@@ -323,11 +323,11 @@ class RunStatus(Message):
 class Event(Message):
     """Something worth telling: joins, leaves, faults, evaluations. Shown, never acted on."""
 
-    run: str
-    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,40}$")]
-    source: str
-    text: Reason
-    data: dict[str, Any] = Field(default_factory=dict)
+    run: str  # that it is about; empty: none
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,40}$")]  # what happened, in one word
+    source: str  # who tells it
+    text: Reason  # what happened, for people
+    data: dict[str, Any] = Field(default_factory=dict)  # what happened, for programs
     at: Seconds
 
 
@@ -337,20 +337,20 @@ FaultKind = Literal["kill", "hang", "slow", "nan"]
 class Fault(Message):
     """A typed fault on one process: now, after seconds, or at a step."""
 
-    id: Id
-    kind: FaultKind
-    target: Id
+    id: Id  # of this fault
+    kind: FaultKind  # what shall happen to the process
+    target: Id  # the member that it hits
     run: str = ""
-    at_step: Version = -1
-    after_s: Seconds = 0.0
-    duration_s: Seconds = 0.0
-    factor: Finite = 1.0
+    at_step: Version = -1  # at this step of a learner; -1: at a time
+    after_s: Seconds = 0.0  # from receipt
+    duration_s: Seconds = 0.0  # of a hang or a slowness
+    factor: Finite = 1.0  # how many times slower
 
 
 class FaultReply(Message):
     """A process's answer to a Fault: armed, or why not."""
 
-    id: Id
+    id: Id  # of the fault
     accepted: bool
     reason: Reason
 

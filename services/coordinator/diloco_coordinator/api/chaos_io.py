@@ -24,13 +24,19 @@ class FaultRequest(BaseModel):
     """One fault: now, after seconds, or at an inner step of a learner."""
 
     model_config = ConfigDict(extra="forbid")
-    kind: FaultKind
-    target: str = Field(max_length=63)
+    kind: FaultKind = Field(description="What shall happen.")
+    target: str = Field(max_length=63, description="Name of the member that it shall hit.")
     run: str = Field("", max_length=63, description="By default the run the target works for.")
-    at_step: int | None = Field(None, ge=0, le=2**53)
-    after_s: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False)
-    duration_s: float = Field(0.0, ge=0, le=3600, allow_inf_nan=False)
-    factor: float = Field(1.0, ge=1, le=1000, allow_inf_nan=False)
+    at_step: int | None = Field(None, ge=0, le=2**53, description="At this step of a learner.")
+    after_s: float = Field(
+        0.0, ge=0, le=86_400, allow_inf_nan=False, description="So many seconds from now."
+    )
+    duration_s: float = Field(
+        0.0, ge=0, le=3600, allow_inf_nan=False, description="Seconds that hang and slow last."
+    )
+    factor: float = Field(
+        1.0, ge=1, le=1000, allow_inf_nan=False, description="So many times slower."
+    )
 
     @model_validator(mode="after")
     def _of_this_kind(self) -> "FaultRequest":

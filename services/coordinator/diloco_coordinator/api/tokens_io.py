@@ -44,8 +44,10 @@ class TokenRequest(BaseModel):
     """A token to make."""
 
     model_config = ConfigDict(extra="forbid")
-    name: Id
-    scopes: tuple[Scope, ...] = Field(min_length=1, max_length=len(SCOPES))
+    name: Id = Field(description="Its name, by which it is revoked and noted.")
+    scopes: tuple[Scope, ...] = Field(
+        min_length=1, max_length=len(SCOPES), description="What it may do."
+    )
     runs: tuple[Pattern, ...] = Field(
         (), max_length=PATTERNS_MAX, description="Limit it to these runs; a * ends a beginning."
     )
@@ -83,7 +85,13 @@ class RotateRequest(BaseModel):
     """How long the old secret stays good beside the new one."""
 
     model_config = ConfigDict(extra="forbid")
-    overlap_s: float = Field(OVERLAP_S, ge=0, le=OVERLAP_S_MAX, allow_inf_nan=False)
+    overlap_s: float = Field(
+        OVERLAP_S,
+        ge=0,
+        le=OVERLAP_S_MAX,
+        allow_inf_nan=False,
+        description="Seconds for which both are good.",
+    )
 
 
 class Tokens:
