@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from pages import PLACED, RUN, SHOWN, blocks, pages
 
 from diloco_cli.commands import whole_app
+from diloco_cli.demo import verdicts
 from diloco_shared.checking import Invalid, check
 
 ROOT = Path(__file__).parent.parent
@@ -144,3 +146,10 @@ def test_the_diagram_of_a_round_shows_every_phase_and_every_move() -> None:
     assert all(f">{text}<" in drawn for move in reference.moves() for text in move)
     with pytest.raises(ValueError, match="leads back"):
         reference.diagram(["a", "b"], [("b", "a", "never")])
+
+
+def test_readme_shows_what_the_demo_printed_in_the_committed_run() -> None:
+    figures = json.loads((ROOT / "docs" / "results" / "demo.json").read_text("utf-8"))
+    printed = [f"yes {text}" for text, kept in verdicts(figures) if kept]
+    printed.append(f"Report: diloco-data/demo/report.html ({figures['seconds']:.0f} s)")
+    assert "\n".join(["```", *printed, "```"]) in (ROOT / "README.md").read_text("utf-8")
