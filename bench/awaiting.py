@@ -1,6 +1,7 @@
 """How much of the product's awaiting code worlds of whole processes execute.
 
     python bench/awaiting.py [--seeds 30] [--from 0] [--least 0.85] [--json FILE]
+    python bench/awaiting.py --table FILE
 
 What awaits is what the order of events can break: lines in bodies of `async def`, and of those the
 statements that hold an `await`, an `async for` or an `async with`. Worlds are played under
@@ -25,6 +26,7 @@ import coverage
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from folders import by_folder, folder, markdown, percent
 from runs import surroundings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -273,6 +275,32 @@ def show(result: dict[str, Any]) -> None:
         print(f"{len(f['missing']):>4} of {f['lines']:<4} {f['function']}  ({lines})")
 
 
+def table(result: dict[str, Any], least: float = 0.85) -> str:
+    """By folder of the product; for those below `least` the files of which most is missing."""
+    files = {name: (s["lines"], s["executed"]) for name, s in result["files"].items()}
+    rows = []
+    for name, (lines, executed) in by_folder(files.items()).items():
+        told = _most_missing(files, name) if executed < least * lines else ""
+        rows.append((name, str(lines), str(executed), percent(executed, lines), told))
+    whole = (("all", result["all"]), ("all without sockets", result["without_sockets"]))
+    for name, s in whole:
+        share = percent(s["executed"], s["lines"], 1)
+        rows.append((name, str(s["lines"]), str(s["executed"]), share, ""))
+    head = ("part of the product", "awaiting lines", "executed", "share", "where lines are missing")
+    return markdown(head, rows)
+
+
+def _most_missing(files: dict[str, tuple[int, int]], of: str, shown: int = 3) -> str:
+    left = {f: lines - done for f, (lines, done) in files.items() if folder(f) == of}
+    worst = sorted((f for f in left if left[f]), key=lambda f: (-left[f], f))
+    told = [
+        f"`{Path(f).name}`: {left[f]}{', sockets' if speaks_to_sockets(f) else ''}"
+        for f in worst[:shown]
+    ]
+    more = len(worst) - shown
+    return "; ".join([*told, *([f"and {more} more"] if more > 0 else [])])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=30, help="how many")
@@ -280,7 +308,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--least", type=float, default=0.0, help="share of lines, else failure")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path, help="print a table of this output, and do no more")
     args = parser.parse_args()
+    if args.table:
+        print(table(json.loads(args.table.read_text(encoding="utf-8"))))
+        return
     began, of = time.monotonic(), product()
     executed: defaultdict[str, Lines] = defaultdict(set)
     broken = 0

@@ -2,6 +2,7 @@
 
     python bench/mutation.py [--only MODULE ...] [--sample N] [--seed K] [--worlds N] [--json FILE]
     python bench/mutation.py --id ID ...
+    python bench/mutation.py --table FILE
 
 bench/mutants.py puts in faults that somebody thought of. This makes them from the syntax tree of
 each module: another comparison, bound, sign, flag or branch, a step left out, an empty answer. Of
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import mutants
+from folders import by_folder, markdown, percent
 from mutating.faults import Fault, faults, sampled
 from mutating.judging import Verdict
 from mutating.nursery import verdicts
@@ -123,6 +125,37 @@ def share(number: int, survived: int) -> float:
     return round((number - survived) / number, 3) if number else 1.0
 
 
+# What an output says of a survivor that is noticed by now: a test was written, or was there.
+NOTICED_NOW = ("a real gap", "noticed by")
+
+
+def table(whole: dict[str, Any]) -> str:
+    """By folder of the product: faults, those noticed when they were made, and those noticed now.
+
+    `whole`: an output of several runs. Runs whose faults nobody looked at again are left out.
+    """
+    runs = [r for r in whole["runs"] if "noticed_with_the_tests_that_are_there_now" in r]
+    counts = [
+        (file, (f["mutants"], f["mutants"] - f["survived"], f["mutants"] - f["survived"]))
+        for r in runs
+        for file, f in r["modules"].items()
+    ]
+    since = [
+        (s["file"], (0, 0, int(s["is"].startswith(NOTICED_NOW))))
+        for r in runs
+        for s in r["survivors"]
+    ]
+    found = by_folder([*counts, *since])
+    total = [sum(column) for column in zip(*found.values(), strict=True)]
+    return markdown(
+        ("part of the product", "faults", "when made", "today"),
+        [
+            (name, str(n), f"{then} ({percent(then, n)})", f"{now} ({percent(now, n)})")
+            for name, (n, then, now) in [*found.items(), ("all", total)]
+        ],
+    )
+
+
 def prepared() -> None:
     """Slow imports and kernels that every child needs, once."""
     for library in (*mutants.LIBRARIES, *LIBRARIES):
@@ -179,7 +212,11 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=20, help="seconds of tests for each fault")
     parser.add_argument("--tests", nargs="*", default=[], help="files of tests, instead of all")
     parser.add_argument("--json", type=Path, help="write it there, beside other modules")
+    parser.add_argument("--table", type=Path, help="print a table of this output, and do no more")
     args = parser.parse_args()
+    if args.table:
+        print(table(json.loads(args.table.read_text(encoding="utf-8"))))
+        return
     if not (drawn := chosen(args)):
         sys.exit("there is no such module, or no such fault")
     prepared()

@@ -1,0 +1,67 @@
+"""Tables by folder of the product: they add up, and the documentation shows those of today."""
+
+import json
+from pathlib import Path
+
+import awaiting
+import mutation
+from folders import by_folder, folder
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "docs" / "results"
+
+
+def test_a_file_is_counted_in_its_own_folder_alone() -> None:
+    assert folder("shared/diloco_shared/bus/nats/link.py") == "shared/bus/nats"
+    assert folder("services/syncer/diloco_syncer/machine.py") == "syncer"
+    files = {
+        "shared/diloco_shared/bus/nats/link.py": (3, 1),
+        "shared/diloco_shared/bus/port.py": (5, 5),
+        "shared/diloco_shared/bus/nats/wire.py": (1, 1),
+    }
+    assert by_folder(files.items()) == {"shared/bus": [5, 5], "shared/bus/nats": [4, 2]}
+
+
+def test_who_is_noticed_by_now_counts_for_today_alone() -> None:
+    module = "services/syncer/diloco_syncer/rounds/gate.py"
+    run = {
+        "noticed_with_the_tests_that_are_there_now": 3,
+        "modules": {module: {"mutants": 4, "survived": 2}},
+        "survivors": [
+            {"file": module, "is": "a real gap: a test is there now"},
+            {"file": module, "is": "the length of a text"},
+        ],
+    }
+    rows = mutation.table({"runs": [run, {"modules": {}, "survivors": []}]}).splitlines()
+    assert rows[2:] == [
+        "| syncer/rounds | 4 | 2 (50 %) | 3 (75 %) |",
+        "| all | 4 | 2 (50 %) | 3 (75 %) |",
+    ]
+
+
+def test_where_too_little_is_executed_the_worst_files_are_named() -> None:
+    def file(lines: int, executed: int) -> dict[str, int]:
+        return {"lines": lines, "executed": executed}
+
+    result = {
+        "files": {
+            "shared/diloco_shared/bus/nats/link.py": file(10, 0),
+            "services/syncer/diloco_syncer/rounds/a.py": file(10, 9),
+            "services/syncer/diloco_syncer/merging/a.py": file(10, 8),
+        },
+        "all": file(30, 17),
+        "without_sockets": file(20, 17),
+    }
+    assert awaiting.table(result).splitlines()[2:] == [
+        "| shared/bus/nats | 10 | 0 | 0 % | `link.py`: 10, sockets |",
+        "| syncer/merging | 10 | 8 | 80 % | `a.py`: 2 |",
+        "| syncer/rounds | 10 | 9 | 90 % |  |",
+        "| all | 30 | 17 | 56.7 % |  |",
+        "| all without sockets | 20 | 17 | 85.0 % |  |",
+    ]
+
+
+def test_the_page_shows_the_tables_of_the_committed_outputs() -> None:
+    page = (RESULTS / "tests.md").read_text("utf-8")
+    for name, table in (("mutation", mutation.table), ("awaiting", awaiting.table)):
+        assert table(json.loads((RESULTS / f"{name}.json").read_text("utf-8"))) in page
