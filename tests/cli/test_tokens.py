@@ -126,13 +126,13 @@ def test_an_event_says_whose_request_caused_it(
         "at": 0.0,
         "source": "coordinator",
         "kind": "run-paused",
-        "text": "demo shall be paused",
+        "text": "pausing run demo",
     }
     both = [event | {"data": {"actor": "anna"}}, event | {"data": {}}]
     monkeypatch.setattr(Client, "events", lambda *_: both)
     assert diloco("events")[1].splitlines() == [
-        "00:00:00 coordinator run-paused: demo shall be paused (by anna)",
-        "00:00:00 coordinator run-paused: demo shall be paused",
+        "00:00:00 coordinator run-paused: pausing run demo (by anna)",
+        "00:00:00 coordinator run-paused: pausing run demo",
     ]
 
 

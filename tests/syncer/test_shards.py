@@ -256,7 +256,7 @@ def test_a_mark_that_nobody_has_set_is_not_set_and_holds_nothing_up(pair: list[A
     assert [r.kind for r in second.tape][-1] == "round", "it is merged as ever"
     assert not [e for e in told if isinstance(e, FindMark)], "of one claim we look once"
     refused = [e for e in second.effects if isinstance(e, Tell) and e.kind == "refused"]
-    assert refused[0].text.startswith("a: unknown-mark")
+    assert refused[0].text.startswith("a told of a checkpoint that was never begun")
     second.first_mark = 1
     second.step("a", checkpoint=1, mark=1)
     assert marks(second) == [(1, "begun")], "the next one is believed if it is there"

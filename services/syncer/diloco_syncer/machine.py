@@ -65,7 +65,7 @@ from diloco_syncer.events import (
     Wanted,
 )
 from diloco_syncer.history.history import History
-from diloco_syncer.leadership import rebirth
+from diloco_syncer.leadership import bootstrap, rebirth
 from diloco_syncer.leadership.bootstrap import Beginning
 from diloco_syncer.leadership.ending import Ending
 from diloco_syncer.leadership.user_requests import UserRequests, covering
@@ -178,10 +178,10 @@ class Machine:
                 # Marked before the round that it may be merged in is recorded.
                 self.wishes.checkpoints.met(event.manifest.checkpoint, event.manifest.learner)
                 kind, effects = self.rounds.contribution(event, now)
-                return [*effects, *self.refused.tell(kind, event.manifest.learner, "contribution")]
+                return [*effects, *self.refused.contribution(kind, event.manifest.learner)]
             case Malformed():
                 self.rounds.unusable(event)
-                return self.refused.tell(event.kind, event.source, event.reason)
+                return self.refused.message(event)
             case Staged():
                 return self.rounds.staged(event, now)
             case Appended():
@@ -194,7 +194,8 @@ class Machine:
                 return self._put(self.wishes.take(event, now, self._wall(now)))
             case MarkFound():
                 liar = self.wishes.checkpoints.marked(event)
-                return self.refused.tell("unknown-mark" if liar else "", liar, "checkpoint")
+                what = f"{liar} told of a checkpoint that was never begun, and was not believed"
+                return self.refused.tell("unknown-mark" if liar else "", what)
             case Suspended():
                 self.lapse = event.reason
             case SnapshotDone() | SnapshotFailed():
@@ -284,7 +285,7 @@ class Machine:
             case TapeTerm():
                 self.leading, self.roster.since = True, event.at - self.wall_offset
                 effects: list[Effect] = [*self._unpublished(), *self._superseded()]
-                effects.append(Tell("term", f"{record.leader} leads, term {record.term}"))
+                effects.append(self._leads(record))
                 if lost := self._lost(self.published):
                     self.owed = f"DN {lost}"
                     effects += self._begin_owed(now)
@@ -303,7 +304,7 @@ class Machine:
                     InstallInit(record.layout, record.subjects),
                     *(self._keyframe(p) for p in h.owned),
                     *self._snapshot(),
-                    Tell("init", f"initial parameters of {record.learner} are version 0"),
+                    Tell("init", bootstrap.told(record)),
                 ]
             case TapeRound():
                 self.announcer.watchdog.closed(now)
@@ -473,17 +474,23 @@ class Machine:
         covered, self.covered = self.covered, None
         return [PurgeUp(covered)]
 
+    def _leads(self, record: TapeTerm) -> Tell:
+        shard = f"shard {self.history.shard} of " if self.spec.algorithm.shards > 1 else ""
+        return Tell("term", f"{record.leader} leads {shard}the run now (term {record.term})")
+
     # --- learners ------------------------------------------------------------------------------
 
     def _progress(self, progress: Progress, now: float) -> list[Effect]:
         h = self.history
         if why := impossible(progress, h.fragments, self.spec.tokens_per_step):
-            return self.refused.tell("malformed", progress.learner, why)
+            what = f"a report of {progress.learner} was refused: {why}"
+            return self.refused.tell("malformed", what)
         if too_far(progress.epoch, h.epoch):
-            return self.refused.tell("epoch", progress.learner, f"is in epoch {progress.epoch}")
+            return self._not_believed(progress.learner, f"is in epoch {progress.epoch}")
         before = self.roster.newest(progress.learner)
-        if self.roster.progress(progress, now):
-            return self.refused.tell("incarnation", progress.learner, "progress")
+        if why := self.roster.progress(progress, now) or "":
+            what = f"a report of {progress.learner} was refused: {why}"
+            return self.refused.tell("incarnation", what)
         effects: list[Effect] = []
         if progress.incarnation > before and self.leading:
             effects.append(
@@ -507,7 +514,7 @@ class Machine:
     def _catch_up(self, learner: str, epoch: int, now: float) -> list[Effect]:
         """A learner is ahead of the tape: with another shard, or its record is lost."""
         if too_far(epoch, self.history.epoch):
-            return self.refused.tell("epoch", learner, f"is in epoch {epoch}")
+            return self._not_believed(learner, f"is in epoch {epoch}")
         alone = self.spec.algorithm.shards == 1  # no other shard began it
         why = f"is in epoch {epoch}, the tape in {self.history.epoch}"
         return self._believe(learner, epoch + alone, why, now)
@@ -528,8 +535,12 @@ class Machine:
         if not self._epoch_may_begin:
             return []
         if not self.claims.counts(learner, now):
-            return self.refused.tell("epoch", learner, f"{why}: not believed so often")
+            return self._not_believed(learner, why, "says too often")
         return self._begin_epoch(epoch, f"{learner} {why}", self._wall(now))
+
+    def _not_believed(self, learner: str, what: str, says: str = "says") -> list[Effect]:
+        told = f"{learner} {says} that it {what}, and was not believed"
+        return self.refused.tell("epoch", told)
 
     @property
     def _epoch_may_begin(self) -> bool:

@@ -190,12 +190,47 @@ class FaultAgent:
     async def _tell(self, kind: str, fault: Fault) -> None:
         """Write the truth down; a fault whose record cannot be written is carried out anyway."""
         data = {**fault.model_dump(), "step": self.step, "at": ambient.wall()}
-        run, text = (
-            self.run or fault.run or "cluster",
-            f"{fault.kind} on {self.target} ({fault.id})",
-        )
-        event = event_now(run, kind, self.target, text, data)
+        run = self.run or fault.run or "cluster"
+        what = healed(fault) if kind == "fault-healed" else applied(fault)
+        event = event_now(run, kind, self.target, f"{self.target} {what} ({fault.id})", data)
         await tell(self.bus, event, role=self.role, timeout_s=2.0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Faults in words: ends of sentences that begin with the target's name.
+
+
+def planned(fault: Fault) -> str:
+    """What a fault will do."""
+    lasts = f"for {fault.duration_s:g} s"
+    match fault.kind:
+        case "kill":
+            return "is to be killed"
+        case "hang":
+            return f"is to stand still {lasts}"
+        case "slow":
+            return f"is to take {fault.factor:g} times as long for each step, {lasts}"
+        case "nan":
+            return "is to compute gradients of one step that are no numbers"
+
+
+def applied(fault: Fault) -> str:
+    """What a fault does."""
+    lasts = f"for {fault.duration_s:g} s"
+    match fault.kind:
+        case "kill":
+            return "was killed on request"
+        case "hang":
+            return f"stands still {lasts}, on request"
+        case "slow":
+            return f"takes {fault.factor:g} times as long for each step {lasts}, on request"
+        case "nan":
+            return "computes gradients of one step that are no numbers, on request"
+
+
+def healed(fault: Fault) -> str:
+    """That a fault is over."""
+    return "goes on" if fault.kind == "hang" else "is as fast as before"
 
 
 def _kill_self() -> None:

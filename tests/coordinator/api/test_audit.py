@@ -76,6 +76,8 @@ async def test_events_say_whose_request_caused_them(world: Any) -> None:
         actors = {e.kind: e.data.get("actor") for _, e in desk.registry.events}
         assert actors["run-created"] == "anna" and actors["run-paused"] == "admin"
         assert actors["assigned"] is None, "the coordinator did that of itself"
+        texts = {e.kind: e.text for _, e in desk.registry.events}
+        assert texts["run-paused"] == "pausing run demo"
 
 
 def _kinds(desk: Any) -> set[str]:

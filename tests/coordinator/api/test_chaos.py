@@ -58,6 +58,9 @@ async def test_a_fault_at_a_step_waits_for_it(world: Any) -> None:
         answer = await _answered(desk, {"kind": "kill", "target": "a", "at_step": 9})
         assert answer.json()["when"] == "at step 9 (now 5)"
         assert [f.at_step for f in there.armed] == [9]
+        await until(lambda: len(desk.registry.events) == 1)
+        (planned,) = (e for _, e in desk.registry.events)
+        assert planned.text == "a is to be killed at step 9 (now 5)"
 
 
 async def test_a_repeated_request_inflicts_one_fault(world: Any) -> None:

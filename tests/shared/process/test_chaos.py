@@ -15,7 +15,14 @@ import pytest
 from waiting import until
 
 from diloco_shared.bus.port import StreamSpec
-from diloco_shared.process.chaos import ARMED_MAX, Abilities, FaultAgent
+from diloco_shared.process.chaos import (
+    ARMED_MAX,
+    Abilities,
+    FaultAgent,
+    applied,
+    healed,
+    planned,
+)
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event, Fault, FaultReply
 from diloco_shared.protocol.wire import decode, encode
@@ -159,6 +166,30 @@ async def test_the_truth_is_written_before_the_kill() -> None:
         assert event.data["id"] == "f-1"
         assert event.data["kind"] == "kill"
         assert event.data["target"] == event.source == "l-1"
+        assert event.text == "l-1 was killed on request (f-1)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "will", "does"),
+    [
+        ("kill", "is to be killed", "was killed on request"),
+        ("hang", "is to stand still for 20 s", "stands still for 20 s, on request"),
+        (
+            "slow",
+            "is to take 3 times as long for each step, for 20 s",
+            "takes 3 times as long for each step for 20 s, on request",
+        ),
+        (
+            "nan",
+            "is to compute gradients of one step that are no numbers",
+            "computes gradients of one step that are no numbers, on request",
+        ),
+    ],
+)
+def test_a_fault_is_told_in_words(kind: Any, will: str, does: str) -> None:
+    fault = Fault(id="f-1", kind=kind, target="l-1", duration_s=20.0, factor=3.0)
+    assert (planned(fault), applied(fault)) == (will, does)
+    assert healed(fault) == ("goes on" if kind == "hang" else "is as fast as before")
 
 
 async def test_a_fault_for_a_step_waits_for_that_step_and_comes_once() -> None:

@@ -12,6 +12,7 @@ from diloco_coordinator.api.views import fault_views
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared import ambient
 from diloco_shared.bus.port import Unavailable
+from diloco_shared.process.chaos import planned
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Fault, FaultKind, FaultReply
 from diloco_shared.protocol.wire import WireError, decode, encode
@@ -99,7 +100,7 @@ class Chaos:
         await self.registry.tell(
             fault.run,
             "fault-planned",
-            f"{fault.kind} on {fault.target} {reply.reason}",
+            f"{fault.target} {planned(fault)} {reply.reason}",
             {**fault.model_dump(), "when": reply.reason, "at": ambient.wall()},
         )
         return {"id": fault.id, "kind": fault.kind, "target": fault.target, "when": reply.reason}

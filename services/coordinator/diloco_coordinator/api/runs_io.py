@@ -61,6 +61,13 @@ from diloco_shared.spec.run import OF_CHECKPOINT, RunSpec, written
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[int, Query(ge=0)]
 Desired = Literal["running", "paused", "stopped"]
+# What each of the three asks for, in the reference of the API; and what is told of it.
+WISHES: dict[Desired, str] = {
+    "running": "Let a paused run go on.",
+    "paused": "Pause the run.",
+    "stopped": "Stop the run for good.",
+}
+DOING: dict[Desired, str] = {"running": "resuming", "paused": "pausing", "stopped": "stopping"}
 IfMatch = Annotated[str, Header(max_length=100)]
 Key = Annotated[str, Header(max_length=200)]
 # Looks at whether everybody has left a run that is to be deleted: it takes a second or two.
@@ -369,11 +376,11 @@ class Runs:
     def _verb(self, desired: Desired) -> Callable[..., Coroutine[Any, Any, dict[str, Any]]]:
         async def act(run: str, response: Response, if_match: IfMatch = "") -> dict[str, Any]:
             view = await self.update(run, if_match, desired=desired)
-            await self.registry.tell(run, f"run-{desired}", f"{run} shall be {desired}", {})
+            await self.registry.tell(run, f"run-{desired}", f"{DOING[desired]} run {run}", {})
             response.headers["ETag"] = self.etag(run)
             return view
 
-        act.__doc__ = f"The run shall be {desired}."
+        act.__doc__ = WISHES[desired]
         return act
 
     async def update(
@@ -454,7 +461,7 @@ class Runs:
         if not info.last_seq:  # which would be no wish
             raise Problem(409, "The run need not begin again", f"the tape of {run!r} is empty")
         view = await self.update(run, "", run_id=run_id, begin_again=info.last_seq)
-        text = f"{run} shall begin a new epoch from its published parameters"
+        text = f"beginning a new epoch of run {run} from its published parameters"
         await self.registry.tell(run, "begin-again", text, {})
         return view
 

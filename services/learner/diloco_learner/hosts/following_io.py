@@ -236,7 +236,7 @@ class Leader:
 def end(why: str, status: int) -> None:
     """Now: another thread may be in a program that waits for a dead process for ever."""
     tell = log.info if status == 0 else log.error
-    tell("this process of an island ends", reason=why)
+    tell("this host stops, since its island ends", reason=why)
     os._exit(status)
 
 

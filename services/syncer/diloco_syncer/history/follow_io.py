@@ -169,7 +169,8 @@ class Follower:
     def _begin(self, found: FoundState) -> None:
         self.history, self.store = History.restore(self.spec, found.history), found.store
         rounds = self.history.next_round - 1
-        self.notes.append(f"{found.source} of record {self.history.seq}, round {rounds}")
+        place = f"record {self.history.seq} (round {rounds})"
+        self.notes.append(f"this syncer begins with the {found.source}, which goes up to {place}")
 
     async def catch_up(self) -> bool:
         """Execute what has been added to the tape; whether that was all of it.
@@ -262,7 +263,7 @@ class Follower:
         published = self.reborn.versions, self.reborn.anchor_digests
         if h.outcome and published != (tuple(h.versions), tuple(h.anchor_digests)):
             raise Unpublished("the run is over, and its last versions are not published")
-        self.notes.append(f"{reason}; begins again from what is published")
+        self.notes.append(f"this syncer begins again from what is published: {reason}")
 
     async def _back(self, record: TapeRecord) -> RestoredState | FragmentStore | None:
         """The state that a restore or a rebirth speaks of; Purged when it cannot be had."""
@@ -315,9 +316,17 @@ class Follower:
         h = self.history
         manifests = await manifests_on(self.spec.name, self.data, str(h.epoch))
         published, keyframes = newest_published(h, manifests), newest_keyframes(h, manifests)
-        notes = [*self.notes, f"{self.executed} records executed up to {h.seq}"]
+        notes = [*self.notes, executed(self.executed, h.seq)]
         unsure = self.data.life != self.life and not self.data.several_nodes
         return Recovered(h, self.store, published, notes, self.reborn, keyframes, unsure)
+
+
+def executed(records: int, seq: int) -> str:
+    """For people: how many records of the tape a syncer has executed, up to that of this number."""
+    if not seq:
+        return "the run's tape is empty, so this syncer had nothing to execute"
+    many = "1 record" if records == 1 else f"{records} records"
+    return f"this syncer has executed {many} of the run's tape, up to record {seq}"
 
 
 async def blob_of(data: Bus, stream: str, record: TapeRecord, subject: str) -> Blob | None:

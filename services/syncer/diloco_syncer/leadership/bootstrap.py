@@ -43,7 +43,8 @@ class Beginning:
             kept = set(event.subjects)
             return [Drop(s) for s in before.subjects if s not in kept] if before else []
         if why := self._fault(event):
-            return [*self.refused.tell("init", event.learner, f"initial parameters: {why}"), *drops]
+            what = f"initial parameters of {event.learner} were refused: {why}"
+            return [*self.refused.tell("init", what), *drops]
         return [
             TapeInit(
                 run=self.spec.name,
@@ -79,3 +80,8 @@ class Beginning:
         """The term is on the tape: what came before it counts now."""
         early, self.early = self.early, None
         return [] if early is None else self.seen(early, wall, pending, leading=True)
+
+
+def told(record: TapeInit) -> str:
+    """For people."""
+    return f"{record.learner} sent the first parameters, and the run begins with them"

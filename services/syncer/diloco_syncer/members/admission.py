@@ -55,7 +55,7 @@ class Admission:
                 now,
                 self.donations.donors,
             )
-        reason = f"inner state from {donor.learner}" if donor else "no healthy donor"
+        reason = self._whence(donor.learner if donor else "")
         grant = self._grant(join, donor.learner if donor else "", accepted=True, reason=reason)
         while len(self.grants) >= GRANTS_MAX:
             del self.grants[next(iter(self.grants))]
@@ -78,10 +78,18 @@ class Admission:
             SendGrant(grant),
             Tell(
                 "join",
-                f"{join.learner} incarnation {join.incarnation}: {reason}",
+                f"{join.learner} joined (life {join.incarnation}); {reason}",
                 {"learner": join.learner, "donor": grant.donor},
             ),
         ]
+
+    def _whence(self, donor: str) -> str:
+        """Who gives a newcomer the state of its optimizer."""
+        if self.history.shard:
+            return "the leader of shard 0 says who gives it its optimizer state"
+        if donor:
+            return f"{donor} gives it its optimizer state"
+        return "no other learner can give it its optimizer state"
 
     def _hear_layout(self, join: Join, now: float) -> None:
         """Of whoever has the run's configuration otherwise."""

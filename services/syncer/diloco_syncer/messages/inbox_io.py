@@ -119,7 +119,7 @@ class Inbox:
                 try:
                     record = decode(entry.value, RunRecord)
                 except WireError as error:
-                    self.put(Malformed("wire", subjects.RUNS, str(error)))
+                    self.put(Malformed("wire", f"{subjects.RUNS}.{self.run}", str(error)))
                     continue
                 self.put(
                     Wanted(

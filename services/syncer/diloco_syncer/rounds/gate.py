@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from diloco_shared.protocol.messages import COUNT_MAX, ContributionManifest, Progress
-from diloco_syncer.events import ContributionSeen, Effect, Tell
+from diloco_syncer.events import ContributionSeen, Effect, Malformed, Tell
 from diloco_syncer.history.history import History
 from diloco_syncer.rounds.round import Round
 
@@ -116,15 +116,39 @@ def impossible(progress: Progress, fragments: int, tokens_per_step: int) -> str:
 # Input that changed nothing, counted by kind and told (invariant I11).
 
 
+# Why a contribution was refused that belongs to no round of now, by the kind that is counted.
+WHY_REFUSED = {
+    "late": "as late",
+    "second": "since the round has one of this learner already",
+    "uninvited": "since nobody had asked for it",
+    "epoch": "since it is of another epoch",
+    "term": "since it answers another leader",
+    "incarnation": "since another life of this learner was asked",
+}
+
+
 class Refusals(Counter[str]):
     """At the door of one leader's term; the tape counts those in rounds."""
 
-    def tell(self, kind: str, source: str, what: str) -> list[Effect]:
-        """Count one ("" for none); told at powers of two: bad input must not flood the events."""
+    def tell(self, kind: str, what: str) -> list[Effect]:
+        """Count one ("" for none), and say `what` was refused, in a sentence. Told at powers of
+        two: bad input must not flood the events."""
         if not kind:
             return []
         self[kind] += 1
         count = self[kind]
         if count & (count - 1):
             return []
-        return [Tell("refused", f"{source}: {kind} ({what}), {count} so far", {"kind": kind})]
+        times = "the first so far" if count == 1 else f"{count} such refusals so far"
+        return [Tell("refused", f"{what} ({times})", {"kind": kind})]
+
+    def contribution(self, kind: str, learner: str) -> list[Effect]:
+        """One that was not looked into ("" for one that was)."""
+        why = WHY_REFUSED.get(kind, f"as {kind}")
+        return self.tell(kind, f"a contribution of {learner} was refused {why}")
+
+    def message(self, bad: Malformed) -> list[Effect]:
+        """One that could not be read, or is not what it says. Its source is a learner, whose name
+        has no dots, or a subject."""
+        what = f"a message on {bad.source}" if "." in bad.source else f"what {bad.source} sent"
+        return self.tell(bad.kind, f"{what} was refused as {bad.kind}: {bad.reason}")

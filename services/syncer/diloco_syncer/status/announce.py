@@ -57,7 +57,10 @@ class Announcer:
             member = self.roster.members.get(learner)
             silent = now - member.seen_at if member else 0.0
             self.roster.recoveries.silent(learner, now + self.roster.wall_offset)
-            text = f"{learner} is silent for {silent:.1f} s: its weight is 0"
+            text = (
+                f"nothing was heard of {learner} for {silent:.1f} s: "
+                "the others are merged without it"
+            )
             told.append(Tell("learner-lost", text, {"learner": learner}))
         for learner in sorted(set(alive) - set(self.alive)):
             told.append(Tell("learner-alive", f"{learner} is alive", {"learner": learner}))

@@ -1,0 +1,87 @@
+"""What a leader tells of a run reads as sentences: people see them in `diloco events`."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from diloco_syncer.events import Malformed, Tell
+from diloco_syncer.history.follow_io import executed
+from diloco_syncer.members.admission import Admission
+from diloco_syncer.rounds.gate import WHY_REFUSED, Refusals
+from diloco_syncer.rounds.rounds import NO_ANSWERS
+
+
+def texts(effects: list[Any], kind: str) -> list[str]:
+    return [e.text for e in effects if isinstance(e, Tell) and e.kind == kind]
+
+
+def test_a_beginning_is_told_in_sentences(driver: Any) -> None:
+    driver.lead()
+    (leads,) = texts(driver.effects, "term")
+    assert leads.endswith(" leads the run now (term 1)")
+    driver.join("a")
+    driver.join("b")
+    driver.give(driver.initial("a"))
+    assert texts(driver.effects, "join") == [
+        f"{x} joined (life 0); no other learner can give it its optimizer state" for x in "ab"
+    ]
+    (begins,) = texts(driver.effects, "init")
+    assert begins == "a sent the first parameters, and the run begins with them"
+
+
+def test_who_falls_silent_is_told_with_what_follows(running: Any) -> None:
+    running.step("a", 4)
+    running.wait(5.5)
+    running.step("b", 4)
+    lost = texts(running.effects, "learner-lost")
+    assert lost and lost[0].startswith("nothing was heard of a for ")
+    assert lost[0].endswith(" s: the others are merged without it")
+
+
+@pytest.mark.parametrize(
+    ("shard", "donor", "says"),
+    [
+        (0, "b", "b gives it its optimizer state"),
+        (0, "", "no other learner can give it its optimizer state"),
+        (1, "", "the leader of shard 0 says who gives it its optimizer state"),
+    ],
+)
+def test_a_join_says_who_gives_the_optimizer_state(shard: int, donor: str, says: str) -> None:
+    admission: Any = SimpleNamespace(history=SimpleNamespace(shard=shard))
+    assert Admission._whence(admission, donor) == says
+
+
+def test_a_refused_contribution_is_told_with_its_reason_and_how_often() -> None:
+    refused = Refusals()
+    told = [t for _ in range(4) for t in texts(refused.contribution("late", "a"), "refused")]
+    assert told == [
+        "a contribution of a was refused as late (the first so far)",
+        "a contribution of a was refused as late (2 such refusals so far)",
+        "a contribution of a was refused as late (4 such refusals so far)",
+    ]
+    assert refused.contribution("", "a") == []
+
+
+def test_every_kind_of_refusal_without_a_verdict_has_words() -> None:
+    assert {*NO_ANSWERS, "late", "second", "uninvited"} == set(WHY_REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("source", "what"), [("a", "what a sent"), ("up.r.a.0.m", "a message on up.r.a.0.m")]
+)
+def test_a_message_that_cannot_be_read_is_told_by_its_source(source: str, what: str) -> None:
+    (told,) = texts(Refusals().message(Malformed("wire", source, "junk")), "refused")
+    assert told == f"{what} was refused as wire: junk (the first so far)"
+
+
+@pytest.mark.parametrize(
+    ("records", "seq", "says"),
+    [
+        (0, 0, "the run's tape is empty, so this syncer had nothing to execute"),
+        (1, 1, "this syncer has executed 1 record of the run's tape, up to record 1"),
+        (27, 54, "this syncer has executed 27 records of the run's tape, up to record 54"),
+    ],
+)
+def test_what_a_new_leader_has_executed_is_a_sentence(records: int, seq: int, says: str) -> None:
+    assert executed(records, seq) == says
