@@ -88,7 +88,7 @@ def of_bytes() -> list[Row]:
 
 
 # Of `diloco demo`, unless it is told otherwise.
-DEMO_STEPS = 360
+DEMO_STEPS = 240
 
 
 def of_demo() -> list[Row]:

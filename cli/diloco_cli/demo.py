@@ -25,7 +25,7 @@ REPORTS = ("report.json", "report.html")
 # nano begins above ln 256 = 5.5 nats per byte; a model that learned nothing but how often each
 # byte occurs stands at about 3.3. The demo must be well below.
 LOSS_BOUND = 2.2
-# Or after a quarter of a shorter demo, so that it is back well before the end.
+# Or after a third of a shorter demo, so that it is back well before the end.
 KILL_STEP = 80
 VICTIM = "learner-2"
 # What survivors may spend on anything but their own computation, in seconds over the whole run.
@@ -35,15 +35,15 @@ WAIT_S_MAX = 0.1
 def spec_of(name: str, steps: int) -> dict[str, Any]:
     """The run: nano on the source code of the running Python's standard library.
 
-    With a batch this large a step takes about as long as a merge, as it does for models that are
-    worth several islands: little of the work is overwritten, and nobody is late.
+    With a batch this large a step lasts longer than a merge takes, as it does for models that are
+    worth several islands: little of the work is overwritten, and hardly anybody is late.
     """
     return {
         "name": name,
         "seed": 1,
         "algorithm": {"preset": "long", "fragments": 6, "quorum": 2, "overlap_steps": 1},
         "model": {"preset": "nano"},
-        "inner": {"batch_sequences": 96},
+        "inner": {"batch_sequences": 192},
         "membership": {"learners_min": 3},
         "evaluation": {"every_steps": 48},
         "budget": {"steps": steps},
@@ -104,7 +104,7 @@ class Demo:
         self.stack = stack
         self.console = console
         self.steps = steps
-        self.kill_step = min(KILL_STEP, steps // 4)
+        self.kill_step = min(KILL_STEP, steps // 3)
         self.deadline = deadline
         self.seen = Seen("demo")
         self.watched = False  # to the end, or until time was up

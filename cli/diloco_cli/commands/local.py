@@ -147,7 +147,7 @@ def down(data: Folder = HERE) -> None:
 def demo(
     data: Folder = HERE,
     port: Port = 0,
-    steps: Annotated[int, typer.Option(min=140, help="Length of the run.")] = 360,
+    steps: Annotated[int, typer.Option(min=140, help="Length of the run.")] = 240,
     limit: Annotated[float, typer.Option(min=1, help="Seconds until it must be over.")] = DEMO_S,
 ) -> None:
     """Three learners train a small model on real text; one is killed and comes back."""
