@@ -10,6 +10,8 @@ Definitions
   payloads, protocol, acknowledgements and repeats; to be compared with the same equivalent.
 - `survivor_wait_s`: the longest total that any learner but the victim's train loop spent on
   anything but its own computation.
+- `others_asked` and `others_late`: contributions that rounds asked of learners other than the
+  victim, and those of them that were not there when the round closed.
 - `tokens` says what became of every processed token (docs/how-to/recover.md), as the mean over
   fragments weighted by size; `tokens_by_fragment` is exact; `tokens_reread` are samples read again.
 - A learner is down from the fault until it steps again; it contributes again when a round that
@@ -49,6 +51,7 @@ def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
         "rounds_committed": len(committed),
         "rounds_skipped": len(rounds) - len(committed),
         **_fault_figures(run, committed, events),
+        **_others_figures(rounds, fault_of(events)),
         "goodput": goodput(status, activities(run, rounds, events), rounds),
         "tokens_processed": tokens,
         "tokens_useful": status.get("tokens_useful", 0),
@@ -178,6 +181,19 @@ def _fault_figures(run: dict[str, Any], committed: Rows, events: Rows) -> dict[s
     if after:
         figures["seconds_kill_to_contributing"] = after[0]["at"] - fault["at"]
     return figures
+
+
+def _others_figures(rounds: Rows, fault: dict[str, Any] | None) -> dict[str, Any]:
+    """How many contributions the rounds asked of all but the victim, and how many came late.
+
+    A round that was skipped counts too. Of who was not asked (`ineligible`) nothing can be late.
+    """
+    victim = fault["data"]["target"] if fault else None
+    became = [v["outcome"] for r in rounds for v in r["verdicts"] if v["learner"] != victim]
+    return {
+        "others_asked": sum(outcome != "ineligible" for outcome in became),
+        "others_late": became.count("missed"),
+    }
 
 
 def _merged(r: dict[str, Any], learner: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import diloco_cli.demo
-from diloco_cli.demo import REPORTS, Demo, conclude, free_name, run_demo, verdicts
+from diloco_cli.demo import REPORTS, Demo, conclude, free_name, run_demo, said, verdicts
 from diloco_cli.seen import Seen
 from diloco_cli.up.folder import Folder
 from diloco_cli.up.stack import Stack
@@ -34,6 +34,7 @@ def test_a_demo_is_reported_whether_it_kept_its_promises_or_not(
     status: int,
 ) -> None:
     events[-2]["data"]["val_loss"] = loss
+    run["status"]["tokens_useful"] = 512 * 260
     screen = io.StringIO()
     seen = Seen("demo", run, rounds, events)
     assert conclude(seen, tmp_path / "demo", Console(file=screen), 100.0) == status
@@ -87,6 +88,10 @@ GOOD: dict[str, Any] = {
     "victim_contributions_after_return": 200,
     "seconds_kill_to_contributing": 12.0,
     "survivor_wait_s": 0.03,
+    "tokens_processed": 6_567_936,  # of the demo in docs/results/demo.json
+    "tokens_useful": 5_751_235,
+    "others_asked": 192,
+    "others_late": 2,
 }
 
 
@@ -106,9 +111,62 @@ def test_a_good_demo_keeps_every_promise() -> None:
         {"victim_contributions_after_return": None, "seconds_kill_to_contributing": None},
         {"survivor_wait_s": 0.11},
         {"survivor_wait_s": None},
+        {"tokens_useful": 5_582_000},  # 84.99 %
+        {"tokens_useful": 0, "tokens_processed": 0},
+        {"others_late": 10},
+        {"others_late": 0, "others_asked": 0},
     ],
 )
 def test_each_broken_promise_is_one_that_is_told(broken: dict[str, Any]) -> None:
     told = verdicts(GOOD | broken)
     assert [kept for _, kept in told].count(False) == 1
     assert json.dumps(told)
+
+
+def test_a_promise_is_told_in_good_english() -> None:
+    few = {"rounds_committed_while_down": 1, "victim_contributions_after_return": 0}
+    told = [text for text, _ in verdicts(GOOD | few | {"others_late": 0})]
+    assert "87.6% of the tokens ended up in the model, at least 85%" in told
+    assert "none of 192 contributions of the others came late, at most 5%" in told
+    assert "1 round was committed while learner-2 was down" in told
+    assert told[-1].startswith("no contribution of learner-2 was merged after its return")
+
+
+class Cluster:
+    """Answers as the API does; more happens with each look."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self.to_come = [e | {"seq": seq} for seq, e in enumerate(events, 1)]
+        self.there: list[dict[str, Any]] = []
+
+    def run(self, name: str) -> dict[str, Any]:
+        self.there += [self.to_come.pop(0)] if self.to_come else []
+        return {"name": name, "state": "running", "status": None}
+
+    def events(self, name: str, after: int) -> list[dict[str, Any]]:
+        return [e for e in self.there if e["seq"] > after]
+
+
+def test_the_screen_says_in_words_what_happens_and_says_it_once(tmp_path: Path) -> None:
+    back = {"learner": "learner-2", "incarnation": 1}
+    stack = Stack(tmp_path, learners=3, port=0, chaos=True, threads=1)
+    demo = Demo(stack, Console(file=io.StringIO()), 240, 0.0)
+    cluster: Any = Cluster(
+        {"kind": "recovered", "data": {}},  # of a syncer
+        {"kind": "returned", "data": {"learner": "learner-3", "incarnation": 0}},  # it began
+        {"kind": "fault-applied", "data": {"kind": "kill", "target": "learner-2"}},
+        {"kind": "learner-lost", "data": {"learner": "learner-2"}},
+        {"kind": "recovered", "data": back | {"source": "donor", "donor": "learner-3"}},
+        {"kind": "returned", "data": back},
+    )
+    for _ in range(8):
+        demo._look(cluster)
+    assert [text.split(" ", 1)[1] for text in stack.messages] == [
+        "learner-2 was killed; the others go on",
+        "learner-2 is back, with the state of its optimizer from learner-3",
+        "the work of learner-2 is merged again",
+    ]
+    assert (
+        said({"kind": "recovered", "data": back | {"source": "fresh", "donor": ""}})
+        == "learner-2 is back, with an optimizer that begins anew"
+    )

@@ -22,6 +22,8 @@ def test_figures_of_a_run_with_a_kill(run: Row, rounds: list[Row], events: list[
     assert figures["rounds_committed_while_down"] == 2
     assert figures["victim_contributions_after_return"] == 1
     assert figures["seconds_kill_to_contributing"] == 50.0 - 20.0
+    # Nine of a and c, all in time; the victim was late once.
+    assert (figures["others_asked"], figures["others_late"]) == (9, 0)
     # The victim's own waiting does not count.
     assert figures["survivor_wait_s"] == 0.02
     # Three learners from 10 to 50; b stepped 10 to 20 and 30 to 50; 240 of 300 steps were merged.
@@ -54,6 +56,14 @@ def test_a_run_without_a_fault_has_survivors_only(
     assert figures["victim"] is None
     assert figures["rounds_committed_while_down"] is None
     assert figures["survivor_wait_s"] == 9.0
+    assert (figures["others_asked"], figures["others_late"]) == (12, 1), "those of b count too"
+
+
+def test_who_was_not_asked_is_not_late(run: Row, rounds: list[Row], events: list[Row]) -> None:
+    for n, outcome in ((1, "missed"), (2, "ineligible")):
+        rounds[n]["verdicts"][0] = rounds[n]["verdicts"][0] | {"outcome": outcome}
+    figures = report(run, rounds, events)
+    assert (figures["others_asked"], figures["others_late"]) == (8, 1)
 
 
 def test_a_run_that_has_not_begun_has_no_figures_and_no_error(run: Row) -> None:
