@@ -2,8 +2,12 @@
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from diloco_coordinator.api import views
 from diloco_coordinator.api.views import (
     BEFORE,
     MEND,
@@ -11,6 +15,7 @@ from diloco_coordinator.api.views import (
     full,
     jsonable,
     over_view,
+    quorum_consequence,
     recovery_views,
     releases,
     run_view,
@@ -21,6 +26,8 @@ from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.statuses import UNLED_S
 from diloco_shared import VERSION
 from diloco_shared.protocol.records import Event, MemberRecord, RecoveryRecord, RunRecord, boot_of
+from diloco_shared.spec import quorum
+from diloco_shared.spec.quorum import QuorumAnswer
 
 RECORD = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0)
 
@@ -221,3 +228,26 @@ def test_what_a_learner_makes_up_about_its_return_is_passed_over() -> None:
     for data in ({"contributed_at": 1}, {"contributed_at": "x", "learner": [], "incarnation": 1}):
         made_up = Event(run="r", kind="returned", source="l", text="", data=data, at=20.0)
         assert recovery_views([(1, made_up)], None) == []
+
+
+def test_what_another_quorum_means_is_the_policys_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wants_b(k: int) -> Any:
+        """K learners, `b` among them."""
+
+        def answer(learners: list[str]) -> QuorumAnswer:
+            short = max(k - len(learners), int("b" not in learners))
+            return QuorumAnswer(not short, short, "")
+
+        return SimpleNamespace(answer=answer)
+
+    assert quorum_consequence("r", 2, None) == ""
+    assert quorum_consequence("r", 2, {"alive": ["a", "c"]}) == ""
+    monkeypatch.setattr(views, "policy", wants_b)
+    monkeypatch.setattr(quorum, "policy", wants_b)
+    there = "no round opens until 1 more join"
+    assert (
+        quorum_consequence("r", 2, {"alive": ["a", "c"]}) == f"2 of 2 learners are there: {there}"
+    )
+    assert quorum_consequence("r", 3, {"alive": ["a", "b"]}) == (
+        f"2 of 3 learners are there: {there}, or 'diloco quorum r 2'"
+    )

@@ -4,7 +4,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_syncer.rounds.quorum import AtLeast, Readiness, explain
+from diloco_shared.spec.quorum import AtLeast
+from diloco_syncer.rounds.quorum import Readiness, explain
 from diloco_syncer.rounds.quorum import ready as those_ready
 
 

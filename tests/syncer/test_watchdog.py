@@ -1,8 +1,14 @@
 """A standstill that nothing explains is said; whatever explains one is said instead."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from diloco_shared.spec import quorum
+from diloco_shared.spec.quorum import QuorumAnswer
 from diloco_syncer.events import BusBack, Led, Tell, Wanted
+from diloco_syncer.history import history
 from diloco_syncer.rounds.round import Phase
 
 
@@ -101,6 +107,18 @@ def test_a_quorum_that_cannot_be_reached_names_both_ways_out(running: Any) -> No
     )
     running.wait(6.0)
     assert state(running) == ("starved", "starved (0 train, 5 needed): 5 more learners are needed")
+
+
+def test_another_k_is_no_way_out_where_the_policy_asks_for_more(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wants_c(k: int) -> Any:
+        none = QuorumAnswer(False, 1, "c needed")
+        return SimpleNamespace(answer=lambda learners: none)
+
+    monkeypatch.setattr(quorum, "policy", wants_c)
+    monkeypatch.setattr(history, "policy", wants_c)
+    assert state(running) == ("starved", "starved (2 train, c needed): 1 more learner is needed")
 
 
 def test_a_fresh_leader_has_not_heard_of_anybody(running: Any) -> None:

@@ -258,6 +258,7 @@ class Merges:
             self.made_in[r.fragment, r.version] = r.round
         if r.quorum != self.quorum and r.round > self.former.get(r.quorum, -1):
             self.report("I3", f"round {r.round} counts to {r.quorum}, K is {self.quorum}")
+        # The rule is written here once more: to ask the policy would prove nothing of it.
         if committed and len(merged) < max(r.quorum, 1):
             self.report("I3", f"round {r.round} commits with {len(merged)} of {r.quorum}")
         if merged and not committed:

@@ -22,6 +22,7 @@ from diloco_shared.protocol.records import (
     recovery_view,
 )
 from diloco_shared.protocol.run_states import OVER
+from diloco_shared.spec.quorum import policy, within_reach
 
 # Of members that cannot work, or whose disks are full: they mostly say the same.
 HINDERED_SHOWN = 3
@@ -150,12 +151,14 @@ def _first(told: list[str]) -> str:
 
 def quorum_consequence(run: str, quorum: int, status: dict[str, Any] | None) -> str:
     """What a new quorum means for a run as it stands; "" if nothing is in its way."""
-    alive = len(status["alive"]) if status is not None else 0
-    if status is None or alive >= quorum:
+    if status is None:
         return ""
-    lack = quorum - alive
-    text = f"{alive} of {quorum} learners are there: no round opens until {lack} more join"
-    return f"{text}, or 'diloco quorum {run} {alive}'" if alive else text
+    alive, answer = status["alive"], policy(quorum).answer(status["alive"])
+    if answer.enough:
+        return ""
+    text = f"{len(alive)} of {quorum} learners are there: no round opens until {answer.short} more"
+    k = within_reach(alive)
+    return f"{text} join, or 'diloco quorum {run} {k}'" if k else f"{text} join"
 
 
 def over_view(view: dict[str, Any]) -> bool:

@@ -27,10 +27,10 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
     TensorSpec,
 )
+from diloco_shared.spec.quorum import Quorum, policy
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.history.ledger import Ledger, RecentMerges, of_run, without
 from diloco_syncer.rounds.norms import NormHistory
-from diloco_syncer.rounds.quorum import Quorum, policy
 
 # --------------------------------------------------------------------------------------------------
 # How far a run is once a round is closed (design section 5): by steps, tokens or seconds.

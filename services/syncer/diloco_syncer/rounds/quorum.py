@@ -1,43 +1,12 @@
-"""Whose contributions are enough for a merge, and why or why not (paper section 3.2).
+"""Who is ready for a round, and in words why that is enough or not (paper section 3.2).
 
-The one place that decides it. A round asks four times: before it opens, before it pulls, while
-answers come, and before it merges; the end of a run and its status ask too.
+What is enough says the policy, `diloco_shared.spec.quorum`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class QuorumAnswer:
-    """Whether it is enough; if not, how many learners more would do. `needs`: the rule in words."""
-
-    enough: bool
-    short: int
-    needs: str
-
-
-class Quorum(Protocol):
-    """A policy. One of your own may look at who they are: at their sites, say."""
-
-    def answer(self, learners: Collection[str]) -> QuorumAnswer: ...
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """K learners, whoever they are: the paper's rule."""
-
-    k: int
-
-    def answer(self, learners: Collection[str]) -> QuorumAnswer:
-        short = max(self.k - len(learners), 0)
-        return QuorumAnswer(not short, short, f"{self.k} needed")
-
-
-def policy(k: int) -> Quorum:
-    """What is in force while the run's quorum is `k`."""
-    return AtLeast(k)
+from diloco_shared.spec.quorum import QuorumAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from diloco_shared.protocol.messages import Beat, RunState
 from diloco_shared.protocol.pace import silence_s
+from diloco_shared.spec.quorum import within_reach
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import Effect, SendBeat, Tell
 from diloco_syncer.history.history import History
@@ -154,8 +155,8 @@ class Announcer:
         if not self.roster.members and now - self.roster.since <= self.roster.lease_s:
             return "waiting", f"a new leader has not heard of its learners yet, {answer.needs}"
         way_out = f"{answer.short} more learner{'s are' if answer.short > 1 else ' is'} needed"
-        if stepping:
-            way_out += f", or 'diloco quorum {self.spec.name} {len(stepping)}'"
+        if k := within_reach(stepping):
+            way_out += f", or 'diloco quorum {self.spec.name} {k}'"
         return "starved", f"starved ({len(stepping)} train, {answer.needs}): {way_out}"
 
     def beat(self, now: float) -> list[Effect]:
