@@ -1,27 +1,15 @@
 """Where things lie: what awaits apart from what decides, no circles, no crumbs."""
 
 import ast
-import graphlib
-from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = {
-    "diloco_shared": "shared",
-    "diloco_syncer": "services/syncer",
-    "diloco_learner": "services/learner",
-    "diloco_coordinator": "services/coordinator",
-    "diloco_simulator": "simulator",
-    "diloco_planner": "simulator",
-    "diloco_client": "client",
-    "diloco_cli": "cli",
-}
+from structure import MARKER, ROOT, SMALL_LINES, circles, imports, modules
+
 # Of the product's services and what they share: these files await, besides those named *_io.py.
 ENTRIES = ("app", "__main__", "settings")
 AWAITING = ("diloco_shared.bus", "diloco_shared.process")
 SERVICES = ("diloco_shared", "diloco_syncer", "diloco_learner", "diloco_coordinator")
 # A file is one idea, and not a crumb of one.
-SMALL_LINES, SMALL_MAX = 70, 45
+SMALL_MAX = 45
 # Of services and what they share, these alone ask the machine for time and chance: see `ambient`.
 UNPLAYED = (
     "diloco_shared.ambient",
@@ -33,35 +21,6 @@ UNPLAYED = (
 )
 ASKED = {"time.monotonic", "time.time", "uuid.uuid4", "secrets.token_hex"}
 LAST_OF_ASKED = {asked.rpartition(".")[2] for asked in ASKED}
-
-
-@cache
-def modules() -> dict[str, Path]:
-    found = {}
-    for package, root in PACKAGES.items():
-        for path in sorted((ROOT / root / package).rglob("*.py")):
-            dotted = ".".join(path.relative_to(ROOT / root).with_suffix("").parts)
-            found[dotted.removesuffix(".__init__")] = path
-    return found
-
-
-@cache
-def imports(module: str) -> frozenset[str]:
-    """Modules of the project that it needs when it is imported, or later; not for types alone."""
-    tree = ast.parse(modules()[module].read_text("utf-8"))
-    for_types = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in for_types:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in modules() else node.module)
-    return frozenset((found & modules().keys()) - {module})
 
 
 def awaits(module: str) -> bool:
@@ -81,15 +40,14 @@ def test_what_decides_imports_nothing_that_awaits() -> None:
 
 
 def test_no_module_needs_itself_in_a_circle() -> None:
-    graphlib.TopologicalSorter({m: imports(m) for m in modules()}).prepare()
+    assert circles({m: imports(m) for m in modules()}) == []
 
 
 def test_few_files_are_crumbs() -> None:
     small = [
         f"{path.relative_to(ROOT)}: {lines}"
         for path in modules().values()
-        if path.name != "__init__.py"
-        and (lines := path.read_text("utf-8").count("\n")) < SMALL_LINES
+        if path.name != MARKER and (lines := path.read_text("utf-8").count("\n")) < SMALL_LINES
     ]
     assert len(small) <= SMALL_MAX, "\n".join(small)
 
