@@ -223,6 +223,7 @@ def test_who_the_beat_names_sends_the_initial_parameters() -> None:
     assert desk.tell(NAMED) == [SendInit()]
     effects = desk.tell(*anchors(0, 0, 0))
     assert only(effects, Tell)[0].kind == "began"
+    assert only(effects, Tell)[0].text == "a begins to train (life 2), with a new optimizer state"
     assert effects[-1] == Begin(0, 0, (0, 0, 0), stamp(0))
 
 

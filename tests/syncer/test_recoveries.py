@@ -75,6 +75,9 @@ def test_every_phase_is_dated_and_rounds_are_counted_from_the_process(
     assert tells(r, closed(running, 6, 112.0, ("a", 0))) == []
     (told,) = tells(r, closed(running, 7, 114.0, ("a", 0), ("b", 1)))
     assert told.kind == "returned"
+    assert told.text == (
+        "the first work of b (life 1) was merged, in round 7, 4 rounds after its process started"
+    )
     (record,) = r.shown.values()
     assert told.data == record.model_dump()
     assert told.data == {

@@ -493,9 +493,9 @@ class Machine:
             return self.refused.tell("incarnation", what)
         effects: list[Effect] = []
         if progress.incarnation > before and self.leading:
-            effects.append(
-                Tell("learner-seen", f"{progress.learner} incarnation {progress.incarnation}")
-            )
+            life = f"life {progress.incarnation}"
+            text = f"{progress.learner} reports for the first time ({life})"
+            effects.append(Tell("learner-seen", text))
         self.wishes.progress(progress, now)
         if self.leading and progress.epoch == h.epoch:
             if lost := self._lost(progress.adopted):

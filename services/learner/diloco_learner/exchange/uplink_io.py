@@ -256,7 +256,7 @@ class Uplink:
         await self._manifest(subject, self._state(effect, blob), MANIFEST_S)
         await self.tell(
             "donated",
-            f"inner state for {d.newcomer}",
+            f"{self.learner} gave its optimizer state to {d.newcomer}",
             {"newcomer": d.newcomer, "bytes": blob.bytes, "moments": blob.digest},
         )
 

@@ -423,9 +423,9 @@ class Recovery:
         self._move(Stage.BEGUN)
         self.wake_at = None
         how = {
-            "donor": f"with inner state of {self.donor}",
-            "checkpoint": "with the moments of a checkpoint",
-            "fresh": "with fresh moments",
+            "donor": f"with the optimizer state of {self.donor}",
+            "checkpoint": "with the optimizer state of a checkpoint",
+            "fresh": "with a new optimizer state",
         }[self.source]
         data = {
             "learner": self.learner,
@@ -435,8 +435,8 @@ class Recovery:
             "versions": list(versions),
             "attempts": self.attempt,
         }
-        verb = "begins" if first else "recovered"
-        text = f"{self.learner} incarnation {self.incarnation} {verb} {how}"
+        verb = "begins to train" if first else "trains again"
+        text = f"{self.learner} {verb} (life {self.incarnation}), {how}"
         return [
             Tell("began" if first else "recovered", text[:500], data),
             Begin(self.joined, self.epoch, versions, self.stamp, self.restore(self.epoch)),

@@ -77,11 +77,9 @@ class Recoveries:
             done = found.model_copy(update={"contributed_at": record.at, "rounds": rounds})
             self.shown[(v.learner, v.incarnation)] = done
             took = f", {rounds} rounds after its process started" if rounds >= 0 else ""
-            yield Tell(
-                "returned",
-                f"{v.learner} incarnation {v.incarnation} is merged in round {record.round}{took}",
-                done.model_dump(),
-            )
+            who, where = f"{v.learner} (life {v.incarnation})", f"round {record.round}{took}"
+            text = f"the first work of {who} was merged, in {where}"
+            yield Tell("returned", text, done.model_dump())
 
     def _since(self, restarted_at: float) -> int:
         if not restarted_at or restarted_at < self.complete_since:
