@@ -37,6 +37,9 @@ USEFUL_MIN = 0.85
 # the first rounds do not know yet how long a step takes here, and on a machine with fewer cores
 # than processes a learner is held up for a step now and then.
 LATE_MAX = 0.05
+# What a round gives its learners to answer before anybody knows how long that takes, in seconds. On
+# a busy machine it is a step of several seconds, and everybody would miss the first rounds.
+PULL_S_MIN = 30.0
 
 
 def spec_of(name: str, steps: int) -> dict[str, Any]:
@@ -48,7 +51,13 @@ def spec_of(name: str, steps: int) -> dict[str, Any]:
     return {
         "name": name,
         "seed": 1,
-        "algorithm": {"preset": "long", "fragments": 6, "quorum": 2, "overlap_steps": 1},
+        "algorithm": {
+            "preset": "long",
+            "fragments": 6,
+            "quorum": 2,
+            "overlap_steps": 1,
+            "pull_timeout_s_min": PULL_S_MIN,
+        },
         "model": {"preset": "nano"},
         "inner": {"batch_sequences": 192},
         "membership": {"learners_min": 3},
