@@ -83,10 +83,10 @@ def test_tokens_of_a_version_that_is_gone_are_merged_no_more() -> None:
     )
     one: dict[str, Any] = {"fragment": 0, "version": 1}
     tokens.record(TapeRound.model_construct(**one, outcome="committed", verdicts=(merged,)))
-    assert tokens.merged[-1] == [70]
+    assert tokens.fates[-1].merged(0) == 70
     tokens.record(TapeRound.model_construct(**one, outcome="skipped", verdicts=()))
     tokens.record(TapeRebirth.model_construct(epoch=1, versions=(0,)))
-    assert tokens.merged[-1] == [0]
+    assert tokens.fates[-1].merged(0) == 0
 
 
 def test_a_round_may_count_to_any_quorum_since_it_was_opened() -> None:

@@ -204,10 +204,12 @@ def test_a_run_that_goes_back_to_a_checkpoint_counts_on_from_there() -> None:
     ledger.round(record(0, [verdict("a", "merged", 0, 40, incarnation=7)], (life(0),)))
     ledger.saw(life(60, 40, 0, incarnation=7))
     present.saw(life(500, 0, 0, incarnation=2))
+    present.saw(life(70, 0, 0, learner="b", incarnation=3))
     present.saw(life(0, learner="b", incarnation=4))  # joined, has not trained
     ledger.resume(present)
     assert classes(ledger) == {"merged": 40, "lost": 20} and ledger.reread() == 20
     ledger.saw(life(900, 0, 0, incarnation=2))  # of before
+    ledger.saw(life(70, 0, 0, learner="b", incarnation=3))  # it hung meanwhile
     assert ledger.processed == 60
     ledger.saw(life(5, 0, 0, incarnation=3))
     ledger.saw(life(5, 0, 0, learner="b", incarnation=4))

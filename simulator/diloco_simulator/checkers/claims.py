@@ -1,9 +1,11 @@
 """What learners say of their own work, against what they were seen to do (I2, I5, I9)."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from diloco_learner.events import Contribute, Merged, Unmerged
+from diloco_shared.protocol.messages import Progress
 from diloco_simulator.checkers.promises import Merges, Report
 
 
@@ -16,6 +18,14 @@ class ClaimedWork:
     tokens: int = 0
     # fragment -> (epoch, version, steps and tokens when it was adopted)
     bases: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    # fragment -> tokens at each of its adoptions, in order
+    adoptions: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def based(self, p: int, base: int, tokens: int) -> bool:
+        """Whether `base` is where the newest adoption of a fragment was, in a report of `tokens`:
+        one of the same moment may have been before it."""
+        earlier = [at for at in self.adoptions[p] if at < tokens]
+        return base in earlier[-1:] or (base == tokens and tokens in self.adoptions[p])
 
 
 class Claims:
@@ -39,12 +49,27 @@ class Claims:
         learner, _, incarnation = life.rpartition("/")
         self.newest[learner] = max(int(incarnation), self.newest.get(learner, -1))
         work.bases[p] = (epoch, version, work.steps, work.tokens)
+        work.adoptions[p].append(work.tokens)
 
     def voided(self, life: str) -> None:
         """History began again: what this life did since its adoptions is void."""
         if work := self.work.get(life):
             for p, (epoch, *_) in work.bases.items():
                 work.bases[p] = (epoch, -1, work.steps, work.tokens)
+
+    def told(self, p: Progress) -> None:
+        """I5: a report that has reached a leader says how far its life was once, and where it had
+        adopted every fragment by then. Of an adoption that is void nothing is said."""
+        self.report.looked("I5")
+        life = f"{p.learner}/{p.incarnation}"
+        work = self.work.get(life, ClaimedWork())
+        if p.tokens > work.tokens:
+            self.report("I5", f"{life} reports {p.tokens} tokens, it did {work.tokens}")
+        for q, version in enumerate(p.adopted):
+            base = p.tokens - p.c_tokens[q]
+            if version >= 0 and not work.based(q, base, p.tokens):
+                at = f"with {p.tokens} tokens, that it adopted fragment {q} at {base}"
+                self.report("I5", f"{life} reports {at}; it did at {work.adoptions[q]}")
 
     def contributed(self, life: str, c: Contribute) -> None:
         """I5: a contribution is the work since its fragment was adopted, all of it and no other."""

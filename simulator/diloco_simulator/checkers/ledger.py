@@ -1,52 +1,31 @@
 """I5 in every world: all tokens are accounted for, in the same way by every leader.
 
-Counts what the tape merges by itself, token span by token span, and what learners were seen to do;
-compares both with what a leader would show. Looked at whenever the tape grows, and every heartbeat.
+Counts every class by itself, from the tape and from the reports that have reached a leader
+(`fates.py`, `heard.py`), and compares it with what that leader would show: class by class, towards
+each fragment of its shard, at every heartbeat. That reports are true is checked apart, against what
+learners were seen to do (`claims.py`).
+
+Merged, refused and overwritten are known exactly. Of two kinds of lives only bounds are known from
+outside, and classes need only lie between them:
+
+- whether a life is lost or in flight for as long as a lease lasts after a leader's link was cut:
+  who had spoken lately has a lease anew, and when the link was cut is not known to the leader;
+- how far a life is that was silent for minutes and speaks again, as its leader may have taken it
+  for gone by then, and believes it no more.
+
+What a process did after its last report is not known to the leader, and nobody asks it for that:
+reports are always under way. All that is compared with what was done is that it is not more.
 """
 
-from collections import defaultdict
 from typing import Any
 
-from diloco_shared.protocol.messages import (
-    TapeRebirth,
-    TapeRecord,
-    TapeRestore,
-    TapeRound,
-)
+from diloco_shared.protocol.messages import TapeEnd, TapeRecord, TapeRestore, TapeRound
 from diloco_shared.protocol.records import TokenCounts
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.claims import Claims
+from diloco_simulator.checkers.fates import CLASSES, Fates, Known, Life, words_of
+from diloco_simulator.checkers.heard import Heard
 from diloco_simulator.checkers.promises import Mark, Report
-
-
-class Spans:
-    """Disjoint spans (start, stop] of one life's tokens, in order."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[int, int]] = []
-        self.total = 0  # tokens in all of them
-
-    def add(self, start: int, stop: int) -> int:
-        """How many tokens are new."""
-        before, joined = self.total, list[tuple[int, int]]()
-        for a, b in sorted([*self.spans, (start, stop)]):
-            if b <= a:
-                continue
-            if joined and a <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(joined[-1][1], b))
-            else:
-                joined.append((a, b))
-        self.spans, self.total = joined, sum(b - a for a, b in joined)
-        return self.total - before
-
-    def below(self, limit: int) -> int:
-        """Tokens up to `limit`; from the end, where it usually is: asked at every heartbeat."""
-        above = 0
-        for a, b in reversed(self.spans):
-            if b <= limit:
-                break
-            above += b - max(a, limit)
-        return self.total - above
 
 
 class Tokens:
@@ -57,45 +36,23 @@ class Tokens:
         self.fragments = spec.algorithm.fragments
         self.owned = spec.algorithm.owned(shard)
         self.claims = claims
+        self.nothing = Known(0, (0,) * self.fragments)
+        self.ledgers: dict[int, dict[str, Any]] = {}  # record -> the ledger after it
         self.begin()
 
     def begin(self) -> None:
         """From an empty tape."""
-        self.spans: dict[tuple[str, int], Spans] = defaultdict(Spans)  # (life, fragment)
-        # After each record: tokens that are merged, per fragment.
-        self.merged: list[list[int]] = [[0] * self.fragments]
-        self.ledgers: dict[int, dict[str, Any]] = {}  # record -> the ledger after it
-        # (fragment, version) -> tokens that its round merged first
-        self.made_of: dict[tuple[int, int], int] = {}
-        self.versions = [-1] * self.fragments
+        self.fates = [Fates.none(self.fragments, self.owned)]  # after each record
 
     def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
         """`mark`: what a restore goes back to; all lives of before are over then."""
-        merged = list(self.merged[-1])
-        if isinstance(record, TapeRestore) and mark is not None:
-            merged, self.versions = list(mark.merged), list(mark.versions)
-            self.spans.clear()
-            self.versions = list(mark.versions)
-        if isinstance(record, TapeRebirth):
-            for p in self.owned:
-                gone = range(record.versions[p] + 1, self.versions[p] + 1)
-                merged[p] -= sum(self.made_of.get((p, version), 0) for version in gone)
-                self.versions[p] = record.versions[p]
-        if isinstance(record, TapeRound):
-            p, had = record.fragment, merged[record.fragment]
-            for v in record.verdicts:
-                if v.outcome == "merged":
-                    spans = self.spans[f"{v.learner}/{v.incarnation}", p]
-                    merged[p] += spans.add(v.tokens_from, v.tokens_to)
-            if record.outcome == "committed":  # a skipped round stands at the version before it
-                self.made_of[p, record.version], self.versions[p] = merged[p] - had, record.version
-        self.merged.append(merged)
+        back = mark.tokens if isinstance(record, TapeRestore) and mark is not None else None
+        self.fates.append(self.fates[-1].after(record, back))
 
     def lost(self, kept: int) -> None:
         """The tape is about to be read again, up to its record `kept`: later ones never were."""
-        ledgers = {seq: ledger for seq, ledger in self.ledgers.items() if seq <= kept}
+        self.ledgers = {seq: ledger for seq, ledger in self.ledgers.items() if seq <= kept}
         self.begin()
-        self.ledgers = ledgers
 
     def ledger(self, leader: str, seq: int, meta: dict[str, Any]) -> None:
         """The ledger of the tape alone: the same for everybody, however they came to it."""
@@ -110,40 +67,111 @@ class Tokens:
         seq: int,
         processed: int,
         tokens_P: tuple[TokenCounts, ...],
-        *,
-        over: bool,
+        heard: Heard,
+        now: float,
     ) -> None:
-        """What a leader tells of every token. `over`: the run has ended."""
+        """What a leader that has executed the tape up to record `seq` tells of every token, at
+        `now` by its clock."""
         self.report.looked("I5")
         done = sum(work.tokens for work in self.claims.work.values())
         if processed > done:
             self.report("I5", f"{leader} counts {processed} tokens, learners did {done}")
+        counts = Counts(self.fates[seq], heard, now)
+        least, most = counts.processed()
+        if not least <= processed <= most:
+            told = f"{leader} counts {processed} tokens at record {seq}"
+            self.report("I5", f"{told}, the tape and its learners told of {_between(least, most)}")
         for p, tokens in enumerate(tokens_P):
             if sum(tokens.model_dump().values()) != processed:
                 self.report("I5", f"{leader}: {tokens} of fragment {p} are not {processed}")
-            if p not in self.owned:
-                continue
-            if seq < len(self.merged) and tokens.merged != self.merged[seq][p]:
-                self.report(
-                    "I5",
-                    f"{leader} counts {tokens.merged} tokens of fragment {p} as merged at record "
-                    f"{seq}, the tape says {self.merged[seq][p]}",
-                )
-            if seq == len(self.merged) - 1 and tokens.overwritten > (most := self._below(p)):
-                self.report(
-                    "I5",
-                    f"{leader} counts {tokens.overwritten} tokens of fragment {p} as overwritten, "
-                    f"{most} were adopted over",
-                )
-            if over and tokens.in_flight:
-                self.report("I5", f"{leader}: the run is over with {tokens} of fragment {p}")
+            if p in self.owned:
+                self._compare(f"{leader} at record {seq}", p, tokens, counts)
 
-    def _below(self, p: int) -> int:
-        """Unmerged tokens of all lives below their newest adoption of a fragment."""
-        below = 0
-        for life, work in self.claims.work.items():
-            if p in work.bases:
-                base = work.bases[p][3]
-                merged = self.spans[life, p].below(base)
-                below += base - merged
-        return below
+    def records(
+        self,
+        leader: str,
+        seq: int,
+        record: TapeRound | TapeEnd,
+        heard: Heard,
+        now: float,
+        at: float,
+    ) -> None:
+        """A leader sends a record that is to follow `seq`, `now`; it was made `at`, by its clock.
+
+        It repeats what lives have told, so that the next leader knows as much. One that has waited
+        for the record before it may lack what was told meanwhile.
+        """
+        self.report.looked("I5")
+        taped = self.fates[seq]
+        said, most = taped.hears(words_of(record)), taped.hears(heard.words())
+        least = taped.hears(heard.earlier(now)) if at == now else taped
+        for life, of in said.lives.items():
+            known = most.lives.get(life, self.nothing)
+            left = known.left or not of.left or heard.gone(life, now)
+            if not (of.within(known) and left):
+                self.report("I5", f"{leader} records {of} of {life}, which has told {known}")
+        for life, known in least.lives.items():
+            got = said.lives.get(life, self.nothing)
+            if not known.within(got) or (known.left and not got.left):
+                self.report("I5", f"{leader} records {got} of {life}, which has told {known}")
+
+    def _compare(self, leader: str, p: int, tokens: TokenCounts, counts: "Counts") -> None:
+        """Class by class."""
+        for fate, (least, most) in counts.classes(p).items():
+            said = getattr(tokens, fate)
+            if not least <= said <= most:
+                self.report(
+                    "I5",
+                    f"{leader} counts {said} tokens of fragment {p} as {fate}, "
+                    f"there are {_between(least, most)}",
+                )
+
+
+def _between(least: int, most: int) -> str:
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+class Counts:
+    """Where every token is, as far as a leader can know: between (least, most) of each class."""
+
+    def __init__(self, taped: Fates, heard: Heard, now: float) -> None:
+        words = heard.words()
+        self.all = taped.hears(words)
+        # As if nobody had believed those who may have been taken for gone.
+        self.least = taped.hears(w for w in words if w[0] not in heard.doubted)
+        self.heard = heard
+        self.now = now
+
+    def processed(self) -> tuple[int, int]:
+        """Tokens that learners have trained on."""
+        of = (fates.before + sum(k.tokens for k in fates.lives.values()) for fates in self._both)
+        least, *most = of
+        return least, max(most, default=least)
+
+    @property
+    def _both(self) -> tuple[Fates, ...]:
+        return (self.least, self.all) if self.heard.doubted else (self.all,)
+
+    def classes(self, p: int) -> dict[str, tuple[int, int]]:
+        """Towards a fragment."""
+        found = {fate: (n, n) for fate, n in self.all.settled[p].items()}
+        for life in self.all.lives:
+            known = self._of(life, p)
+            for fate in CLASSES:
+                least, most = found[fate]
+                of_life = [counts[fate] for counts in known]
+                found[fate] = least + min(of_life), most + max(of_life)
+        return found
+
+    def _of(self, life: Life, p: int) -> list[dict[str, int]]:
+        """All that may be true of a life."""
+        silent = self.heard.silent(life, self.now)
+        known = []
+        for fates in self._both:
+            if life not in fates.lives:
+                known.append(dict.fromkeys(CLASSES, 0))
+                continue
+            certain = fates.over(life) or silent
+            overs = (False, True) if certain is None else (certain,)
+            known += [fates.classes(life, p, over=over) for over in overs]
+        return known

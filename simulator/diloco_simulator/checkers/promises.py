@@ -63,7 +63,7 @@ class Mark:
     versions: tuple[int, ...]
     digests: tuple[str, ...]
     next_round: int
-    merged: tuple[int, ...]  # tokens, per fragment
+    tokens: Any  # what I5 has counted
     numbers: Any  # what I9 has computed
 
 
@@ -125,7 +125,7 @@ class Lost:
         self.work: set[tuple[str, int, int, int]] = set()  # as in Merges.merged
         self.epochs: set[int] = set()  # in which versions were lost
         self.mark = 0  # newest number of a checkpoint
-        self.restores = 0
+        self.restores: set[int] = set()  # serials of wishes to go back that it had heeded
 
     def record(self, record: TapeRecord, epoch: int) -> None:
         """It was on the tape, in that epoch, and is not any more."""
@@ -140,7 +140,7 @@ class Lost:
         elif isinstance(record, TapeCheckpoint):
             self.mark = max(self.mark, record.number)
         elif isinstance(record, TapeRestore):
-            self.restores += 1
+            self.restores.add(record.serial)
 
 
 class Merges:

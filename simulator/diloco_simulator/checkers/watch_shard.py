@@ -121,7 +121,7 @@ class OfShard:
             tuple(merges.versions),
             tuple(merges.digests),
             merges.next_round,
-            tuple(self.tokens.merged[-1]),
+            self.tokens.fates[-1],
             self.numbers.state if self.numbers is not None else [],
         )
 
@@ -140,6 +140,7 @@ class OfShard:
             self._read(record)
         self.merges.report = self.report
         self.ended = self.merges.ended
+        self.wish = next((r.serial for r in reversed(kept) if isinstance(r, TapeRestore)), 0)
 
     def executed(
         self, who: str, record: TapeRecord, history: History, store: FragmentStore | None

@@ -6,18 +6,21 @@ handles an event.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Beat, Grant, Pull
+from diloco_shared.protocol.messages import Beat, Grant, Pull, TapeEnd, TapeRound
+from diloco_simulator.checkers.heard import Heard
 from diloco_simulator.checkers.limits import LeaderHolds
 from diloco_simulator.checkers.watch import RunWatch, WatchedScene
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.net import GIVEN_UP_S, RETRY_S, SLOW
 from diloco_syncer.events import (
+    Append,
+    Appended,
     BusBack,
     Effect,
     Event,
@@ -95,7 +98,7 @@ class SeenLeaders:
             term = self.terms.get(id(machine))
             if term is None:
                 return handle(machine, event, now)
-            term.meets(event)
+            term.meets(event, now)
             effects = handle(machine, event, now)
             term.decides(effects, now)
             return effects
@@ -127,6 +130,10 @@ class SeenTerm:
         self.name = f"{leader.leader} of boot {leader.lease.lease.boot[:6]} at {history.seq}"
         self.told = False  # a beat, since what it holds was last looked at
         self.accounted = -1  # record of the ledger that was last looked at
+        spec = watch.spec
+        self.heard = Heard(spec.algorithm.fragments, spec.membership.lease_s)
+        self.newest: Mapping[str, int] = {}  # learner -> its newest life on the tape
+        self.wall_offset = 0.0  # from its clock to the wall's
         # Newest sequence on UP that it had seen when it first pulled a round; and below that of all
         # rounds that no snapshot covers, when a purge was last wanted.
         self.first_pulled: dict[int, int] = {}
@@ -145,8 +152,9 @@ class SeenTerm:
 
     # --- before an event -----------------------------------------------------------------------
 
-    def meets(self, event: Event) -> None:
-        """What the effects before this event have left; and whom the leader hears of."""
+    def meets(self, event: Event, at: float) -> None:
+        """What the effects before this event have left; and whom the leader hears of. `at`: by its
+        own clock."""
         if self.told:
             self.told = False
             self._holds()
@@ -154,11 +162,17 @@ class SeenTerm:
         match event:
             case Led():
                 self._begins(event)
+                self.wall_offset = event.at - at
+            case Appended() if not self.machine.leading:
+                self.heard.since = event.at - self.wall_offset
             case ProgressSeen(progress=p):
                 members.heard(self._term, p.learner, p.incarnation, now)
+                if self.heard.progress(p, self._taped(), at):
+                    self.watch.claims.told(p)
             case JoinSeen(join=j):
                 members.heard(self._term, j.learner, j.incarnation, now)
             case BusBack():
+                self.heard.forgives(at)
                 self.silent_since = now  # its link may be cut
                 if self.machine.leading or self.machine.appending is not None:
                     members.forgiven_at = now
@@ -202,8 +216,10 @@ class SeenTerm:
                     self._beat(effect.beat, now)
                 case SendPull():
                     self._pull(effect.pull)
+                case Append(record=TapeRound() | TapeEnd() as record):
+                    self._records(record, now)
                 case SendGrant():
-                    self._grant(effect.grant)
+                    self._grant(effect.grant, now)
                 case PurgeUp():
                     later = (at for n, at in self.first_pulled.items() if n > effect.last_round)
                     self.covered_until = min(later, default=self.leader.inbox.up_seq)
@@ -260,8 +276,9 @@ class SeenTerm:
         now = self.scene.now
         self.of.members.pull(self.name, pull, asked.participants, now, late_s)
 
-    def _grant(self, grant: Grant) -> None:
+    def _grant(self, grant: Grant, now: float) -> None:
         if grant.accepted:
+            self.heard.granted(grant, now)
             self.of.members.grant(self.name, grant.learner, grant.incarnation)
 
     def _beat(self, beat: Beat, now: float) -> None:
@@ -298,6 +315,20 @@ class SeenTerm:
             why = f"{self.name} says {beat.reason!r} while the hub's disk is full"
             self.of.report("liveness", why)
 
+    def _taped(self) -> Mapping[str, int]:
+        """Newest lives, as of what it has executed; of what it was before the hub lost that."""
+        h = self.machine.history
+        if (n := self.of.number_of(h.seq, h.tail)) >= 0:
+            self.newest = self.of.tokens.fates[n].newest
+        return self.newest
+
+    def _records(self, record: TapeRound | TapeEnd, now: float) -> None:
+        """What it is about to put on the tape."""
+        h = self.machine.history
+        if (n := self.of.number_of(h.seq, h.tail)) >= 0:
+            at = now if record.at == now + self.wall_offset else -math.inf
+            self.of.tokens.records(self.name, n, record, self.heard, now, at)
+
     def _account(self, now: float) -> None:
         """What the leader would show of every token, now."""
         h, roster, tokens = self.machine.history, self.machine.roster, self.of.tokens
@@ -308,4 +339,4 @@ class SeenTerm:
             tokens.ledger(self.name, n, h.ledger.meta())
         present = h.ledger.with_counts(roster.counts.unrecorded(h.ledger))
         shown = present.tokens_P(lambda learner, life: roster.silent(learner, life, now))
-        tokens.shown(self.name, n, present.processed, shown, over=bool(h.outcome))
+        tokens.shown(self.name, n, present.processed, shown, self.heard, now)

@@ -202,19 +202,18 @@ class Ledger:
         """Go on from this ledger of a checkpoint, in place of the `present` one.
 
         The checkpoint's lives are over: learners begin new ones. So are those of the present that
-        have trained; how often a name was taken is the present's to say, for the checkpoint may be
-        another run's.
+        have trained; one that has not may go on. How often a name was taken is the present's to
+        say, for the checkpoint may be another run's.
         """
         for learner, incarnation, life in list(self._all()):
             for p in range(self.fragments):
                 self._settle(p, life, life.tokens)
             self._forget(learner, incarnation)
         self.ended = False
-        self.newest = {
-            learner: incarnation
-            for learner, incarnation in present.newest.items()
-            if (known := present.lives.get(learner, {}).get(incarnation)) is None or known.tokens
-        }
+        self.newest = dict(present.newest)
+        for learner, incarnation, life in present._all():
+            if incarnation == self.newest[learner] and not life.tokens:
+                self.newest[learner] -= 1  # none of before it goes on
 
     def _life(self, learner: str, incarnation: int) -> Life | None:
         """The life, new if it is a newer one; None if it is settled, or unheard of and older."""
