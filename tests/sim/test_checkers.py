@@ -16,6 +16,7 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
     Verdict,
 )
+from diloco_simulator.checkers import at_the_end
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
 from diloco_simulator.checkers.numbers import CheckedNumbers, ruled, vanishes
@@ -139,3 +140,33 @@ def test_an_older_life_is_not_merged_after_a_newer_one_of_that_fragment() -> Non
     assert found == []
     closes(2, 0, 2)
     assert found == ["round 2 merges a 2 after 3"]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "lost", "blamed"),
+    [
+        ([2, 2], [set(), set()], False),
+        ([2, 1], [set(), set()], True),
+        ([2, 1], [set(), {2}], False),  # it may have been over before it could go back once more
+        ([2, 1], [{2}, set()], True),
+        ([3, 1], [set(), {2}], True),  # that record was another one's
+        ([3, 1, 2], [set(), {3}, set()], True),
+    ],
+)
+def test_a_shard_that_lost_the_record_of_a_restore_is_excused_from_that_one_alone(
+    wishes: list[int], lost: list[set[int]], blamed: bool
+) -> None:
+    told: list[str] = []
+    shards = [
+        SimpleNamespace(wish=n, merges=SimpleNamespace(lost=SimpleNamespace(restores=gone)))
+        for n, gone in zip(wishes, lost, strict=True)
+    ]
+    watch: Any = SimpleNamespace(
+        of=shards,
+        ended="finished",
+        ends={"a": SimpleNamespace(outcome="finished")},
+        report=Report(lambda invariant, text: None),
+        broken=lambda invariant, text: told.append(text),
+    )
+    at_the_end._went_back_alike(watch)
+    assert bool(told) == blamed

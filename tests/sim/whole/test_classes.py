@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from diloco_learner.exchange.exchange import Exchange
 from diloco_shared.protocol.messages import LifeCount, Progress
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.worlds import watched_run
@@ -124,6 +125,22 @@ def of_words(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "saw", half)
 
 
+def of_reports(patch: pytest.MonkeyPatch) -> None:
+    """Learners say that they have just adopted everything."""
+    progress = Exchange.progress
+
+    def new(self: Exchange) -> Progress:
+        said = progress(self)
+        return said.model_copy(update={"c_tokens": (0,) * len(said.c_tokens)})
+
+    patch.setattr(Exchange, "progress", new)
+
+
+def of_records(patch: pytest.MonkeyPatch) -> None:
+    """Records repeat nothing of what lives have told."""
+    patch.setattr(Counts, "to_record", lambda self, ledger: ())
+
+
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any]]] = {
     "merged": (of_merged, "as merged", {}),
     "refused": (of_refused, "as refused", POISONED),
@@ -135,6 +152,8 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any
     "lost, of the silent": (of_silence, "as lost", {}),
     "lost, of a restore": (of_restores, "as lost", {"checkpoint_every_steps": 6, "restores": 1}),
     "processed": (of_words, "told of", {}),
+    "reports": (of_reports, "that it adopted fragment", {}),
+    "records": (of_records, "which has told", {}),
 }
 
 
