@@ -111,6 +111,10 @@ class DataBus(FarBus):
         at = self.chance.rng.randrange(len(payload))
         return payload[:at] + bytes([payload[at] ^ 0x40]) + payload[at + 1 :]
 
+    @property
+    def ways(self) -> list[Way]:
+        return [*super().ways, *(way for lane in self.beside for way in lane.ways)]
+
     # --- all connections are up or down together -----------------------------------------------
 
     def disconnect(self) -> None:

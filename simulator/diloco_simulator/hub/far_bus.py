@@ -42,6 +42,11 @@ class FarBus(MemoryBus):
         self.broken = False  # the connection is lost, and will be there again
         self.waiting: set[asyncio.Future[Any]] = set()  # for answers
 
+    @property
+    def ways(self) -> list[Way]:
+        """Both directions of each of its connections."""
+        return [self.out, self.into]
+
     def breaks(self) -> None:
         """The connection is lost: what is on its way here is lost with it, and who asks waits."""
         self.broken = True

@@ -1,12 +1,13 @@
 """The network of a whole world: links between machines and the hub, each way by itself.
 
 What a process has sent is on its way whatever becomes of the process. What one connection carries
-arrives in its order, as over TCP; what meets a cut waits for it, for a while.
+arrives in its order, as over TCP. What meets a cut waits for its end, but not for ever, and what
+comes after it on that connection waits behind it. What meets a clog waits until it is released.
 """
 
 import contextvars
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -39,11 +40,14 @@ class Way:
     link: NetLink
     out: bool
     arrived_at: float = 0.0
-    waiting: list[tuple[float, Action]] = field(default_factory=list)
+    clogged: bool = False
+    # Before a cut or a clog, the oldest first: until when, of which life of the hub, and what.
+    waiting: deque[tuple[float, int, Action]] = field(default_factory=deque)
+    tries: bool = False  # somebody looks again soon whether it is open
 
     @property
     def open(self) -> bool:
-        return self.link.out if self.out else self.link.into
+        return not self.clogged and (self.link.out if self.out else self.link.into)
 
 
 class Net:
@@ -61,6 +65,7 @@ class Net:
         self.away = False  # the hub, for everybody
         self.gone = False  # it is, until somebody has put it back
         self.lives = 1  # of the hub: what was on its way to the one before never comes
+        self.clogged: list[Way] = []
         self.outside = contextvars.Context()  # of no process
 
     def link(self, machine: str) -> NetLink:
@@ -72,6 +77,21 @@ class Net:
         for link in self.links.values():
             link.out = link.into = True
             link.slow = False
+        for way in [*self.clogged]:
+            self.release(way)
+
+    def clog(self, way: Way) -> None:
+        """Nothing of it arrives until it is released."""
+        way.clogged = True
+        self.clogged.append(way)
+
+    def release(self, way: Way) -> int:
+        """What waited arrives at once, in its order, unless there is a cut as well: how much."""
+        if not way.clogged:
+            return 0
+        way.clogged = False
+        self.clogged.remove(way)
+        return self._pass(way)
 
     def chance(self, rate: float, what: str) -> bool:
         """Whether a fault strikes now; counted."""
@@ -99,11 +119,36 @@ class Net:
         return mean + link.busy_until - now
 
     def _there(self, way: Way, until: float, life: int, arrive: Action) -> None:
-        """At the other end, or before a cut."""
-        if life not in (0, self.lives):
+        """At the other end, or before a cut, or behind what waits for its end."""
+        if not way.waiting and self._passes(way):
+            if life in (0, self.lives):
+                arrive()
             return
-        if not self.away and not self.gone and (way.link.out if way.out else way.link.into):
-            arrive()
-        elif self.loop.now < until:
-            at = self.loop.now + RETRY_S
-            self.loop.call_at(at, self._there, way, until, life, arrive, context=self.outside)
+        way.waiting.append((until, life, arrive))
+        if not way.tries:
+            way.tries = True
+            self.loop.call_at(self.loop.now + RETRY_S, self._try, way, context=self.outside)
+
+    def _passes(self, way: Way) -> bool:
+        return not self.away and not self.gone and way.open
+
+    def _try(self, way: Way) -> None:
+        """Whether the way is open again; as long as anything waits."""
+        self._pass(way)
+        way.tries = bool(way.waiting)
+        if way.tries:
+            self.loop.call_at(self.loop.now + RETRY_S, self._try, way, context=self.outside)
+
+    def _pass(self, way: Way) -> int:
+        """All that waits arrives, which is so much; or what has waited for too long never does."""
+        if not self._passes(way):
+            now = self.loop.now
+            way.waiting = deque(waiting for waiting in way.waiting if now < waiting[0])
+            return 0
+        arrived = 0
+        while way.waiting:
+            _, life, arrive = way.waiting.popleft()
+            if life in (0, self.lives):
+                arrived += 1
+                arrive()
+        return arrived

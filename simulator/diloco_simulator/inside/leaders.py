@@ -266,7 +266,7 @@ class SeenTerm:
         options = self.scene.options
         self.first_pulled.setdefault(pull.round, self.leader.inbox.up_seq)
         late_s = LATE_DELAYS * options.delay_s * (SLOW if options.slow_links else 1.0)
-        if options.partitions or options.outages:
+        if options.partitions or options.outages or options.clogs or options.storms:
             late_s += GIVEN_UP_S + RETRY_S  # what met a cut is still under way
         asked = next(r for r in self.machine.rounds.open if r.n == pull.round)
         run, place = self.watch.spec.name, (pull.epoch, pull.fragment, pull.round, pull.term)

@@ -13,6 +13,8 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeCheckpoint, TapeInit, TapeRebirth, TapeTerm
 from diloco_shared.protocol.wire import decode_tape
 from diloco_simulator.hub.far_bus import FarBus
+from diloco_simulator.troubles.clogs import Clogs
+from diloco_simulator.troubles.storms import Storms
 from diloco_simulator.virtual_loop import Hosted
 from diloco_simulator.worlds.processes import Host
 
@@ -48,6 +50,8 @@ class Troubles:
         self.of_connections = Random(f"whole {world.seed}, connections that break")
         self.broken: list[FarBus] = []
         self.counts = world.found.counts
+        self.clogs = Clogs(world)
+        self.storms = Storms(self, self.clogs)
         self.asked: list[asyncio.Task[object]] = []  # what the user still waits for
         self.renamed = 0
         self.twins: list[Host] = []
@@ -66,11 +70,11 @@ class Troubles:
             (o.losses, self._lose_somebody),
         )
         of_the_hub = (
-            (o.partitions, lambda: self._cut(self._anybody().host)),
+            (o.partitions, lambda: self.cut(self._anybody().host, self.rng)),
             (o.slow_links, lambda: self._slow(self._anybody().host)),
             (o.outages, self._outage),
             (o.squeezes, self._squeeze),
-            (o.tails, self._lose_tails),
+            (o.tails, lambda: self.lose_tails(self.rng)),
             (o.power_cuts, self._lose_records),
         )
         user = self.world.user
@@ -84,9 +88,11 @@ class Troubles:
             for _ in range(count):
                 self.loop.call_later(self.rng.uniform(3.0, o.safety_s), self._strike, strike)
         for dice, count, strike in (
-            (self.of_elections, o.elections, self._elect),
+            (self.of_elections, o.elections, lambda: self.elect(self.of_elections)),
             (self.of_full_disks, o.full_disks, self._fill_disk),
             (self.of_connections, o.breaks, self._break),
+            (self.clogs.dice, o.clogs, self.clogs.strike),
+            (self.storms.dice, o.storms, self.storms.strike),
         ):
             for _ in range(count):
                 self.loop.call_later(dice.uniform(3.0, o.safety_s), self._strike, strike)
@@ -135,10 +141,16 @@ class Troubles:
             return
         for bus in dice.choice([machine.buses, machine.buses[:1], machine.buses[1:]]):
             if bus.connected:
-                self.counts["connections broken"] += 1
-                bus.breaks()
-                self.broken.append(bus)
-                self.loop.call_later(dice.uniform(*BROKEN_S), self._mend, bus)
+                self.breaks(bus, dice.uniform(*BROKEN_S))
+
+    def breaks(self, bus: FarBus, seconds: float) -> None:
+        """A connection that is there is lost for so long."""
+        if not bus.connected:
+            return
+        self.counts["connections broken"] += 1
+        bus.breaks()
+        self.broken.append(bus)
+        self.loop.call_later(seconds, self._mend, bus)
 
     def _mend(self, bus: FarBus) -> None:
         """Unless it is there again, or its process died meanwhile."""
@@ -212,9 +224,10 @@ class Troubles:
 
     # --- links and the hub ---------------------------------------------------------------------
 
-    def _cut(self, host: str) -> None:
+    def cut(self, host: str, dice: Random) -> None:
+        """Its link, one way or both, for some seconds."""
         self.counts["partitions"] += 1
-        link, way = self.net.link(host), self.rng.choice(["in", "out", "both"])
+        link, way = self.net.link(host), dice.choice(["in", "out", "both"])
 
         def cut(up: bool) -> None:
             if way in ("out", "both"):
@@ -223,7 +236,7 @@ class Troubles:
                 link.into = up
 
         cut(False)
-        self.loop.call_later(self.rng.uniform(1.0, 12.0), cut, True)
+        self.loop.call_later(dice.uniform(1.0, 12.0), cut, True)
 
     def _slow(self, host: str) -> None:
         self.counts["slow links"] += 1
@@ -236,10 +249,10 @@ class Troubles:
         self.net.away = True
         self.loop.call_later(self.rng.uniform(1.0, 10.0), setattr, self.net, "away", False)
 
-    def _elect(self) -> None:
+    def elect(self, dice: Random) -> None:
         """The node that led everything is gone, or has lost the others, and goes on telling what
         it has. Nobody leads for a while; connections stay."""
-        broker, dice = self.world.broker, self.of_elections
+        broker = self.world.broker
         if broker.leaderless:
             return
         self.counts["elections"] += 1
@@ -272,11 +285,11 @@ class Troubles:
         back_s = self.of_full_disks.uniform(0.2, 2.0)
         self.loop.call_later(back_s, setattr, self.net, "away", False)
 
-    def _lose_tails(self) -> None:
+    def lose_tails(self, dice: Random) -> None:
         """A power cut at the hub: of every stream but the tape, which is synced."""
         name, broker = self.world.spec.name, self.world.broker
         streams = (subjects.up_stream(name), subjects.dn_stream(name), subjects.state_stream(name))
-        lost = [broker.lose(s, self.rng.randint(0, 3)) for s in streams if broker.exists(s)]
+        lost = [broker.lose(s, dice.randint(0, 3)) for s in streams if broker.exists(s)]
         self.counts["tails lost"] += any(lost)
 
     def _lose_records(self) -> None:

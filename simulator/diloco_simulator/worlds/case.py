@@ -53,7 +53,10 @@ class Case:
         return cls(
             seed,
             options,
-            constants.drawn(Random(f"constants {seed}")) | of_islands | of_carriers,
+            constants.drawn(Random(f"constants {seed}"))
+            | constants.later(seed)
+            | of_islands
+            | of_carriers,
             early=Random(f"early {seed}").random() < EARLY,
             asks=Random(f"begins again {seed}").random() < ASK,
             visitors=not alone,

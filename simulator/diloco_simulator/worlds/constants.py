@@ -16,18 +16,22 @@ from typing import Any
 from diloco_coordinator.runs import assigning_io as assigning
 from diloco_coordinator.runs import ending_io as ending
 from diloco_learner.data import leasing_io as shards
+from diloco_learner.exchange import anchors
 from diloco_learner.exchange import downlink_io as downlink
 from diloco_learner.hosts import carrying_io as carrying
 from diloco_learner.hosts import giving_io as giving
 from diloco_learner.hosts import whole
+from diloco_learner.recovery import donating
 from diloco_learner.training import mailbox_io as mailbox
 from diloco_shared.budget import job, overhead
-from diloco_shared.bus import blobs, stream_kv
+from diloco_shared.bus import blobs, deliveries, stream_kv
 from diloco_shared.process import disk_watch, membership
 from diloco_shared.protocol import wire
 from diloco_syncer.history import archiving_io as archiving
 from diloco_syncer.history import follow_io as follow
 from diloco_syncer.leadership import candidate_io as candidate
+from diloco_syncer.members import admission
+from diloco_syncer.messages import inbox_io as inbox
 from diloco_syncer.status import status_writer_io as showing
 from diloco_syncer.streams import fullness_io as fullness
 from diloco_syncer.streams import purging_io as purging
@@ -92,6 +96,20 @@ LIMITS = (
     Drawn(archiving, "RECORDS_IN_STREAM", (4, 16)),
     Drawn(archiving, "SEGMENT_RECORDS", (3,)),
 )
+# As these, but from dice of their own, so that those of older seeds are what they were. FETCHES is
+# imported by two modules, and each of them reads its own name.
+LATER_LIMITS = (
+    Drawn(inbox, "FETCHES", (1, 2)),
+    Drawn(follow, "FETCHES", (1, 2)),
+    Drawn(follow, "BATCH_MANIFESTS", (1, 3)),
+    Drawn(downlink, "DOWNLOADS_MAX", (1, 2)),
+    Drawn(downlink, "WAITING_MAX", (2, 8)),
+    Drawn(anchors, "WAITING_MAX", (1,)),
+    Drawn(anchors, "EARLY_MAX", (1,)),
+    Drawn(donating, "REQUESTS_MAX", (1, 2)),
+    Drawn(admission, "GRANTS_MAX", (1, 3)),
+    Drawn(deliveries, "SERVE_LIMIT", (2, 4)),
+)
 # In seconds. The slower, the more happens in between.
 PACES = (
     Drawn(stream_kv, "POLL_S", (12.0,)),
@@ -118,6 +136,8 @@ CARRIED = (3, 4, 5)
 # Of limits: how often another value is drawn. Of paces: how often all are slow together, which
 # also makes a world take less processor time.
 OTHER, SLOW = 0.3, 0.8
+# How often a world draws any of the later limits.
+LATER = 0.4
 # How often streams have no more room than they need.
 JUST = 0.4
 
@@ -137,7 +157,10 @@ ALWAYS: tuple[tuple[ModuleType, str, Any], ...] = (
 )
 
 
-KNOWN = {d.path: d for d in (*LIMITS, *PACES, *ROOM, *COUNTED, *ISLANDS, *CARRIERS, FACTOR)}
+KNOWN = {
+    d.path: d
+    for d in (*LIMITS, *LATER_LIMITS, *PACES, *ROOM, *COUNTED, *ISLANDS, *CARRIERS, FACTOR)
+}
 # What makes sense together alone.
 TOGETHER = (
     frozenset(d.path for d in ROOM),
@@ -160,6 +183,14 @@ def drawn(rng: Random) -> dict[str, float]:
     if rng.random() < JUST:
         values |= {d: rng.choice(d.others) for d in ROOM}
     return {d.path: value for d, value in values.items()}
+
+
+def later(seed: int) -> dict[str, float]:
+    """What some worlds change besides, from dice of its own."""
+    rng = Random(f"later constants {seed}")
+    if rng.random() >= LATER:
+        return {}
+    return {d.path: rng.choice(d.others) for d in LATER_LIMITS if rng.random() < OTHER}
 
 
 def of_islands(seed: int) -> dict[str, float]:

@@ -93,7 +93,8 @@ class Options:
     named: bool = False
     hub_restores: int = 0  # the hub loses its disk, and is put back from a backup
     breaks: int = 0  # connections to the hub are lost, and made anew some seconds later
-    # Drawn by no seed: worlds that are to have it are asked for by name.
+    clogs: int = 0  # connections of some machines stand still, and go on in another order
+    storms: int = 0  # of the hub, a disk and the network at once
     elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
     full_disks: int = 0  # for some seconds the hub's disk is full, which no append's answer tells
 
@@ -168,6 +169,7 @@ class Options:
         )
         more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
         more |= hubs_put_back(seed) | newer_codecs(seed) | broken_connections(seed)
+        more |= clogs_and_storms(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
@@ -232,6 +234,19 @@ def broken_connections(seed: int) -> dict[str, Any]:
     """Of processes to the hub, from dice of their own."""
     rng = random.Random(f"broken connections of {seed}")
     return {"breaks": rng.choice([2, 5, 10])} if rng.random() < BREAKS else {}
+
+
+# How many worlds have connections that clog, and how many have storms.
+CLOGS, STORMS = 0.2, 0.15
+
+
+def clogs_and_storms(seed: int) -> dict[str, Any]:
+    """From dice of their own."""
+    of_clogs, of_storms = random.Random(f"clogs of {seed}"), random.Random(f"storms of {seed}")
+    return {
+        "clogs": of_clogs.choice([1, 2, 4]) if of_clogs.random() < CLOGS else 0,
+        "storms": of_storms.choice([1, 2]) if of_storms.random() < STORMS else 0,
+    }
 
 
 # How many worlds have a hub whose disk fills up.
