@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from random import Random
 
+import pytest
+
 from diloco_simulator.hub.net import GIVEN_UP_S, RETRY_S, Net, Way
 from diloco_simulator.virtual_loop import VirtualLoop, play
 from diloco_simulator.worlds.options import Options
@@ -21,7 +23,7 @@ class Desk:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.loop = loop
-        self.net = Net(loop, Random(1), Options.calm(delay_s=DELAY_S), Counter())
+        self.net = Net(loop, Random(1), Options.calm(delay_s=DELAY_S, in_order=True), Counter())
         self.net.faulty = False
         self.arrived: Arrived = []
 
@@ -46,10 +48,12 @@ def played(story: Callable[[Desk], Awaitable[None]]) -> Desk:
     return play(main(), Random(1))
 
 
-def test_what_met_a_cut_arrives_in_its_order_and_before_what_was_sent_after_it() -> None:
-    """Each tried by itself before, and the second one's turn may have come first."""
+@pytest.mark.parametrize(("in_order", "order"), [(True, "abcd"), (False, "cbad")])
+def test_what_met_a_cut_arrives_before_what_was_sent_after_it(in_order: bool, order: str) -> None:
+    """In older worlds each tries by itself, and the turn of another one may come first."""
 
     async def story(desk: Desk) -> None:
+        desk.net.in_order = in_order
         way = desk.way()
         way.link.out = False
         desk.send(way, "a")
@@ -62,7 +66,7 @@ def test_what_met_a_cut_arrives_in_its_order_and_before_what_was_sent_after_it()
         desk.send(way, "d")
         await asyncio.sleep(1.0)
 
-    assert played(story).order == "abcd"
+    assert played(story).order == order
 
 
 def test_what_waited_for_too_long_never_arrives_but_what_is_sure_does() -> None:

@@ -3,6 +3,9 @@
 What a process has sent is on its way whatever becomes of the process. What one connection carries
 arrives in its order, as over TCP. What meets a cut waits for its end, but not for ever, and what
 comes after it on that connection waits behind it. What meets a clog waits until it is released.
+
+Older worlds are not `in_order`: what met a cut tries again by itself there, and may come before
+what was sent before it. They stay as they are, since each shows a fault that the product had.
 """
 
 import contextvars
@@ -65,6 +68,7 @@ class Net:
         self.away = False  # the hub, for everybody
         self.gone = False  # it is, until somebody has put it back
         self.lives = 1  # of the hub: what was on its way to the one before never comes
+        self.in_order = bool(options.in_order or options.clogs or options.storms)
         self.clogged: list[Way] = []
         self.outside = contextvars.Context()  # of no process
 
@@ -120,14 +124,18 @@ class Net:
 
     def _there(self, way: Way, until: float, life: int, arrive: Action) -> None:
         """At the other end, or before a cut, or behind what waits for its end."""
-        if not way.waiting and self._passes(way):
-            if life in (0, self.lives):
-                arrive()
+        if life not in (0, self.lives):
             return
-        way.waiting.append((until, life, arrive))
-        if not way.tries:
-            way.tries = True
-            self.loop.call_at(self.loop.now + RETRY_S, self._try, way, context=self.outside)
+        if not way.waiting and self._passes(way):
+            arrive()
+        elif self.in_order:
+            way.waiting.append((until, life, arrive))
+            if not way.tries:
+                way.tries = True
+                self.loop.call_at(self.loop.now + RETRY_S, self._try, way, context=self.outside)
+        elif self.loop.now < until:
+            at = self.loop.now + RETRY_S
+            self.loop.call_at(at, self._there, way, until, life, arrive, context=self.outside)
 
     def _passes(self, way: Way) -> bool:
         return not self.away and not self.gone and way.open

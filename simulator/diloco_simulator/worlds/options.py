@@ -95,6 +95,7 @@ class Options:
     breaks: int = 0  # connections to the hub are lost, and made anew some seconds later
     clogs: int = 0  # connections of some machines stand still, and go on in another order
     storms: int = 0  # of the hub, a disk and the network at once
+    in_order: bool = False  # what met a cut stays in its connection's order; with clogs it does so
     elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
     full_disks: int = 0  # for some seconds the hub's disk is full, which no append's answer tells
 
@@ -236,8 +237,9 @@ def broken_connections(seed: int) -> dict[str, Any]:
     return {"breaks": rng.choice([2, 5, 10])} if rng.random() < BREAKS else {}
 
 
-# How many worlds have connections that clog, and how many have storms.
-CLOGS, STORMS = 0.2, 0.15
+# How many worlds have connections that clog, and how many have storms; and in how many of the
+# others what met a cut stays in its order.
+CLOGS, STORMS, IN_ORDER = 0.2, 0.15, 0.5
 
 
 def clogs_and_storms(seed: int) -> dict[str, Any]:
@@ -246,6 +248,7 @@ def clogs_and_storms(seed: int) -> dict[str, Any]:
     return {
         "clogs": of_clogs.choice([1, 2, 4]) if of_clogs.random() < CLOGS else 0,
         "storms": of_storms.choice([1, 2]) if of_storms.random() < STORMS else 0,
+        "in_order": random.Random(f"order of {seed}").random() < IN_ORDER,
     }
 
 

@@ -47,6 +47,7 @@ def test_both_are_drawn_from_dice_of_their_own() -> None:
     for name, rate in (("clogs", CLOGS), ("storms", STORMS)):
         assert 0.7 * rate * 400 < sum(o[name] > 0 for o in drawn) < 1.3 * rate * 400
     assert (Options.calm().clogs, Options.calm().storms) == (0, 0)
+    assert not Options.calm().in_order and {o["in_order"] for o in drawn} == {False, True}
 
 
 @pytest.mark.whole
