@@ -20,6 +20,7 @@ RAREST = {
     "learners rest: paused": 381,
     "members: learner unfit": 386,
     "refused: non-finite": 475,
+    "released in another order": 470,  # of some hundred seeds, counted as of these
     "restart during publication": 221,
     "submitted without room": 372,
     "takeover during publication": 301,

@@ -448,6 +448,11 @@ SCRIPTED: dict[str, Scripted] = {
 }
 # Tests that play worlds of their own, and which states they demand by name.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "test_storms.py::test_connections_that_clog_are_released_in_another_order": (
+        "clogs",
+        "released in another order",
+    ),
+    "test_storms.py::test_a_run_goes_on_after_each_storm": ("storms",),
     "test_exporting.py::test_exports_are_asked_for_and_made_by_themselves": (
         "exports gone with their runs",
         "exports made by themselves",
