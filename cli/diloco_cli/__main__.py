@@ -6,7 +6,8 @@ import signal
 import sys
 from contextlib import suppress
 
-from diloco_cli.words import INTERRUPTED, CliError, plain
+from diloco_cli.lines import columns, shaped
+from diloco_cli.words import INTERRUPTED, CliError
 
 STDOUT = 1
 
@@ -101,7 +102,8 @@ def _first(group: ExceptionGroup[CliError]) -> CliError:
 
 
 def _fail(error: CliError) -> None:
-    sys.stderr.write(plain(f"diloco: {error}\n"))
+    for line in shaped([f"diloco: {error}"], columns(sys.stderr)):
+        sys.stderr.write(line + "\n")
     sys.exit(error.status)
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from diloco_cli.lines import say
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.bus.nats.hub_config import ACCOUNTS
 from diloco_shared.process import hub_folder
@@ -12,12 +13,12 @@ HERE = Path("hub")
 def certified(folder: Path, name: str) -> None:
     path = hub_folder.certificate_of(folder.resolve(), name)
     if path.exists():
-        print(f"{path}: give it to {name} alone, as DILOCO_NATS_CLIENT_CERT, and remove it here")
+        say(f"{path}: give it to {name} alone, as DILOCO_NATS_CLIENT_CERT, and remove it here")
 
 
 def reload(folder: Path, changed: str = ACCOUNTS) -> None:
     rest = hub_folder.reload(folder, changed=changed)
-    print(rest or "the message server knows it")
+    say(rest or "the message server knows it")
 
 
 def amiss(path: Path, error: ValueError | OSError) -> CliError:

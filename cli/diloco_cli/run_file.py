@@ -1,6 +1,7 @@
 """A run as a TOML file: read, with what only folders here tell of it; and written, every setting
 or those that a plan chose."""
 
+import textwrap
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,9 @@ import tomli_w
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.spec.faults import SpecFault
 from diloco_shared.spec.run import OF_CHECKPOINT, OF_RUN, RunSpec
+
+# Columns of a comment.
+COMMENT = 80
 
 
 def read_run(file: Path) -> dict[str, Any]:
@@ -92,8 +96,14 @@ def whole(spec: RunSpec) -> str:
     """Every setting of a run. TOML has no null: what is not set stands in a comment at the top."""
     unset: list[str] = []
     body = _set(spec.model_dump(mode="json", exclude={"id"}), "", unset)
-    head = f"# Not set: {', '.join(unset)}.\n" if unset else ""
+    head = _comment(f"Not set: {', '.join(unset)}.") if unset else ""
     return head + tomli_w.dumps(body)
+
+
+def _comment(text: str) -> str:
+    """In lines that fit every terminal."""
+    mark = "# "
+    return textwrap.fill(text, COMMENT, initial_indent=mark, subsequent_indent=mark) + "\n"
 
 
 def of_plan(found: dict[str, Any], parameters: float) -> str:

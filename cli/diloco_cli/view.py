@@ -9,9 +9,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from diloco_cli.lines import shaped
 from diloco_cli.report import activities, data_parallel_bytes, goodput
 from diloco_cli.seen import Seen
-from diloco_cli.words import became, counted, plain
+from diloco_cli.words import became, counted, reason_of
 from diloco_shared.budget.terms import shown
 
 _STATE_STYLE = {
@@ -34,7 +35,7 @@ _HOSTS_SHOWN = 4
 
 def state_line(run: dict[str, Any]) -> str:
     """A run's state and the reason for it, which may begin with the state."""
-    state, reason = str(run["state"]), str(run["reason"])
+    state, reason = str(run["state"]), reason_of(str(run["reason"]))
     why = reason if reason.startswith(state) else f"{state} - {reason}"
     return f"run {run['name']}: {why}"
 
@@ -52,15 +53,7 @@ def run_lines(
         return lines
     if run.get("waiting"):
         lines.append(f"waiting: {run['waiting']}")  # its syncer may be silent, and not know
-    stamp = status["stamp"]
-    lines.append(
-        f"progress {100 * max(stamp['fraction'], 0.0):.1f} %, rounds "
-        f"{status['rounds_committed']} committed {status['rounds_skipped']} skipped, versions "
-        f"{_range(status['versions'])}, quorum {status['quorum']}"
-    )
-    lines.append(_three_numbers(status))
-    if status.get("tokens"):
-        lines.append(ledger_line(status))
+    lines += [*_progress_lines(status), _learners_line(status), *token_lines(status)]
     if run.get("syncers"):
         lines.append(_syncers_line(run, status))
     if len(run.get("releases") or ()) > 1:
@@ -68,19 +61,21 @@ def run_lines(
     if evaluations:
         first, newest = evaluations[0]["val_loss"], evaluations[-1]["val_loss"]
         lines.append(
-            f"validation loss {newest:.4f} after {evaluations[-1]['steps']} steps "
-            f"(began at {first:.4f})"
+            f"validation loss: it is {newest:.4f} after {evaluations[-1]['steps']} steps, and "
+            f"began at {first:.4f}"
         )
         if each := evaluations[-1].get("each"):
-            lines.append(f"by corpus: {per_corpus(each)}")
+            lines.append(f"  by corpus: {per_corpus(each)}")
     if run.get("speeds"):
         lines.append(speeds_line(run["speeds"]))
     lines.append(_bytes_line(status))
     if useful_time is not None:
-        lines.append(f"goodput {100 * useful_time:.1f} % of the learners' time")
+        lines.append(
+            f"goodput: {100 * useful_time:.1f} % of the learners' time went into useful tokens"
+        )
     if status["refused"]:
         refused = ", ".join(f"{kind} {count}" for kind, count in status["refused"].items())
-        lines.append(f"refused: {refused}")
+        lines.append(f"contributions refused: {refused}")
     if last is not None:
         lines += _round_lines(last)
     return lines
@@ -91,30 +86,53 @@ def per_corpus(each: dict[str, float]) -> str:
     return ", ".join(f"{name} {loss:.4f}" for name, loss in each.items())
 
 
-def _three_numbers(status: dict[str, Any]) -> str:
-    """Alive, participating and useful: three different things, told apart."""
-    useful = status["tokens_useful"] / max(status["tokens_processed"], 1)
+def _progress_lines(status: dict[str, Any]) -> list[str]:
+    done, skipped = status["rounds_committed"], status["rounds_skipped"]
+    return [
+        f"progress: {100 * max(status['stamp']['fraction'], 0.0):.1f} % of the run is done; "
+        f"{counted(done, 'round')} {_was(done)} committed, and {skipped} {_was(skipped)} skipped",
+        f"fragments: {_versions(status['versions'])}; a merge of one needs contributions of "
+        f"{counted(status['quorum'], 'learner')} (the quorum)",
+    ]
+
+
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
+def _learners_line(status: dict[str, Any]) -> str:
+    """Alive is one thing, and to take part in merges another."""
+    alive, part = len(status["alive"]), len(status["participating"])
     return (
-        f"alive {len(status['alive'])}, participating {len(status['participating'])}, useful "
-        f"{100 * useful:.1f} % of {status['tokens_processed']:,} tokens"
+        f"learners: {alive} {'is' if alive == 1 else 'are'} alive, {part} "
+        f"{'takes' if part == 1 else 'take'} part in merges"
     )
 
 
-def ledger_line(status: dict[str, Any]) -> str:
-    """What became of every token (docs/how-to/recover.md), and how many are read again."""
-    became = ", ".join(f"{k.replace('_', ' ')} {v:,}" for k, v in status["tokens"].items())
-    again = status.get("tokens_reread", 0)
-    return f"tokens: {became}" + (f"; read again {again:,}" if again else "")
+def token_lines(status: dict[str, Any]) -> list[str]:
+    """How many were useful, what became of every one (docs/how-to/recover.md), and how many are
+    read again."""
+    processed = status["tokens_processed"]
+    lines = [f"tokens: {processed:,} were processed"]
+    if processed:
+        lines[0] += f", and {100 * status['tokens_useful'] / processed:.1f} % were useful"
+    became = [f"{k.replace('_', ' ')} {v:,}" for k, v in (status.get("tokens") or {}).items()]
+    if became:
+        again = status.get("tokens_reread", 0)
+        told = f"; {again:,} are read again" if again else ""
+        lines.append(f"  of them: {', '.join(became)}{told}")
+    return lines
 
 
 def _syncers_line(run: dict[str, Any], status: dict[str, Any]) -> str:
     """Who leads, and who could take over."""
     others = [s for s in run["syncers"] if s["id"] != status["leader"]]
-    led = f"led by {status['leader']}, term {status['term']}"
-    line = led if status["leader"] else "nobody leads yet"
+    led = f"{status['leader']} leads in term {status['term']}"
+    line = f"syncers: {led if status['leader'] else 'nobody leads yet'}"
     for s in others:
         behind = f", {counted(s['lag_records'], 'record')} behind" if s["lag_records"] else ""
-        line += f"; {s['id']} {s['state']}{behind if s['state'] == 'standby' else ''}"
+        standby = s["state"] == "standby"
+        line += f"; {s['id']} " + (f"stands by{behind}" if standby else f"is {s['state']}")
         line += f" ({s['reason']})" if s["reason"] else ""
     return line if others else f"{line}; nobody stands by"
 
@@ -129,23 +147,27 @@ def _bytes_line(status: dict[str, Any]) -> str:
     learner_steps = status["tokens_processed"] / max(status["tokens_per_step"], 1)
     instead = data_parallel_bytes(learner_steps, len(status["learners"]), status["parameters"])
     return (
-        f"bytes up {shown(status['bytes_up'])}, down {shown(status['bytes_down'])}; "
-        f"data-parallel would have sent {shown(instead)}"
+        f"network: {shown(status['bytes_up'])} went up to the syncers, and "
+        f"{shown(status['bytes_down'])} came down; data-parallel training would have sent "
+        f"{shown(instead)}"
     )
 
 
 def _round_lines(last: dict[str, Any]) -> list[str]:
     left_out = [v for v in last["verdicts"] if v["outcome"] != "merged"]
     return [
-        f"round {last['round']} {last['outcome']}: {last['quorum_reason']}; "
-        f"grace {last['grace_s']:.2f} s; {last['reason']}",
+        f"round {last['round']} was {last['outcome']}: {reason_of(last['reason'])}",
+        f"  {reason_of(last['quorum_reason'], past=True)}; it waited {last['grace_s']:.2f} s more "
+        "for late learners (the grace window)",
         *(f"  {became(v)}" for v in left_out[:_VERDICTS_SHOWN]),
     ]
 
 
-def _range(versions: Sequence[int]) -> str:
+def _versions(versions: Sequence[int]) -> str:
     low, high = min(versions, default=-1), max(versions, default=-1)
-    return "none" if high < 0 else str(low) if low == high else f"{low} to {high}"
+    if high < 0:
+        return "they have no version yet"
+    return f"all are at version {low}" if low == high else f"they are at versions {low} to {high}"
 
 
 # Columns of a terminal from which on there is room for how well a learner's devices are used, and
@@ -228,13 +250,16 @@ def share(ratio: float | None) -> str:
 def speed_lines(speed: dict[str, Any]) -> list[str]:
     """How fast one learner trains, and in how much memory."""
     tokens, limit = speed["tokens_per_s"], speed["memory_limit_bytes"]
-    rate = "-" if tokens is None else f"{tokens:,.0f}"
+    waits, mfu = speed["data_wait_ratio"], speed["mfu"]
+    unknown = "its speed is not known yet"
+    parts = [unknown if tokens is None else f"it trains {tokens:,.0f} tokens/s"]
+    parts += [] if waits is None else [f"it waits {share(waits)} of the time for data"]
+    parts += [] if mfu is None else [f"it reaches {_mfu(speed)} of the devices' peak (MFU)"]
     of = f" of {shown(limit)}" if limit else ""
     return [
-        f"{_devices(speed)}: {rate} tokens/s, MFU {_mfu(speed)}, data wait "
-        f"{share(speed['data_wait_ratio'])}",
-        f"{speed['memory_of']} memory {shown(speed['memory_bytes'])}{of}, at most "
-        f"{shown(speed['memory_peak_bytes'])} so far",
+        f"{_devices(speed)}: {', '.join(parts)}",
+        f"{speed['memory_of']} memory: {shown(speed['memory_bytes'])}{of} are in use, and at most "
+        f"{shown(speed['memory_peak_bytes'])} were",
         *_late_hosts(speed.get("hosts") or {}),
     ]
 
@@ -244,7 +269,8 @@ def _late_hosts(late_s: Mapping[str, float]) -> list[str]:
     if not late_s:
         return []
     slowest = sorted(late_s.items(), key=lambda item: -item[1])[:_HOSTS_SHOWN]
-    return ["begins a step late: " + ", ".join(f"{host} by {s:.3f} s" for host, s in slowest)]
+    late = ", ".join(f"{host} by {s:.3f} s" for host, s in slowest)
+    return [f"hosts that begin a step late: {late}"]
 
 
 def speeds_line(speeds: Mapping[str, dict[str, Any]]) -> str:
@@ -253,17 +279,17 @@ def speeds_line(speeds: Mapping[str, dict[str, Any]]) -> str:
     known = {n: s["mfu"] for n, s in speeds.items() if s["mfu"] is not None}
     waits = {n: s["data_wait_ratio"] or 0.0 for n, s in speeds.items()}
     held = {n: s["memory_bytes"] for n, s in speeds.items()}
-    slow, waits_most, holds_most = (
-        min(known, key=known.__getitem__, default=""),
-        max(waits, key=waits.__getitem__),
-        max(held, key=held.__getitem__),
+    waits_most, holds_most = max(waits, key=waits.__getitem__), max(held, key=held.__getitem__)
+    trains = "trains" if len(speeds) == 1 else "train"
+    line = (
+        f"speed: {counted(len(speeds), 'learner')} {trains} {sum(rates):,.0f} tokens/s; "
+        f"{waits_most} waits most for data, {share(waits[waits_most])} of its time; "
+        f"{holds_most} holds most memory, {shown(held[holds_most])}"
     )
-    return (
-        f"speed: {sum(rates):,.0f} tokens/s of {counted(len(speeds), 'learner')}; lowest MFU "
-        + (f"{_mfu(speeds[slow])} ({slow})" if slow else "-")
-        + f"; most data wait {share(waits[waits_most])} ({waits_most}); most memory "
-        f"{shown(held[holds_most])} ({holds_most})"
-    )
+    if not known:
+        return f"{line}; what share of their devices' peak they reach (MFU) is not known"
+    slow = min(known, key=known.__getitem__)
+    return f"{line}; {slow} uses its devices least, {_mfu(speeds[slow])} of their peak (MFU)"
 
 
 def event_lines(events: Sequence[dict[str, Any]]) -> list[str]:
@@ -290,17 +316,26 @@ def lines(seen: Seen) -> list[str]:
     return run_lines(seen.run, seen.evaluations, last, useful_time)
 
 
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """Lines of text, cut between words as elsewhere."""
+
+    lines: Sequence[str]
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in shaped(self.lines, options.max_width):
+            yield Text(line, style=self.style)
+
+
 def screen(seen: Seen | None, messages: Sequence[str] = ()) -> RenderableType:
     """Everything, for a terminal."""
     parts: list[RenderableType] = []
     if seen is not None and seen.run:
-        parts += [Text(plain(line)) for line in lines(seen)]
+        parts.append(Shaped(lines(seen)))
         if seen.status:
             parts += [Text(""), learners_table(seen.run)]
-            parts += [Text(""), *(Text(plain(line)) for line in event_lines(seen.events))]
+            parts += [Text(""), Shaped(event_lines(seen.events))]
     if messages:
-        parts += [
-            Text(""),
-            *(Text(plain(m), style="dim") for m in list(messages)[-_MESSAGES_SHOWN:]),
-        ]
+        parts += [Text(""), Shaped(list(messages)[-_MESSAGES_SHOWN:], style="dim")]
     return Group(*parts)

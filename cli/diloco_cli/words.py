@@ -46,6 +46,27 @@ def why(error: Exception) -> str:
     return said.lower() if said else str(error)
 
 
+# What syncers say in few words, which records and answers keep, as people say it.
+_MERGED = re.compile(r"^merged (\d+) contributions?")
+_SKIPPED = re.compile(r"(\d+) contributions?, (\d+) needed")
+_READY = re.compile(r"(\d+) of (\d+) ready, (\d+) needed")
+_TRAIN = re.compile(r"\((\d+) train, (\d+) needed\)")
+_STEPS = re.compile(r" has (\d+ of \d+ steps)")
+
+
+def reason_of(said: str, *, past: bool = False) -> str:
+    """A syncer's reason in words; one that is none of the usual ones stays as it is.
+
+    `past`: of a round that is over.
+    """
+    said = _MERGED.sub(lambda m: f"it merged {counted(int(m[1]), 'contribution')}", said)
+    needs = "and a merge needs"
+    said = _SKIPPED.sub(rf"it had \1 contributions, {needs} \2", said)
+    said = _TRAIN.sub(rf"(\1 train, {needs} \2)", said)
+    said = _STEPS.sub(r" had \1" if past else r" has \1", said)
+    return _READY.sub(rf"\1 of \2 learners {'were' if past else 'are'} ready, {needs} \3", said)
+
+
 # What became of a learner in a round, for people: it had taken its steps, and so was "ready".
 BECAME = {
     "merged": "was merged",

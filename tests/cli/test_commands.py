@@ -131,10 +131,12 @@ def test_without_a_name_a_run_that_is_going_on_is_meant(
 
 def test_status_tells_alive_participating_and_useful_apart(server: Server, diloco: Diloco) -> None:
     _, out, _ = diloco("status")
-    assert "alive 3, participating 2, useful 80.0 % of 153,600 tokens" in out
-    assert "validation loss 1.5000 after 96 steps" in out
+    assert "learners: 3 are alive, 2 take part in merges" in out
+    assert "tokens: 153,600 were processed, and 80.0 % were useful" in out
+    assert "validation loss: it is 1.5000 after 96 steps" in out
     assert "by corpus: code 1.2500, talk 2.0000" in out
-    assert "round 4 committed: 2 of 3 ready, 2 needed; grace 0.25 s" in out
+    assert "round 4 was committed: it merged 3 contributions" in out
+    assert "2 of 3 learners were ready, and a merge needs 2; it waited 0.25 s more" in out
     assert "data-parallel would have sent 800 kB" in out
     assert "refused: late 2" in out
 
@@ -142,7 +144,7 @@ def test_status_tells_alive_participating_and_useful_apart(server: Server, diloc
 def test_rounds_say_why_each_learner_was_merged_or_not(server: Server, diloco: Diloco) -> None:
     status, out, _ = diloco("rounds", "demo", "--newest", "4")
     assert status == 0
-    assert "round 1 fragment 1 committed: merged 3 contributions" in out
+    assert "round 1 of fragment 1 was committed: it merged 3 contributions" in out
     assert "  b did not come in time: is silent" in out
     assert "round 0" not in out
     # Rounds that are not shown are not fetched either.

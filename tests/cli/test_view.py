@@ -37,7 +37,7 @@ def test_the_screen_shows_every_learner_with_its_state(
     assert table["c"].split()[1] == "down"
     assert "recovered b" in text
     assert table["a"].split()[1:5] == ["stepping", "0", "100", "1.600"]
-    assert "goodput 73.3 % of the learners' time" in text
+    assert "goodput: 73.3 % of the learners' time went into useful tokens" in text
     assert "12:00:00 b ended" in text
 
 
@@ -51,7 +51,7 @@ def test_before_there_is_a_status_there_is_no_table(run: Row) -> None:
 def test_before_the_first_round_everything_is_shown_that_there_is(run: Row) -> None:
     run["status"] |= {"versions": [-1, -1], "tokens_processed": 0, "tokens_useful": 0}
     text = "\n".join(lines(seen_of(run, [], [])))
-    assert "versions none" in text
+    assert "they have no version yet" in text
     assert "goodput" not in text
 
 
@@ -122,28 +122,32 @@ def test_a_wide_terminal_shows_how_well_devices_are_used_and_no_made_up_number(r
 
 def test_two_lines_tell_how_fast_one_learner_trains() -> None:
     assert speed_lines(HOPPER | {"memory_limit_bytes": 640_000_000_000}) == [
-        "8 x NVIDIA H100 80GB HBM3: 123,456 tokens/s, MFU 41.2 %, data wait 1.2 %",
-        "device memory 61.2 GB of 640 GB, at most 72.5 GB so far",
+        "8 x NVIDIA H100 80GB HBM3: it trains 123,456 tokens/s, it waits 1.2 % of the time for "
+        "data, it reaches 41.2 % of the devices' peak (MFU)",
+        "device memory: 61.2 GB of 640 GB are in use, and at most 72.5 GB were",
     ]
     late = {"host 1 (node1)": 0.0021, "host 2 (node2)": 0.31}
     assert speed_lines(HOPPER | {"hosts": late})[2:] == [
-        "begins a step late: host 2 (node2) by 0.310 s, host 1 (node1) by 0.002 s"
+        "hosts that begin a step late: host 2 (node2) by 0.310 s, host 1 (node1) by 0.002 s"
     ]
     assert speed_lines(UNKNOWN) == [
-        "1 x cpu: - tokens/s, MFU -, data wait -",
-        "process memory 512 MB, at most 72.5 GB so far",
+        "1 x cpu: its speed is not known yet",
+        "process memory: 512 MB are in use, and at most 72.5 GB were",
     ]
 
 
 def test_a_line_tells_what_all_learners_do_and_who_is_worst(run: Row) -> None:
     about = HOPPER | {"mfu": 0.25, "flops_estimated": True, "data_wait_ratio": 0.2}
     assert speeds_line({"a": HOPPER, "b": about}) == (
-        "speed: 246,912 tokens/s of 2 learners; lowest MFU ~25.0 % (b); most data wait 20.0 % (b); "
-        "most memory 61.2 GB (a)"
+        "speed: 2 learners train 246,912 tokens/s; b waits most for data, 20.0 % of its time; "
+        "a holds most memory, 61.2 GB; b uses its devices least, ~25.0 % of their peak (MFU)"
     )
-    assert "lowest MFU -; most data wait 0.0 %" in speeds_line({"b": UNKNOWN})
+    assert speeds_line({"b": UNKNOWN}).endswith("devices' peak they reach (MFU) is not known")
     run["speeds"] = {"a": HOPPER}
-    assert any(line.startswith("speed: 123,456") for line in lines(seen_of(run, [], [])))
+    assert any(
+        line.startswith("speed: 1 learner trains 123,456 tokens/s")
+        for line in lines(seen_of(run, [], []))
+    )
 
 
 def test_without_a_terminal_messages_come_once_and_lines_at_every_change(
@@ -181,7 +185,7 @@ def test_every_class_of_tokens_is_shown(run: Row, rounds: list[Row], events: lis
     run["status"] |= {"tokens": tokens, "tokens_reread": 20}
     text = "\n".join(lines(seen_of(run, rounds, events)))
     assert (
-        "tokens: merged 1,200, refused 0, overwritten 7, lost 30, in flight 5; read again 20"
+        "  of them: merged 1,200, refused 0, overwritten 7, lost 30, in flight 5; 20 are read again"
     ) in text
 
 
@@ -310,7 +314,7 @@ def test_before_anybody_leads_no_leader_is_made_up(run: Row) -> None:
     run["syncers"] = [
         {"id": "s1", "state": "catching up", "reason": "", "lag_records": 0, "tape_seq": 0}
     ]
-    assert "nobody leads yet; s1 catching up" in lines(seen_of(run, [], []))
+    assert "syncers: nobody leads yet; s1 is catching up" in lines(seen_of(run, [], []))
 
 
 def test_no_text_of_a_site_gives_a_terminal_orders() -> None:

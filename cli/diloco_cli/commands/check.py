@@ -11,6 +11,7 @@ import typer
 from diloco_cli.checking import Checker
 from diloco_cli.cluster import HERE
 from diloco_cli.commands.options import DataRoot, Json, first_of, own_factories
+from diloco_cli.lines import say
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.words import FAILED, INVALID, CliError, counted
 from diloco_learner.hosts.place import WrongHosts, checkpoints_at
@@ -74,9 +75,9 @@ def check(
     if as_json:
         print(json.dumps({"ok": not bad, "checks": [f.view() for f in findings]}))
     elif not bad:
-        print("the run can work on this machine")
+        say("the run can work on this machine")
     else:
-        print(f"{counted(len(bad), 'check')} found something wrong: mend it, and check again")
+        say(f"{counted(len(bad), 'check')} found something wrong: mend it, and check again")
     if bad:
         raise typer.Exit(FAILED)
 
@@ -118,7 +119,7 @@ def _shown(findings: Iterable[Finding], *, quiet: bool) -> Iterator[Finding]:
     """Each is printed as it comes: some take a while."""
     for finding in findings:
         if not quiet:
-            print(*lines_of(finding), sep="\n", flush=True)
+            say(*lines_of(finding))
         yield finding
 
 

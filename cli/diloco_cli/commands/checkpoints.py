@@ -8,6 +8,7 @@ import typer
 from diloco_cli.api import Patience, connect
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
+from diloco_cli.lines import say
 from diloco_cli.view import state_line
 from diloco_cli.words import FAILED, INVALID, CliError
 from diloco_client import Client
@@ -175,7 +176,7 @@ def delete(
             client.delete_checkpoint(run, number)
         else:
             client.delete_stored(run)
-    typer.echo(f"checkpoint {number or run} is removed")
+    say(f"checkpoint {number or run} is removed")
 
 
 def _line(c: dict[str, Any]) -> str:

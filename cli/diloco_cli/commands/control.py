@@ -10,6 +10,7 @@ import typer
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where, token_of
 from diloco_cli.commands.options import Json, anywhere, show
+from diloco_cli.lines import say
 from diloco_cli.view import speed_lines
 from diloco_cli.words import INVALID, CliError, counted
 
@@ -85,7 +86,7 @@ def forget(
     """Give up the place of a member that will not come back."""
     with connect(where) as client:
         client.forget(member)
-    print(f"{member} is forgotten: its place is free")
+    say(f"{member} is forgotten: its place is free")
 
 
 @app.command()

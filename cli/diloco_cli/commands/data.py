@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from diloco_cli.commands.options import Json, show
+from diloco_cli.lines import say
 from diloco_cli.words import FAILED, CliError, why
 from diloco_shared.budget.terms import shown
 from diloco_shared.corpora.chat import MESSAGES, Chat, marked
@@ -61,9 +62,9 @@ def train(
     """Train a byte-level BPE tokenizer on text."""
     with _faults(), _progress("reads") as told:
         found = train_tokenizer(find(source, field=field), vocabulary, to, told)
-    print(f"{to}: {found.vocabulary} tokens, digest {found.digest}")
+    say(f"{to}: {found.vocabulary} tokens, digest {found.digest}")
     if found.vocabulary < vocabulary:
-        print(f"the text has no more pairs to join: {vocabulary} were allowed")
+        say(f"the text has no more pairs to join: {vocabulary} were allowed")
 
 
 @data.command("prepare")

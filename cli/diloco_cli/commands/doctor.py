@@ -21,6 +21,7 @@ from diloco_cli.doctor import judging, machine_io
 from diloco_cli.doctor.connecting_io import Knocking
 from diloco_cli.doctor.hub_io import Hub
 from diloco_cli.doctor.judging import CHECKS, Finding
+from diloco_cli.lines import say
 from diloco_cli.run_file import read_run
 from diloco_cli.words import FAILED, INVALID, CliError
 from diloco_learner.hosts.place import WrongHosts, checkpoints_at
@@ -56,7 +57,7 @@ def doctor(
     if as_json:
         print(json.dumps({"ok": good, "checks": [f.view() for f in examined.findings]}))
     else:
-        print(judging.summary(examined.findings))
+        say(judging.summary(examined.findings))
     if not good:
         raise typer.Exit(FAILED)
 
@@ -94,7 +95,7 @@ class Examination:
     def _add(self, finding: Finding) -> None:
         self.findings.append(finding)
         if not self._quiet:
-            print(line_of(finding), flush=True)
+            say(line_of(finding))
 
 
 def line_of(finding: Finding) -> str:

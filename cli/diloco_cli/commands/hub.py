@@ -10,6 +10,7 @@ import typer
 from diloco_cli.cluster import HERE as LOCAL
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
 from diloco_cli.hub_files import HERE, amiss, certified, reload
+from diloco_cli.lines import say
 from diloco_cli.message_server import Login, bus_of
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
@@ -95,14 +96,12 @@ def init(
         raise amiss(folder, error) from None
     _to_start(folder.resolve(), nodes)
     for path in made:
-        print(f"credentials of {path.name}: {path}")
+        say(f"credentials of {path.name}: {path}")
         certified(folder, path.name)
     if host or (nodes and not cert):
-        print(
-            f"{folder.resolve() / hub_folder.AUTHORITY}: every process trusts it by DILOCO_NATS_CA"
-        )
+        say(f"{folder.resolve() / hub_folder.AUTHORITY}: every process trusts it by DILOCO_NATS_CA")
     if not cert and not host and not nodes:
-        print("without --host, or --cert and --key, nothing is encrypted: others can read it all")
+        say("without --host, or --cert and --key, nothing is encrypted: others can read it all")
 
 
 def _check_certificates(
@@ -120,9 +119,9 @@ def _check_certificates(
 def _to_start(folder: Path, nodes: Sequence[Node]) -> None:
     for place in [folder / node.name for node in nodes] or [folder]:
         config = place / hub_folder.CONFIG
-        print(f"{config}: start the message server with 'nats-server -c {config}'")
+        say(f"{config}: start the message server with 'nats-server -c {config}'")
     if nodes:
-        print(f"every process finds them by DILOCO_NATS_URL={url_of(nodes, encrypted=True)}")
+        say(f"every process finds them by DILOCO_NATS_URL={url_of(nodes, encrypted=True)}")
 
 
 @hub.command()
@@ -142,7 +141,7 @@ def renew(
     except (ValueError, OSError) as error:
         raise amiss(folder, error) from None
     for path, names in made.items():
-        print(f"{path}: the message server's certificate is new, for {', '.join(names)}")
+        say(f"{path}: the message server's certificate is new, for {', '.join(names)}")
     reload(folder, changed="all files *.pem")
 
 

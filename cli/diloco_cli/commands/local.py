@@ -17,6 +17,7 @@ from rich.console import Console
 from diloco_cli.api import connect
 from diloco_cli.cluster import HERE, Where, endpoint_of, own
 from diloco_cli.commands.options import Folder, Json, show
+from diloco_cli.lines import say
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, CliError, counted, why
 from diloco_shared.spec.mesh import DEVICES_MAX
 from diloco_shared.spec.run import PRESETS, RunSpec
@@ -72,7 +73,7 @@ def up(
         hosts_per_learner=hosts_per_learner,
     )
     asyncio.run(until_stopped(attend(stack, Console())))
-    print("Stopped.")
+    say("Stopped.")
 
 
 def _detached(data: Path, given: list[str]) -> None:
@@ -105,8 +106,8 @@ def _detached(data: Path, given: list[str]) -> None:
             raise CliError(f"process {child.pid} was not ready within {START_S:.0f} s: see {logs}")
         time.sleep(0.1)
     endpoint = endpoint_of(data)
-    print(f"Running as process {child.pid}. API and live page: {endpoint['url']}")
-    print(f"Token in {endpoint['token_file']}. Stop it with: diloco down --data {data}")
+    say(f"Running as process {child.pid}. API and live page: {endpoint['url']}")
+    say(f"Token in {endpoint['token_file']}. Stop it with: diloco down --data {data}")
 
 
 def _ready(data: Path, pid: int) -> bool:
@@ -140,7 +141,7 @@ def down(data: Folder = HERE) -> None:
         raise CliError(f"process {pid} belongs to somebody else") from None
     except psutil.TimeoutExpired:
         raise CliError(f"process {pid} is still stopping after {DOWN_S:.0f} s") from None
-    print("Stopped.")
+    say("Stopped.")
 
 
 @app.command()
@@ -169,7 +170,7 @@ def config(
     if file is None and not explained:
         raise typer.BadParameter("give a run.toml, or --explain")
     if explained:
-        print(*explain(), sep="\n")
+        say(*explain())
     if file is None:
         return
     try:

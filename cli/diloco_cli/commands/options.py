@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from diloco_cli.cluster import HERE, Where
-from diloco_cli.words import INVALID, CliError, plain
+from diloco_cli.lines import say
+from diloco_cli.words import INVALID, CliError
 from diloco_shared.reach.local import DataRoots, Factories, users_factories
 from diloco_shared.spec.mesh import DEVICES_MAX
 
@@ -62,7 +63,13 @@ Devices = Annotated[
 MeshSetting = Annotated[
     str, typer.Option("--mesh", help="In place of --devices: as DILOCO_MESH, fsdp=8,tensor=8.")
 ]
-Run = Annotated[str, typer.Argument(help="Name of the run; the newest if left out.")]
+Run = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the run. If it is left out: the newest one that is going on, or else the "
+        "newest one."
+    ),
+]
 
 _WHERE: tuple[tuple[str, Any, Any], ...] = (
     ("url", Url, ""),
@@ -127,4 +134,7 @@ def _warn_of_what_is_seen(context: typer.Context) -> None:
 
 def show(value: Any, as_json: bool, text: Callable[[], list[str]]) -> None:
     """JSON on standard output, or lines for people."""
-    print(json.dumps(value) if as_json else plain("\n".join(text())))
+    if as_json:
+        print(json.dumps(value))
+    else:
+        say(*text())

@@ -12,9 +12,10 @@ from diloco_cli.api import connect, newest_rounds, only_run
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import DataRoot, Json, Run, anywhere, first_of, show
 from diloco_cli.from_run import names_a_run, put_weights
+from diloco_cli.lines import say
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.view import run_lines, state_line
-from diloco_cli.words import INVALID, CliError, became, why
+from diloco_cli.words import INVALID, CliError, became, reason_of, why
 from diloco_client import ApiError, Client
 from diloco_shared.spec.run import OF_RUN
 
@@ -187,7 +188,7 @@ def delete(where: Where, run: Annotated[str, typer.Argument(help="Name of the ru
     """Remove a run that is over, with everything the bus keeps of it."""
     with connect(where) as client:
         client.delete_run(run)
-    print(f"run {run} is deleted")
+    say(f"run {run} is deleted")
 
 
 @app.command()
@@ -206,10 +207,12 @@ def rounds(
 
 
 def _round_lines(r: dict[str, Any]) -> list[str]:
-    times = f"quorum {r['quorum_s']:.2f} s, grace {r['grace_s']:.2f} s, sync {r['sync_s']:.2f} s"
     return [
-        f"round {r['round']} fragment {r['fragment']} {r['outcome']}: {r['reason']}",
-        f"  {r['quorum_reason']}; {times}",
+        f"round {r['round']} of fragment {r['fragment']} was {r['outcome']}: "
+        f"{reason_of(r['reason'])}",
+        f"  {reason_of(r['quorum_reason'], past=True)}",
+        f"  it waited {r['quorum_s']:.2f} s until enough were ready and {r['grace_s']:.2f} s more "
+        f"for late ones (grace); fetching and merging took {r['sync_s']:.2f} s",
         *(f"  {became(v)}" for v in r["verdicts"]),
     ]
 

@@ -12,6 +12,7 @@ import typer
 
 from diloco_cli.commands.options import Json, show
 from diloco_cli.hub_files import HERE, amiss, certified, reload
+from diloco_cli.lines import say
 from diloco_cli.words import INVALID, CliError
 from diloco_shared.bus.nats.hub_config import leaf_conf
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
@@ -108,7 +109,7 @@ def learners(
     try:
         if change:
             hub_folder.change_learners(folder, name, added=add or (), removed=remove or ())
-        print(f"{name}: learner of {', '.join(hub_folder.learners_of(folder, name))}")
+        say(f"{name}: learner of {', '.join(hub_folder.learners_of(folder, name))}")
     except (ValueError, OSError) as error:
         raise amiss(folder, error) from None
     if change:
@@ -189,13 +190,13 @@ def leaf(
         hub_folder.write_secret(to, document)
     except (ValueError, OSError) as error:
         raise amiss(to, error) from None
-    print(f"{to}: start the site's message server with 'nats-server -c {to}'")
-    print(f"the site's processes find it by DILOCO_NATS_URL=nats://{listen}")
+    say(f"{to}: start the site's message server with 'nats-server -c {to}'")
+    say(f"the site's processes find it by DILOCO_NATS_URL=nats://{listen}")
     if any(url.startswith("nats:") for url in hub_url):
-        print("a hub without tls:// is spoken to in the clear: others can read it all")
+        say("a hub without tls:// is spoken to in the clear: others can read it all")
 
 
 def _handed_out(folder: Path, name: str, path: Path | None) -> None:
     if path is not None:
-        print(f"{path}: give it to {name} alone, as DILOCO_NATS_CREDENTIALS, and remove it here")
+        say(f"{path}: give it to {name} alone, as DILOCO_NATS_CREDENTIALS, and remove it here")
     certified(folder, name)

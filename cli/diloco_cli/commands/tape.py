@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from diloco_cli.cluster import HERE
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
+from diloco_cli.lines import say
 from diloco_cli.message_server import Login, bus_of
 from diloco_cli.tape_file import FORMATS, check, plain, written
 from diloco_cli.words import FAILED, INVALID, UNKNOWN, CliError, counted, why
@@ -154,7 +155,7 @@ def export(
         replace(file, b"".join(written(rows, file.suffix)))
     except OSError as error:
         raise CliError(f"{file} cannot be written: {why(error)}") from None
-    print(f"{len(rows)} records in {file}")
+    say(f"{len(rows)} records in {file}")
 
 
 def _no_other(file: Path) -> None:

@@ -16,6 +16,7 @@ import typer
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
+from diloco_cli.lines import say
 from diloco_cli.words import CONFLICT, INVALID, CliError, why
 
 app = typer.Typer()
@@ -172,7 +173,7 @@ def revoke_token(where: Where, name: Name) -> None:
     """Make a token useless, at once."""
     with connect(where) as client:
         client.revoke_token(name)
-    print(f"the token {name} is revoked")
+    say(f"the token {name} is revoked")
 
 
 # --- who did what -----------------------------------------------------------------------------
