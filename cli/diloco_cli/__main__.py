@@ -48,10 +48,6 @@ def _run() -> None:
         _fail(_first(foreseen))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except Exception as error:
-        if (said := _of_the_api(error)) is None:
-            raise
-        _fail(said)
 
 
 def _end_in_order() -> None:
@@ -84,16 +80,6 @@ def _write_out() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
     except OSError:
         pass  # such as a full disk, which the end of the process tells of
-
-
-def _of_the_api(error: Exception) -> CliError | None:
-    """Only a verb that imports the client can meet its errors: no other waits for the import."""
-    if "diloco_client" not in sys.modules:
-        return None
-    from diloco_cli.api import explained
-    from diloco_client import ApiError, Unreachable
-
-    return explained(error) if isinstance(error, ApiError | Unreachable) else None
 
 
 def _first(group: ExceptionGroup[CliError]) -> CliError:

@@ -1,7 +1,8 @@
 """What commands ask of a cluster's API, and what its refusals say to whoever typed them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from diloco_cli.cluster import Where, endpoint_of, token_of
@@ -18,8 +19,18 @@ _STATUSES = {
 }
 
 
-def connect(where: Where) -> Client:
-    """A client; CliError says what is missing."""
+@contextmanager
+def connect(where: Where) -> Iterator[Client]:
+    """A client, for as long as it is needed; CliError says what is missing, was refused, or does
+    not answer."""
+    with _client(where) as client:
+        try:
+            yield client
+        except (ApiError, Unreachable) as error:
+            raise explained(error, where) from None
+
+
+def _client(where: Where) -> Client:
     if where.url and "://" not in where.url:
         raise CliError(f"--url {where.url}: begin it with http:// or https://", INVALID)
     url = where.url or endpoint_of(where.data)["url"]
@@ -32,12 +43,12 @@ def connect(where: Where) -> Client:
         raise CliError(f"{text} Or name the server's host in NO_PROXY", INVALID) from None
 
 
-def explained(error: ApiError | Unreachable) -> CliError:
+def explained(error: ApiError | Unreachable, where: Where) -> CliError:
     """The server's own words, fault by fault."""
     if isinstance(error, Untrusted):
         return CliError(str(error), NO_CLUSTER)
     if isinstance(error, Unreachable):
-        return CliError(f"{error}: is it running? 'diloco up' starts one here", NO_CLUSTER)
+        return CliError(f"{error}: {_way_out(where)}", NO_CLUSTER)
     lines = [str(error)]
     lines += [f"  {fault['path']}: {fault['message']}" for fault in error.errors]
     if error.status == 401:
@@ -46,6 +57,20 @@ def explained(error: ApiError | Unreachable) -> CliError:
         lines[0] += ": give one with --token-file, DILOCO_TOKEN_FILE or DILOCO_TOKEN"
         lines[0] += "" if expired else "; the admin token is in the coordinator's data folder"
     return CliError("\n".join(lines), _STATUSES.get(error.status, FAILED))
+
+
+def _way_out(where: Where) -> str:
+    """What to do where nobody answers."""
+    if where.url:
+        return "is it running there, and is the address right?"
+    from diloco_cli.up.folder import supervisor_of
+
+    if pid := supervisor_of(where.data):
+        return (
+            f"'diloco up' is running here (process {pid}) and starts a coordinator again that has "
+            "ended: try again in a few seconds"
+        )
+    return "its 'diloco up' is not running any more: start it again"
 
 
 def only_run(client: Client, name: str) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def test_faults_of_the_file_and_a_size_that_nobody_knows_are_told(
     assert "model.parameters" in capsys.readouterr().err
     file.write_text(own + "parameters = 1_000_000_000\n")
     assert run(monkeypatch, str(file)) == 0
-    assert "1,000,000,000 parameters" in capsys.readouterr().out
+    assert "N, the number of parameters, is 1,000,000,000." in capsys.readouterr().out
     assert run(monkeypatch, str(file), "--rate", "fast") == INVALID
 
 

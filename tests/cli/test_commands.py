@@ -1,6 +1,7 @@
 """The commands against a server that answers from a table: output, errors, exit statuses."""
 
 import json
+import os
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import diloco_cli.api
 from diloco_cli.__main__ import main
+from diloco_cli.up.folder import Folder
 from diloco_cli.words import CONFLICT, INVALID, NO_CLUSTER, REFUSED, UNKNOWN
 from diloco_client import Client
 
@@ -137,7 +139,7 @@ def test_status_tells_alive_participating_and_useful_apart(server: Server, diloc
     assert "by corpus: code 1.2500, talk 2.0000" in out
     assert "round 4 was committed: it merged 3 contributions" in out
     assert "2 of 3 learners were ready, and a merge needs 2; it waited 0.25 s more" in out
-    assert "data-parallel would have sent 800 kB" in out
+    assert "data-parallel training would have sent 800 kB" in out
     assert "refused: late 2" in out
 
 
@@ -396,6 +398,21 @@ def test_a_cluster_that_does_not_answer_is_named(diloco: Diloco, free_port: int)
     status, _, err = diloco("status", "--url", url, "--token", "x")
     assert status == NO_CLUSTER
     assert url in err
+
+
+def test_a_coordinator_that_is_being_started_again_is_waited_for_and_not_started_twice(
+    diloco: Diloco, free_port: int, tmp_path: Path
+) -> None:
+    """After `diloco chaos kill coordinator`: `diloco up` is there, and starts it again."""
+    folder = Folder(tmp_path)
+    folder.take()
+    folder.secret("admin-token")
+    folder.announce(url=f"http://127.0.0.1:{free_port}", nats="")
+    status, _, err = diloco("status", "--data", str(tmp_path))
+    assert status == NO_CLUSTER
+    assert f"'diloco up' is running here (process {os.getpid()})" in err and "try again" in err
+    folder.release()
+    assert "is not running any more: start it again" in diloco("status", "--data", str(tmp_path))[2]
 
 
 def test_a_url_without_a_token_or_a_scheme_is_refused(diloco: Diloco) -> None:

@@ -23,8 +23,8 @@ def test_a_plan_is_shown_and_is_json(
     assert run(monkeypatch, *words) == 0
     text = capsys.readouterr().out
     assert "sync_every_steps" in text
-    assert "mtbi_years x 0.1" in text
-    assert "stream_DN" in text and "memory_syncer" in text
+    assert "years between failures x 0.1" in text
+    assert "stream DN, what syncers publish" in text and "memory of a syncer" in text
     assert run(monkeypatch, *words, "--json") == 0
     assert json.loads(capsys.readouterr().out)["settings"]["quorum"] == 1
 

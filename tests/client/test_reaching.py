@@ -1,5 +1,6 @@
 """An authority of one's own, and proxies: against a server and a proxy on this machine."""
 
+import contextlib
 import json
 import shutil
 import socket
@@ -157,7 +158,7 @@ def test_a_certificate_that_is_not_trusted_says_what_to_do(tls: Path, port: int)
                 call()
             text = str(caught.value)
             assert f"https://127.0.0.1:{port} is not trusted" in text and "--ca" in text
-    error = explained(caught.value)
+    error = explained(caught.value, Where())
     assert error.status == NO_CLUSTER and "is it running" not in str(error)
 
 
@@ -178,7 +179,7 @@ def test_a_file_without_certificates_is_named(tmp_path: Path, content: str | Non
         file.write_text(content)
     where = Where(url="https://far:1", token="t", ca=str(file))
     with pytest.raises(CliError, match=r"--ca names .*ca\.pem, which cannot be used") as caught:
-        connect(where)
+        connect(where).__enter__()
     assert caught.value.status == INVALID
 
 
@@ -247,7 +248,7 @@ def test_a_proxy_that_needs_another_package_is_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ALL_PROXY", "socks5://proxy:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
     with pytest.raises(CliError, match=r"ALL_PROXY.*'socksio'.*NO_PROXY") as caught:
-        connect(Where(url="http://far:1", token="t"))
+        connect(Where(url="http://far:1", token="t")).__enter__()
     assert caught.value.status == INVALID
 
 
@@ -290,10 +291,10 @@ def test_nothing_is_read_for_an_address_without_certificates() -> None:
 def test_the_command_passes_its_authority_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, str] = {}
 
-    def client(url: str, token: str, **more: str) -> object:
+    def client(url: str, token: str, **more: str) -> Any:
         given.update(more)
-        return object()
+        return contextlib.nullcontext()
 
     monkeypatch.setattr(diloco_cli.api, "Client", client)
-    connect(Where(url="https://far:1", token="t", ca="own.pem"))
-    assert given == {"ca": "own.pem"}
+    with connect(Where(url="https://far:1", token="t", ca="own.pem")):
+        assert given == {"ca": "own.pem"}

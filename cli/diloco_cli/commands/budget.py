@@ -17,10 +17,22 @@ from diloco_shared.spec.run import RunSpec
 
 app = typer.Typer()
 
+# What lies in a stream of the hub.
+_HOLDS = {
+    "UP": "what learners contribute",
+    "DN": "what syncers publish",
+    "TAPE": "a record of each round",
+    "STATE": "inner states and snapshots, for whoever joins",
+}
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 File = Annotated[Path, typer.Argument(help="run.toml")]
-Learners = Annotated[int, typer.Option(min=0, max=1024, help="M; 0: as many as the run waits for.")]
+Learners = Annotated[
+    int,
+    typer.Option(
+        min=0, max=1024, help="How many learners the run has; 0: as many as it waits for."
+    ),
+]
 Rate = Annotated[str, typer.Option(help="Of a link: 20Mbit, 5Gbit, 100MB (per second).")]
 Hosts = Annotated[
     int, typer.Option(min=1, max=DEVICES_MAX, help="Of each learner; --devices counts all of them.")
@@ -91,9 +103,11 @@ def bits_per_s(rate: str) -> float:
 
 def budget_lines(found: dict[str, Any], rate: str) -> list[str]:
     """The budget as plain tables."""
+    named = _names(found)
     lines = [
-        f"{found['parameters']:,} parameters in {found['fragments']} fragments (the largest "
-        f"{found['largest_fragment']:,}), {counted(found['learners'], 'learner')}"
+        f"N, the number of parameters, is {found['parameters']:,}. They lie in "
+        f"{counted(found['fragments'], 'fragment')}, of which the largest has "
+        f"{found['largest_fragment']:,}. The run has {counted(found['learners'], 'learner')}."
     ]
     if found["mesh"] != str(MeshSizes()):
         on = f", on {found['hosts']} hosts" if found["hosts"] > 1 else ""
@@ -107,13 +121,15 @@ def budget_lines(found: dict[str, Any], rate: str) -> list[str]:
     ):
         lines += ["", title]
         for name, need in found[part].items():
-            lines.append(f"{name:<34}{shown(need['bytes']):>10}")
+            lines.append(
+                f"{name:<{named + 2}}{shown(need['bytes']):>10}  {_HOLDS.get(name, '')}".rstrip()
+            )
             lines += [
-                f"  {t['name']:<32}{shown(t['bytes']):>10}  {t['how']}" for t in need["terms"]
+                f"  {t['name']:<{named}}{shown(t['bytes']):>10}  {t['how']}" for t in need["terms"]
             ]
     lines += ["", f"Transfers at {rate} a second"]
     lines += [
-        f"  {t['name']:<32}{shown(t['bytes']):>10} {_time(t['seconds']):>11}  {t['how']}"
+        f"  {t['name']:<{named}}{shown(t['bytes']):>10} {_time(t['seconds']):>10}  {t['how']}"
         for t in found["transfers"]
     ]
     per_s, on_disks = found["bits_per_s"], found["disk_bytes_per_s"]
@@ -121,15 +137,23 @@ def budget_lines(found: dict[str, Any], rate: str) -> list[str]:
     lines += ["", f"Links, on average {every}"]
     unit = "bit/s" if per_s else "bit"
     lines += [
-        f"  {name.replace('_', ' '):<32}{_bits(value) + unit:>14}"
+        f"  {name.replace('_', ' '):<{named}}{_bits(value) + unit:>14}"
         for name, value in (per_s or found["bits_per_step"]).items()
     ]
     lines += ["", f"Written to disks, on average {every}"]
     lines += [
-        f"  {name:<32}{shown(value) + ('/s' if per_s else ''):>14}  snapshots and anchors before"
+        f"  {name:<{named}}{shown(value) + ('/s' if per_s else ''):>14}  "
+        "snapshots and anchors before"
         for name, value in (on_disks or found["disk_bytes_per_step"]).items()
     ]
     return lines
+
+
+def _names(found: dict[str, Any]) -> int:
+    """Columns of the names of terms, so that what explains them has all the others."""
+    needs = [need for part in ("streams", "memory", "disk") for need in found[part].values()]
+    terms = [*found["transfers"], *(t for need in needs for t in need["terms"])]
+    return max((len(t["name"]) for t in terms), default=0)
 
 
 def _time(seconds: float | None) -> str:

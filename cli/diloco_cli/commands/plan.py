@@ -9,14 +9,13 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from diloco_cli.commands.options import Json, show
+from diloco_cli.plan_lines import plan_lines
 from diloco_cli.run_file import of_plan
 from diloco_cli.words import INVALID, CliError, why
 from diloco_planner.plan_request import PlanRequest
 from diloco_planner.planner import Infeasible, plan, sensitivity
 
 app = typer.Typer()
-
-_SHOWN = ("days", "goodput", "gbit_per_s_link", "learners", "sync_every_steps", "codec_up")
 
 
 def _planned(*, as_json: bool, write: Path | None, **given: Any) -> None:
@@ -34,7 +33,7 @@ def _planned(*, as_json: bool, write: Path | None, **given: Any) -> None:
         raise CliError(f"no settings do: {error}", INVALID) from None
     if write is not None:
         _written(write, of_plan(found, wishes.params))
-    show(found, as_json, lambda: _lines(found, write))
+    show(found, as_json, lambda: plan_lines(found, write))
 
 
 def _written(path: Path, text: str) -> None:
@@ -43,34 +42,6 @@ def _written(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise CliError(f"{path} cannot be written: {why(error)}", INVALID) from None
-
-
-def _lines(found: dict[str, Any], written: Path | None = None) -> list[str]:
-    lines = [
-        f"{name:<18}{value!s:>8}  {found['reasons'].get(name, '')}"
-        for name, value in found["settings"].items()
-    ]
-    for part in ("predicted", "hub", "budget_gb"):
-        lines += ["", f"{part}:", *(f"  {k:<34}{_number(v):>16}" for k, v in found[part].items())]
-    lines += ["", f"{'if instead':<24}" + "".join(f"{name:>17}" for name in _SHOWN)]
-    for row in found["sensitivity"]:
-        cells = "".join(f"{_short(row.get(name)):>17}" for name in _SHOWN)
-        lines.append(f"{row['changed']:<24}" + row.get("error", cells))
-    way_on = (
-        f"{written} has these settings: put in your model and data, then 'diloco config {written}'"
-        if written
-        else "--write run.toml makes a file of these settings, to be completed and submitted"
-    )
-    return [*lines, "", *found["notes"], way_on]
-
-
-def _number(value: float) -> str:
-    """Four digits, and no power of ten that one would have to read."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _option(name: str) -> str:
