@@ -13,24 +13,31 @@ class PlanRequest(Spec):
     its rounding to whole steps, leaves the range of numbers.
     """
 
-    params: float = Field(ge=1, le=1e14, description="N, parameters of the model.")
+    params: float = Field(ge=1, le=1e14, description="Parameters of the model (N).")
     chips: int = Field(ge=1, le=100_000_000, description="Accelerators in all.")
     tokens: float | None = Field(
-        None, ge=1, le=1e18, description="To train on; 20 per parameter if left out."
+        None, ge=1, le=1e18, description="Tokens to train on; 20 per parameter if left out."
     )
     centers: int = Field(2, ge=1, le=1024, description="Data centers, each with a link to the hub.")
     link_gbit_per_s: float = Field(
-        5.0, ge=1e-6, le=1e6, description="Of each data center, each way. 2 to 5 is the paper's."
+        5.0,
+        ge=1e-6,
+        le=1e6,
+        description="Gbit/s of each data center's link, each way. 2 to 5 are the paper's.",
     )
-    round_trip_s: float = Field(0.06, ge=0, le=60, description="Between a data center and the hub.")
+    round_trip_s: float = Field(
+        0.06, ge=0, le=60, description="Seconds of a round trip between a data center and the hub."
+    )
     hub_gbit_per_s: float = Field(
-        25.0, ge=1e-6, le=1e6, description="Of one syncer host's network, each way."
+        25.0, ge=1e-6, le=1e6, description="Gbit/s of one syncer host's network, each way."
     )
     batch_tokens: float = Field(
         4e6, ge=1, le=1e12, description="Tokens per step of all learners together."
     )
     chip_flops: float = Field(4e14, ge=1e6, le=1e18, description="Peak of a chip, per second.")
-    flops_share: float = Field(0.4, ge=1e-6, le=1, description="Of the peak that training reaches.")
+    flops_share: float = Field(
+        0.4, ge=1e-6, le=1, description="Share of the peak that training reaches."
+    )
     step_s: float | None = Field(
         None, ge=1e-9, le=86_400, description="Seconds of an inner step, where it was measured."
     )
@@ -39,9 +46,15 @@ class PlanRequest(Spec):
     )
     slice_chips: int = Field(256, ge=1, le=1_000_000, description="Chips that fail together.")
     goodput_min: float = Field(
-        0.85, ge=1e-6, lt=1, description="Learners are added until it is reached."
+        0.85,
+        ge=1e-6,
+        lt=1,
+        description="Goodput, the share of the time that is useful: learners are added until it "
+        "is reached.",
     )
-    deadline_days: float | None = Field(None, ge=1e-6, le=1e6, description="No later than this.")
+    deadline_days: float | None = Field(
+        None, ge=1e-6, le=1e6, description="Days after which the training must be over."
+    )
     round_s_min: float = Field(
         0.25, ge=1e-6, le=3600, description="Least time between rounds: messages and commits."
     )
@@ -49,10 +62,13 @@ class PlanRequest(Spec):
         2,
         ge=1,
         le=1024,
-        description="Of one syncer host. What merging costs was measured on one and two cores "
+        description="Cores of one syncer host. What merging costs was measured on one and two "
+        "cores "
         "(docs/results/scale.json), and is taken to spread over more.",
     )
-    syncer_memory_gib: float = Field(256.0, ge=1e-3, le=1e6, description="Of one syncer host.")
+    syncer_memory_gib: float = Field(
+        256.0, ge=1e-3, le=1e6, description="GiB of memory of one syncer host."
+    )
 
     @property
     def tokens_total(self) -> float:

@@ -437,7 +437,7 @@ def test_every_setting_is_explained(diloco: Diloco) -> None:
     status, out, _ = diloco("config", "--explain")
     assert status == 0
     settings = [line for line in out.splitlines() if " = " in line and ": " in line]
-    assert any(line.startswith("algorithm.quorum = 1: K:") for line in settings)
+    assert any(line.startswith("algorithm.quorum = 1: Contributions that") for line in settings)
     assert all(line.split(": ", 1)[1] for line in settings), "a setting without a reason"
     assert "preset short" in out
     assert diloco("config")[0] == 2

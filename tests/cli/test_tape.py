@@ -1,14 +1,17 @@
 """`diloco tape` and `diloco replay`: lines for people, and what a user may get wrong."""
 
+import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diloco_cli.__main__ import main
-from diloco_cli.commands.tape import KEEP_ALL, _line, _no_other, replayed_lines
+from diloco_cli.commands.tape import KEEP_ALL, _no_other, replayed_lines
 from diloco_cli.tape_file import plain, written
+from diloco_cli.tape_lines import record_line
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, CliError
-from diloco_shared.protocol.messages import TapeSetting, TapeTerm
+from diloco_shared.protocol.messages import TapeEnd, TapeInit, TapeRecord, TapeSetting, TapeTerm
 from diloco_syncer.history.audit_io import Replayed, TapeDifference
 
 
@@ -54,11 +57,40 @@ def test_an_exported_file_is_checked(
 
 
 def test_records_are_lines() -> None:
-    assert _line(1, TapeTerm(epoch=0, term=2, leader="s", at=1.0)) == (
-        "1 term epoch=0 term=2 leader=s"
+    assert record_line(1, TapeTerm(epoch=0, term=2, leader="s", at=1.0)) == (
+        "1  term  s leads in term 2, epoch 0"
     )
     setting = TapeSetting(term=2, name="quorum", value=3, reason="as the user asked", at=2.0)
-    assert _line(7, setting) == "7 setting term=2 name=quorum value=3 reason=as the user asked"
+    assert record_line(7, setting) == "7  setting  quorum becomes 3, term 2: as the user asked"
+    end = TapeEnd(
+        term=2, outcome="stopped", reason="as the user asked", versions=(3, -1, 2), at=3.0
+    )
+    assert record_line(8, end) == (
+        "8  end  the run is stopped, versions 2 to 3, term 2: as the user asked"
+    )
+    begun = TapeInit(
+        run="r",
+        config_hash="0" * 32,
+        layout=(),
+        anchor_digests=("0" * 32,),
+        subjects=("in.r",),
+        learner="a",
+        incarnation=1,
+        at=0.0,
+    )
+    assert record_line(1, begun).endswith("(life 1) are accepted: 0 tensors in 1 fragment")
+
+
+@pytest.mark.parametrize("kind", typing.get_args(typing.get_args(TapeRecord)[0]))
+def test_no_record_is_shown_as_the_program_keeps_it(kind: Any) -> None:
+    """Lists of versions and digests are for `--json`."""
+    fields: dict[str, Any] = {"versions": (3, 3), "anchor_digests": (), "layout": ()}
+    fields |= {"verdicts": (), "subjects": (), "leader": "s", "reason": "as asked", "counts": ()}
+    record = kind.model_construct(**{**dict.fromkeys(kind.model_fields, 1), **fields})
+    record = record.model_copy(update={"kind": kind.model_fields["kind"].default})
+    line = record_line(9, record)
+    assert line.startswith(f"9  {record.kind}  ")
+    assert not any(bad in line for bad in "=()[]{}") or kind is TapeInit
 
 
 def test_a_replay_says_how_to_keep_what_it_lacks() -> None:

@@ -33,9 +33,12 @@ Learners = Annotated[
         min=0, max=1024, help="How many learners the run has; 0: as many as it waits for."
     ),
 ]
-Rate = Annotated[str, typer.Option(help="Of a link: 20Mbit, 5Gbit, 100MB (per second).")]
+Rate = Annotated[str, typer.Option(help="Of a link, per second, as 20Mbit, 5Gbit or 100MB.")]
 Hosts = Annotated[
-    int, typer.Option(min=1, max=DEVICES_MAX, help="Of each learner; --devices counts all of them.")
+    int,
+    typer.Option(
+        min=1, max=DEVICES_MAX, help="Hosts of each learner; --devices counts those of all."
+    ),
 ]
 StepS = Annotated[float, typer.Option(min=0, help="Seconds of an inner step, where known.")]
 

@@ -32,15 +32,24 @@ def generate(
     prompt: Annotated[
         str, typer.Option(help="What the text begins with; empty: a new document.")
     ] = "",
-    tokens: Annotated[int, typer.Option(min=1, max=TOKENS_MAX, help="Tokens at most.")] = 200,
+    tokens: Annotated[
+        int, typer.Option(min=1, max=TOKENS_MAX, help="How many tokens to write at most.")
+    ] = 200,
     temperature: Annotated[
         float, typer.Option(help="How freely tokens are drawn; 0: always the likeliest.")
     ] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Of so many likeliest tokens; 0: of all.")] = 0,
+    top_k: Annotated[
+        int, typer.Option(help="Draw from so many of the likeliest tokens; 0: from all.")
+    ] = 0,
     top_p: Annotated[
-        float, typer.Option(help="Of the likeliest tokens that have this share of the chance.")
+        float,
+        typer.Option(
+            help="Draw from the likeliest tokens that have this share of the chance together."
+        ),
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Another one, another text.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Another seed gives another text.")
+    ] = 0,
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a user's message, and answered.")
     ] = False,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
@@ -43,7 +43,8 @@ def up(
     chaos: Annotated[bool, typer.Option("--chaos", help="Allow faults to be injected.")] = False,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads per learner, 0: all.")] = 1,
     devices_per_learner: Annotated[
-        int, typer.Option(min=0, max=DEVICES_MAX, help="GPUs of each learner; 0: all, divided.")
+        int,
+        typer.Option(min=0, max=DEVICES_MAX, help="GPUs of each learner; 0: all of them, divided."),
     ] = 0,
     hosts_per_learner: Annotated[
         int, typer.Option(min=1, max=64, help="Processes that make one learner together.")
@@ -160,7 +161,9 @@ def demo(
 @app.command()
 def config(
     file: Annotated[Path | None, typer.Argument(help="run.toml to check")] = None,
-    explained: Annotated[bool, typer.Option("--explain", help="Every setting, why.")] = False,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="Explain every setting, and why it is so.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check a run.toml and print it with every default, or explain every setting."""
@@ -211,13 +214,22 @@ def _lines(prefix: str, model: type[BaseModel]) -> list[str]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             lines += _lines(path + ".", kind)
             continue
-        default = "required" if field.default is PydanticUndefined else repr(field.default)
+        default = "required" if field.default is PydanticUndefined else _written(field.default)
         if field.default_factory is not None:
             default = "empty"
         if prefix == "algorithm." and name in PRESETS["long"]:
             default = "by preset"
         lines.append(f"{path} = {default}: {field.description or ''}")
     return lines
+
+
+def _written(value: Any) -> str:
+    """A default as a file has it, or in words where a file has nothing."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "empty" if value == () else repr(value)
 
 
 def _presets() -> list[str]:

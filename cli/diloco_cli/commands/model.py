@@ -42,7 +42,9 @@ _ALWAYS = ("vocabulary", "width", "layers", "heads", "kv_heads", "head_width", "
 @model.command()
 def describe(
     what: What,
-    fragments: Annotated[int, typer.Option(min=0, help="P; 0: as in the run.")] = 0,
+    fragments: Annotated[
+        int, typer.Option(min=0, help="How many fragments to cut it into; 0: as many as the run.")
+    ] = 0,
     devices: Devices = 1,
     mesh: MeshSetting = AUTO,
     as_json: Json = False,

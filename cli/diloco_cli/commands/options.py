@@ -56,7 +56,7 @@ Devices = Annotated[
     typer.Option(
         min=1,
         max=DEVICES_MAX,
-        help="That a learner has; of these, as many share its work on the axis fsdp as its "
+        help="Devices that a learner has; of these, as many share its work on the axis fsdp as its "
         "sequences can be spread over.",
     ),
 ]

@@ -158,7 +158,7 @@ _verb("stop", "Merge once more, evaluate, and end the run.", "it merges once mor
 def quorum(
     where: Where,
     run: Annotated[str, typer.Argument(help="Name of the run.")],
-    learners: Annotated[int, typer.Argument(min=1, help="K: contributions a merge needs.")],
+    learners: Annotated[int, typer.Argument(min=1, help="How many contributions a merge needs.")],
     as_json: Json = False,
 ) -> None:
     """Change the quorum of a live run."""

@@ -14,6 +14,7 @@ from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken
 from diloco_cli.lines import say
 from diloco_cli.message_server import Login, bus_of
 from diloco_cli.tape_file import FORMATS, check, plain, written
+from diloco_cli.tape_lines import record_line
 from diloco_cli.words import FAILED, INVALID, UNKNOWN, CliError, counted, why
 from diloco_shared.bus.port import Bus, BusError, NoStream
 from diloco_shared.bus.stored_records import record_at
@@ -21,7 +22,7 @@ from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.durable import replace
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import TapeRecord, TapeRound
+from diloco_shared.protocol.messages import TapeRecord
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError, decode_tape
 from diloco_shared.spec.run import RunSpec
@@ -127,7 +128,7 @@ def show_tape(
     login = Login(nats_url, nats_token, nats_credentials)
     records = _on_tape(run, data, login, act, shard, checkpoints)
     shown = [{"seq": seq, **plain(record.model_dump(mode="json"))} for seq, record in records]
-    show(shown, as_json, lambda: [_line(s, r) for s, r in records] or ["the tape is empty"])
+    show(shown, as_json, lambda: [record_line(s, r) for s, r in records] or ["the tape is empty"])
 
 
 @tape.command()
@@ -293,15 +294,3 @@ def replayed_lines(result: "Replayed") -> list[str]:
 
 def _fault_line(fault: Any) -> str:
     return fault.text if fault.text.startswith("record ") else f"record {fault.seq}: {fault.text}"
-
-
-def _line(seq: int, record: TapeRecord) -> str:
-    if isinstance(record, TapeRound):
-        outcomes = ", ".join(f"{v.learner} {v.outcome}" for v in record.verdicts)
-        return (
-            f"{seq} round {record.round} term {record.term} fragment {record.fragment} "
-            f"{record.outcome} version {record.version} anchor {record.anchor_digest or '-'}: "
-            f"{outcomes or record.reason}"
-        )
-    fields = record.model_dump(mode="json", exclude={"kind", "layout", "anchor_digests", "at"})
-    return f"{seq} {record.kind} " + " ".join(f"{k}={v}" for k, v in fields.items())

@@ -56,36 +56,55 @@ class Algorithm(Spec):
     """Decoupled DiLoCo's own settings (paper sections 2 and 3)."""
 
     preset: Literal["long", "short"] = Field(
-        "long", description="Fixes merge, outer rate and momentum, H and the inner rate factor."
+        "long",
+        description="Fixes merge, outer_rate, outer_momentum, outer_settle_from, "
+        "sync_every_steps and inner_rate_factor.",
     )
-    fragments: int = Field(6, ge=1, le=512, description="P. Six suit small models; the paper: 24.")
+    fragments: int = Field(
+        6,
+        ge=1,
+        le=512,
+        description="Parts that the parameters are cut into (P in the paper, "
+        "which takes 24). Six suit small models.",
+    )
     shards: int = Field(
         1,
         ge=1,
         le=SHARDS_MAX,
-        description="S: shard s of the syncer owns the fragments p with p mod S = s, and has "
-        "its own leader, standbys and tape. 1 unless one process cannot merge or hold all.",
+        description="Syncer shards (S): shard s owns the fragments p with p mod S = s, and has its "
+        "own leader, standbys and tape. 1 unless one process cannot merge or hold all.",
     )
     sync_every_steps: int = Field(
-        ge=1, le=STEPS_MAX, description="H: each fragment is merged every H steps."
+        ge=1,
+        le=STEPS_MAX,
+        description="Inner steps between two merges of a fragment (H in the paper).",
     )
     overlap_steps: int = Field(
         2,
         ge=0,
         le=STEPS_MAX,
-        description="tau: steps a merge may overlap with training. 2 is the paper's.",
+        description="Steps that a merge may overlap with training (tau in the paper, which takes "
+        "2).",
     )
     quorum: int = Field(
-        1, ge=1, le=LEARNERS_MAX, description="K: contributions a merge needs. 1 is the paper's."
+        1,
+        ge=1,
+        le=LEARNERS_MAX,
+        description="Contributions that a merge needs (K in the paper, which takes 1).",
     )
     grace_factor: float = Field(
-        0.8, ge=0, le=1, description="gamma of Eq. 3, below 1 as a safety margin; unpublished."
+        0.8,
+        ge=0,
+        le=1,
+        description="Share of its slack, the time to spare until its result is needed, that a "
+        "round waits for late learners (gamma of the paper's Eq. 3, which gives no value). Below 1 "
+        "it leaves a margin.",
     )
     grace_s_max: float = Field(
         60.0,
         ge=0,
         le=DAY_S,
-        description="Limit on the grace window in seconds, whatever Eq. 3 gives.",
+        description="Limit in seconds on that wait, the grace window, whatever Eq. 3 gives.",
     )
     merge: str = Field(
         description="How contributions become one. The paper's (section 3.5): 'rda', with the mean "
@@ -102,8 +121,12 @@ class Algorithm(Spec):
         "nesterov",
         description="'nesterov', or an optax optimizer by name.",
     )
-    outer_rate: float = Field(gt=0, le=RATE_MAX, description="eta of the outer optimizer.")
-    outer_momentum: float = Field(ge=0, lt=1, description="mu of the outer optimizer.")
+    outer_rate: float = Field(
+        gt=0, le=RATE_MAX, description="Learning rate of the outer optimizer (eta in the paper)."
+    )
+    outer_momentum: float = Field(
+        ge=0, lt=1, description="Momentum of the outer optimizer (mu in the paper)."
+    )
     outer_settle_from: float = Field(
         1.0,
         ge=0,
@@ -113,7 +136,11 @@ class Algorithm(Spec):
         "merges are plain averages. 1: never.",
     )
     alpha: float = Field(
-        0.0, ge=0, lt=1, description="Share of own parameters kept on adoption; 0 overwrites."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of its own parameters that a learner keeps when it takes "
+        "merged ones (alpha in the paper); 0 overwrites them.",
     )
     codec_up: Codec = Field(
         "bf16",
@@ -137,12 +164,21 @@ class Algorithm(Spec):
         "fp32",
         description="Wire format of keyframes: whole parameters, which fewer bits would spoil.",
     )
-    staleness_max: int = Field(1, ge=0, le=1, description="Versions a base may be behind.")
+    staleness_max: int = Field(
+        1,
+        ge=0,
+        le=1,
+        description="Versions that the parameters a contribution began from may be behind.",
+    )
     outlier_z_max: float = Field(
-        6.0, gt=0, le=1e6, description="One-sided robust z-score above which a norm is an outlier."
+        6.0,
+        gt=0,
+        le=1e6,
+        description="A contribution is an outlier above this robust z-score of its norm "
+        "(one-sided).",
     )
     outlier_samples_min: int = Field(
-        20, ge=4, le=10_000, description="Norms seen before any is an outlier."
+        20, ge=4, le=10_000, description="Norms that must have been seen before any is an outlier."
     )
     pull_timeout_s_min: float = Field(
         2.0,
@@ -157,7 +193,10 @@ class Algorithm(Spec):
         description="Limit on the doubling of the pull timeout after skipped rounds.",
     )
     inner_rate_factor: float = Field(
-        gt=0, le=RATE_MAX, description="Factor from the data-parallel inner rate to this run's."
+        gt=0,
+        le=RATE_MAX,
+        description="What the learning rate of data-parallel training is multiplied by for "
+        "learners.",
     )
 
     @field_validator("merge")

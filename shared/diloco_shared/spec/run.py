@@ -68,7 +68,8 @@ class Model(Spec):
         None,
         ge=1,
         le=10**13,
-        description="N of a factory's model, for the run's budget; none: learners tell it when "
+        description="Parameters of a factory's model, for the run's budget; none: learners tell "
+        "it when "
         "they join. A preset's is known.",
     )
     weights: str = Field(
@@ -214,7 +215,7 @@ class Budget(Spec):
         None,
         ge=1,
         le=STEPS_MAX,
-        description="Inner steps of the run: H / P for each "
+        description="Inner steps of the run: sync_every_steps / fragments for each "
         "merge. A learner that outruns the merges takes more of its own.",
     )
     tokens: int | None = Field(

@@ -48,17 +48,25 @@ app = typer.Typer()
 @app.command()
 def bandwidth(
     method: Annotated[str, typer.Option(help=" | ".join(model.METHODS))] = "decoupled",
-    params: Annotated[float, typer.Option(help="N, for example 5e9")] = 5e9,
-    learners: Annotated[int, typer.Option(help="M, one per data center")] = 2,
-    step_seconds: Annotated[float, typer.Option(help="T")] = 1.0,
-    sync_every: Annotated[int, typer.Option(help="H, in steps")] = 24,
-    fragments: Annotated[int, typer.Option(help="P")] = 24,
-    overlap_steps: Annotated[int, typer.Option(help="tau")] = 2,
+    params: Annotated[float, typer.Option(help="Parameters of the model, for example 5e9.")] = 5e9,
+    learners: Annotated[int, typer.Option(help="Learners, one per data center.")] = 2,
+    step_seconds: Annotated[float, typer.Option(help="Seconds of an inner step.")] = 1.0,
+    sync_every: Annotated[
+        int, typer.Option(help="Inner steps between two merges of a fragment.")
+    ] = 24,
+    fragments: Annotated[int, typer.Option(help="Parts that the parameters are cut into.")] = 24,
+    overlap_steps: Annotated[
+        int, typer.Option(help="Steps that a merge may overlap with training.")
+    ] = 2,
     utilisation: Annotated[
         float, typer.Option(help="Compute utilisation to reach; Decoupled never stalls.")
     ] = 0.95,
-    up_bits: Annotated[float, typer.Option(help="Per value: bf16 16, int4 4.0625.")] = 16.0,
-    down_bits: Annotated[float, typer.Option(help="Per value, Decoupled only.")] = 16.0,
+    up_bits: Annotated[
+        float, typer.Option(help="Bits per value of a contribution: 16 of bf16, 4.0625 of int4.")
+    ] = 16.0,
+    down_bits: Annotated[
+        float, typer.Option(help="Bits per value of a publication, of Decoupled only.")
+    ] = 16.0,
     link_gbit_per_s: Annotated[
         float | None, typer.Option(help="Say also what a link of this rate makes of it.")
     ] = None,

@@ -14,25 +14,41 @@ app = typer.Typer()
 @app.command()
 def goodput(
     method: Annotated[str, typer.Option(help="dp | elastic | decoupled")] = "decoupled",
-    learners: Annotated[int, typer.Option(help="M, that share the chips")] = 8,
-    chips: Annotated[int, typer.Option(help="N, in all")] = 1_200_000,
+    learners: Annotated[int, typer.Option(help="Learners, that share the chips.")] = 8,
+    chips: Annotated[int, typer.Option(help="Chips in all.")] = 1_200_000,
     mtbi_years: Annotated[
-        float, typer.Option(help="Mean time between interruptions of a chip")
+        float, typer.Option(help="Mean years between interruptions of a chip.")
     ] = 1,
-    down_seconds: Annotated[float, typer.Option(help="To scale down")] = 11.0,
-    up_seconds: Annotated[float, typer.Option(help="To scale up")] = 20.0,
-    return_seconds: Annotated[float, typer.Option(help="Until a chip is back, in the mean")] = 72.0,
-    state_loss: Annotated[float, typer.Option(help="Share that takes all of a learner")] = 0.0,
-    recovery_seconds: Annotated[float, typer.Option(help="To fetch its state then")] = 60.0,
-    quorum: Annotated[int, typer.Option(help="K: learners that a round waits for")] = 1,
-    grace: Annotated[float, typer.Option(help="gamma, share of the slack")] = 0.8,
-    overlap_steps: Annotated[int, typer.Option(help="tau")] = 2,
-    step_seconds: Annotated[float, typer.Option(help="T")] = 1.0,
-    sync_seconds: Annotated[float, typer.Option(help="To transfer, merge and publish")] = 0.0,
-    speeds: Annotated[str, typer.Option(help="Relative, repeated: 1,0.82")] = "1",
+    down_seconds: Annotated[float, typer.Option(help="Seconds to scale down.")] = 11.0,
+    up_seconds: Annotated[float, typer.Option(help="Seconds to scale up.")] = 20.0,
+    return_seconds: Annotated[
+        float, typer.Option(help="Seconds until a chip is back, in the mean.")
+    ] = 72.0,
+    state_loss: Annotated[
+        float, typer.Option(help="Share of the failures that take all of a learner's state.")
+    ] = 0.0,
+    recovery_seconds: Annotated[
+        float, typer.Option(help="Seconds to fetch its state then.")
+    ] = 60.0,
+    quorum: Annotated[int, typer.Option(help="Learners that a round waits for.")] = 1,
+    grace: Annotated[
+        float, typer.Option(help="Share of the slack that a round waits for late learners.")
+    ] = 0.8,
+    overlap_steps: Annotated[
+        int, typer.Option(help="Steps that a merge may overlap with training.")
+    ] = 2,
+    step_seconds: Annotated[float, typer.Option(help="Seconds of an inner step.")] = 1.0,
+    sync_seconds: Annotated[
+        float, typer.Option(help="Seconds to transfer, merge and publish.")
+    ] = 0.0,
+    speeds: Annotated[
+        str, typer.Option(help="Relative speeds of learners, repeated: 1,0.82.")
+    ] = "1",
     jitter: Annotated[float, typer.Option(help="Spread of a step's time, as a share of it")] = 0.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    seeds: Annotated[int, typer.Option(min=2, max=1024, help="Fleets simulated")] = 16,
+    seeds: Annotated[
+        int, typer.Option(min=2, max=1024, help="How many fleets are simulated.")
+    ] = 16,
     table: Annotated[bool, typer.Option("--table", help="The published table's cells.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:

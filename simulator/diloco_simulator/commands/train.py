@@ -35,22 +35,28 @@ def spec_of(
 
 @app.command()
 def train(
-    learners: Annotated[int, typer.Option(min=1, max=512, help="M")] = 4,
+    learners: Annotated[int, typer.Option(min=1, max=512, help="How many learners.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps per learner.")] = 3000,
-    seed: Annotated[int, typer.Option(min=0, help="Of parameters, data order, held-out.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of parameters, data order and held-out text.")
+    ] = 0,
     preset: Annotated[str, typer.Option(help="long or short")] = "long",
     inner_rate: Annotated[
         float | None, typer.Option(help="Peak inner rate; by preset if left out.")
     ] = None,
     data_parallel: Annotated[
-        bool, typer.Option("--data-parallel", help="One optimizer step per M local batches.")
+        bool,
+        typer.Option(
+            "--data-parallel", help="One optimizer step for the batches of all learners together."
+        ),
     ] = False,
     speeds: Annotated[str, typer.Option(help="Relative speeds, repeated: 1,1,0.5")] = "1",
     mtbi_seconds: Annotated[
-        float | None, typer.Option(help="Mean time between a learner's deaths; none if left out.")
+        float | None,
+        typer.Option(help="Mean seconds between a learner's deaths; none dies if left out."),
     ] = None,
     away_seconds: Annotated[
-        float, typer.Option(help="Until a dead one starts again, mean.")
+        float, typer.Option(help="Mean seconds until a dead one starts again.")
     ] = 11.0,
     file: Annotated[Path | None, typer.Option("--spec", help="A run.toml instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
