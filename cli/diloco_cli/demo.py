@@ -12,6 +12,7 @@ from rich.console import Console
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where
 from diloco_cli.live import Screen
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.page import page
 from diloco_cli.report import report, versions
 from diloco_cli.seen import Seen
@@ -176,7 +177,8 @@ class Demo:
                 raise result
 
     async def _train(self) -> None:
-        await started(self.stack, lambda: answers(self.stack.data))
+        with meanwhile("starts the message server, the coordinator and three learners"):
+            await started(self.stack, lambda: answers(self.stack.data))
         # An earlier demo's would pass for this one's; of a demo that is refused it stays.
         for name in REPORTS:
             (self.stack.data / "demo" / name).unlink(missing_ok=True)
@@ -240,6 +242,6 @@ def conclude(seen: Seen, folder: Path, console: Console, took_s: float) -> int:
         (folder / name).write_text(text, encoding="utf-8")
     for text, kept in promises:
         mark = "[green]yes[/]" if kept else "[bold red]NO [/]"
-        console.print(f"{mark} {text}", highlight=False, soft_wrap=True)
+        console.print(f"{mark} {text}", highlight=False, soft_wrap=not console.is_terminal)
     console.print(f"Report: {folder / 'report.html'} ({took_s:.0f} s)", highlight=False)
     return 0 if figures["kept"] else FAILED

@@ -12,6 +12,7 @@ from diloco_cli.checking import Checker
 from diloco_cli.cluster import HERE
 from diloco_cli.commands.options import DataRoot, Json, first_of, own_factories
 from diloco_cli.lines import say
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.words import FAILED, INVALID, CliError, counted
 from diloco_learner.hosts.place import WrongHosts, checkpoints_at
@@ -69,8 +70,9 @@ def check(
     except WrongHosts as error:
         raise CliError(str(error), INVALID) from None
     checker = Checker(data_root, cache, checkpoints, further, own_factories(), mesh, kept_at)
-    made = findings_of(*filled(read_run(file), checker, file), checker)
-    findings = list(_shown(made, quiet=as_json))
+    with meanwhile("tries the run on this machine", quiet=as_json):
+        made = findings_of(*filled(read_run(file), checker, file), checker)
+        findings = list(_shown(made, quiet=as_json))
     bad = [f for f in findings if not f.ok and not f.skipped]
     if as_json:
         print(json.dumps({"ok": not bad, "checks": [f.view() for f in findings]}))

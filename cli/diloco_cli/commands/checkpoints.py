@@ -9,6 +9,7 @@ from diloco_cli.api import Patience, connect
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.lines import say
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.view import state_line
 from diloco_cli.words import FAILED, INVALID, CliError
 from diloco_client import Client
@@ -38,7 +39,9 @@ def create(where: Where, run: Name, as_json: Json = False) -> None:
     """Make a checkpoint of a live run, and wait until it is complete."""
     with connect(where) as client:
         begun = client.checkpoint(run)
-        made = _made(client, run, int(begun["number"]))
+        number = int(begun["number"])
+        with meanwhile(f"waits until checkpoint {number} is complete", quiet=as_json):
+            made = _made(client, run, number)
     show(made, as_json, lambda: [_line(made)])
 
 
@@ -105,7 +108,8 @@ def restore(
     """Take a live run back to a checkpoint, or begin a new run with it."""
     with connect(where) as client:
         wish = client.restore(run, number, as_run=as_run)
-        found = _restored(client, str(wish["run"]), int(wish["serial"]), wait=not as_run)
+        with meanwhile("waits until the run has gone back", quiet=as_json):
+            found = _restored(client, str(wish["run"]), int(wish["serial"]), wait=not as_run)
     show(found, as_json, lambda: [state_line(found)])
 
 

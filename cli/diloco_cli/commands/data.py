@@ -20,6 +20,7 @@ from rich.progress import (
 
 from diloco_cli.commands.options import Json, show
 from diloco_cli.lines import say
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.words import FAILED, CliError, why
 from diloco_shared.budget.terms import shown
 from diloco_shared.corpora.chat import MESSAGES, Chat, marked
@@ -134,7 +135,8 @@ def show_corpus(
             )
         else:
             corpus = open_corpus(folder)
-        faults = verify(corpus) if check else []
+        with meanwhile("compares every digest", quiet=as_json or not check):
+            faults = verify(corpus) if check else []
         described, lines = _described(corpus), _table(corpus)
         if held_out is not None:  # whose digest depends on it
             described["validation_fraction"] = held_out

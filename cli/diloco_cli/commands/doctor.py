@@ -22,6 +22,7 @@ from diloco_cli.doctor.connecting_io import Knocking
 from diloco_cli.doctor.hub_io import Hub
 from diloco_cli.doctor.judging import CHECKS, Finding
 from diloco_cli.lines import say
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import read_run
 from diloco_cli.words import FAILED, INVALID, CliError
 from diloco_learner.hosts.place import WrongHosts, checkpoints_at
@@ -51,7 +52,7 @@ def doctor(
 ) -> None:
     """Look whether this machine can work for its hub, by the settings that its services have."""
     examined = Examination(quiet=as_json)
-    with _without_logs():
+    with _without_logs(), meanwhile("looks at this machine and its hub", quiet=as_json):
         _examine(examined, file, data_root, int(probe_mb * 1e6))
     good = judging.sound(examined.findings)
     if as_json:

@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from diloco_cli.cluster import Where
 from diloco_cli.commands.export import downloaded
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.downloading import Target
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.words import INVALID, CliError, plain
 from diloco_shared.corpora.templates import template_of
 
@@ -73,19 +75,21 @@ def generate(
         text = f"generating needs what learners need ({error}): pip install '.[learner]'"
         raise CliError(text, INVALID) from None
     with _folder(where, source, quiet=as_json) as folder:
-        try:
-            model = writer(folder, Sampling(temperature, top_k, top_p))
-            if chat:
-                template = template_of(model.tokenizer, "beside the weights", chat_template)
-                pieces = model.answer(prompt, tokens, seed, template)
-            else:
-                pieces = model.text(prompt, tokens, seed)
-        except ValueError as error:
-            raise CliError(str(error), INVALID) from None
+        with meanwhile("reads and compiles the model", quiet=as_json):
+            try:
+                model = writer(folder, Sampling(temperature, top_k, top_p))
+                if chat:
+                    template = template_of(model.tokenizer, "beside the weights", chat_template)
+                    pieces = iter(model.answer(prompt, tokens, seed, template))
+                else:
+                    pieces = iter(model.text(prompt, tokens, seed))
+            except ValueError as error:
+                raise CliError(str(error), INVALID) from None
+            first = list(islice(pieces, 1))
         found = ""
         if not as_json and not chat:
             print(prompt, end="", flush=True)
-        for piece in pieces:
+        for piece in chain(first, pieces):
             found += piece
             if not as_json:
                 print(plain(piece) if sys.stdout.isatty() else piece, end="", flush=True)

@@ -11,6 +11,7 @@ from diloco_cli.cluster import HERE as LOCAL
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
 from diloco_cli.hub_files import HERE, amiss, certified, reload
 from diloco_cli.lines import say
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.message_server import Login, bus_of
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
@@ -221,7 +222,8 @@ def _backed(work: Coroutine[Any, Any, T], where: str) -> T:
     """What comes of it; CliError says what is amiss. `where`: what is written."""
     logs.configure("warning")
     try:
-        return asyncio.run(work)
+        with meanwhile("copies streams and buckets"):
+            return asyncio.run(work)
     except (hub_backup.BackupError, BinaryError) as error:
         raise CliError(str(error)) from None
     except BusError as error:

@@ -18,6 +18,7 @@ from diloco_cli.api import connect
 from diloco_cli.cluster import HERE, Where, endpoint_of, own
 from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.lines import say
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, CliError, counted, why
 from diloco_shared.spec.mesh import DEVICES_MAX
 from diloco_shared.spec.run import PRESETS, RunSpec
@@ -100,12 +101,14 @@ def _detached(data: Path, given: list[str]) -> None:
             start_new_session=True,
         )
     deadline = time.monotonic() + START_S
-    while not _ready(data, child.pid):
-        if child.poll() is not None:
-            raise CliError(last_line(log).removeprefix("diloco: "), child.returncode or FAILED)
-        if time.monotonic() > deadline:
-            raise CliError(f"process {child.pid} was not ready within {START_S:.0f} s: see {logs}")
-        time.sleep(0.1)
+    with meanwhile("starts the message server and the coordinator"):
+        while not _ready(data, child.pid):
+            if child.poll() is not None:
+                raise CliError(last_line(log).removeprefix("diloco: "), child.returncode or FAILED)
+            if time.monotonic() > deadline:
+                text = f"process {child.pid} was not ready within {START_S:.0f} s: see {logs}"
+                raise CliError(text)
+            time.sleep(0.1)
     endpoint = endpoint_of(data)
     say(f"Running as process {child.pid}. API and live page: {endpoint['url']}")
     say(f"Token in {endpoint['token_file']}. Stop it with: diloco down --data {data}")
@@ -135,7 +138,8 @@ def down(data: Folder = HERE) -> None:
     try:
         supervisor = psutil.Process(pid)
         os.kill(pid, signal.SIGTERM)
-        supervisor.wait(DOWN_S)
+        with meanwhile("waits until every process has stopped"):
+            supervisor.wait(DOWN_S)
     except (ProcessLookupError, psutil.NoSuchProcess):
         pass  # it ended a moment ago
     except PermissionError:

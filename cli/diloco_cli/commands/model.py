@@ -9,6 +9,7 @@ import typer
 
 from diloco_cli.commands.budget import mesh_for
 from diloco_cli.commands.options import Devices, Json, MeshSetting, show
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget import known
 from diloco_shared.budget.memory import ONE_DEVICE, device
@@ -50,7 +51,8 @@ def describe(
     as_json: Json = False,
 ) -> None:
     """Parameters, arithmetic, device memory and fragments of a model."""
-    spec, digest = _spec(what, devices, mesh)
+    with meanwhile("reads the model", quiet=as_json):
+        spec, digest = _spec(what, devices, mesh)
     sizes, unused = mesh_for(spec, devices, mesh)
     try:
         job = known(spec)

@@ -13,6 +13,7 @@ from diloco_cli.cluster import Where
 from diloco_cli.commands.options import DataRoot, Json, Run, anywhere, first_of, show
 from diloco_cli.from_run import names_a_run, put_weights
 from diloco_cli.lines import say
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.view import run_lines, state_line
 from diloco_cli.words import INVALID, CliError, became, reason_of, why
@@ -230,7 +231,7 @@ def report(
     from diloco_cli.report import versions
     from diloco_cli.report_lines import report_lines
 
-    with connect(where) as client:
+    with connect(where) as client, meanwhile("reads every round of the run", quiet=as_json):
         found = only_run(client, run)
         rounds = client.rounds(found["name"]) if found["status"] else []
         events = client.events(found["name"])

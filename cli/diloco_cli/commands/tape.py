@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from diloco_cli.cluster import HERE
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
 from diloco_cli.lines import say
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.message_server import Login, bus_of
 from diloco_cli.tape_file import FORMATS, check, plain, written
 from diloco_cli.tape_lines import record_line
@@ -75,7 +76,8 @@ def _on_tape(
         finally:
             await bus.close()
 
-    return asyncio.run(work())
+    with meanwhile("reads the tape"):
+        return asyncio.run(work())
 
 
 async def _recorded(bus: Bus, run: str, shard: int, root: str) -> Recorded:

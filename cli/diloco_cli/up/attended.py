@@ -11,6 +11,7 @@ from rich.console import Console
 from diloco_cli.api import Patience, connect
 from diloco_cli.cluster import Where
 from diloco_cli.live import SILENT_S, Screen
+from diloco_cli.meanwhile import meanwhile
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.up.folder import is_full
 from diloco_cli.up.stack import Stack, started
@@ -47,7 +48,8 @@ def answers(data: Path) -> bool:
 
 
 async def _look_on(stack: Stack, console: Console) -> None:
-    await started(stack, lambda: answers(stack.data))
+    with meanwhile("starts the message server and the coordinator"):
+        await started(stack, lambda: answers(stack.data))
     stack.told(f"API and live page: {stack.url}  (token in {stack.folder.token_file})")
     stack.told("submit a run: diloco submit run.toml; Ctrl-C stops everything")
     with Screen(console) as view:

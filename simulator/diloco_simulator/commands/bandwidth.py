@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from diloco_cli.lines import say
 from diloco_planner import bandwidth as model
 from diloco_planner.bandwidth import BadSetting
 
@@ -25,13 +26,25 @@ def settings_named() -> Iterator[None]:
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:
-    """One JSON object, or one line per key."""
+    """One JSON object, or a line of words per key."""
     if as_json:
         print(json.dumps(result))
         return
     width = max(map(len, result))
-    for key, value in result.items():
-        print(f"{key:<{width}}  {f'{value:.4g}' if isinstance(value, float) else value}")
+    say(*(f"{key.replace('_', ' '):<{width}}  {_written(value)}" for key, value in result.items()))
+
+
+def _written(value: Any) -> str:
+    """A figure, an interval or an answer, as people write it."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case [*several]:
+            return " to ".join(map(_written, several))
+        case _:
+            return str(value)
 
 
 def numbers(text: str) -> tuple[float, ...]:

@@ -2,11 +2,16 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diloco_cli.lines import say
+from diloco_cli.meanwhile import meanwhile
 from diloco_simulator.commands.bandwidth import numbers, settings_named, show
+
+if TYPE_CHECKING:  # slow to import
+    from diloco_planner.goodput_model import Failures
 
 app = typer.Typer()
 
@@ -54,11 +59,11 @@ def goodput(
 ) -> None:
     """Goodput and uptime of a fleet whose chips fail, with 95 % confidence intervals."""
     from diloco_planner.goodput_model import YEAR_S, Failures
-    from diloco_simulator.fleets import goodput_table
     from diloco_simulator.fleets.goodput import Cell
     from diloco_simulator.fleets.goodput_rounds import Coupling
+    from diloco_simulator.fleets.goodput_table import one
 
-    with settings_named():
+    with settings_named(), meanwhile("simulates fleets", quiet=as_json):
         failures = Failures(
             mtbi_s=mtbi_years * YEAR_S,
             down_s=down_seconds,
@@ -68,12 +73,7 @@ def goodput(
             recovery_s=recovery_seconds,
         )
         if table:
-            cells = goodput_table.table(failures, seed=seed, seeds=seeds)
-            if as_json:
-                print(json.dumps({"cells": cells, "failures": asdict(failures), "seed": seed}))
-            else:
-                print("\n".join(goodput_table.lines(cells)))
-            return
+            return _table(failures, seed, seeds, as_json=as_json)
         coupling = Coupling(
             quorum=quorum,
             step_s=step_seconds,
@@ -84,6 +84,16 @@ def goodput(
             jitter=jitter,
         )
         cell = Cell(method, chips, learners)  # type: ignore[arg-type]  # checked by Cell
-        found = goodput_table.one(cell, failures, coupling, seed=seed, seeds=seeds)
+        found = one(cell, failures, coupling, seed=seed, seeds=seeds)
     settings = {"cell": asdict(cell), "failures": asdict(failures), "coupling": asdict(coupling)}
     show(found | {"seed": seed, "settings": settings} if as_json else found, as_json)
+
+
+def _table(failures: "Failures", seed: int, seeds: int, *, as_json: bool) -> None:
+    from diloco_simulator.fleets import goodput_table
+
+    cells = goodput_table.table(failures, seed=seed, seeds=seeds)
+    if as_json:
+        print(json.dumps({"cells": cells, "failures": asdict(failures), "seed": seed}))
+    else:
+        say(*goodput_table.lines(cells))

@@ -1,13 +1,14 @@
 """`diloco sim train`: train on a virtual clock."""
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from diloco_simulator.commands.bandwidth import numbers, settings_named
+from diloco_cli.lines import say
+from diloco_cli.meanwhile import meanwhile
+from diloco_simulator.commands.bandwidth import numbers, settings_named, show
 
 app = typer.Typer()
 
@@ -31,6 +32,16 @@ def spec_of(
             "budget": {"steps": steps},
         }
     )
+
+
+def _read(file: Path) -> Any:
+    """The run of a file; wrong usage if it is none."""
+    from diloco_shared.checking import load
+
+    try:
+        return load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{file}: {error}", param_hint="--spec") from None
 
 
 @app.command()
@@ -62,7 +73,6 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Train with the real machines and real numerics, deterministically."""
-    from diloco_shared.checking import load
     from diloco_shared.spec.run import PRESETS
 
     if preset not in PRESETS:
@@ -71,19 +81,14 @@ def train(
 
     def told(step: int, loss: float) -> None:
         if not as_json:
-            typer.echo(f"step {step:>6}  loss {loss:.4f}")
+            say(f"step {step:>6}  loss {loss:.4f}")
 
-    if file is not None:
-        try:
-            spec = load(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise typer.BadParameter(f"{file}: {error}", param_hint="--spec") from None
-    else:
-        spec = spec_of(preset, steps, seed, inner_rate)
+    spec = spec_of(preset, steps, seed, inner_rate) if file is None else _read(file)
     if data_parallel:
         from diloco_learner.training.data_parallel import train_data_parallel
 
-        result = train_data_parallel(spec, learners, rate=inner_rate, progress=told)
+        with meanwhile("trains", quiet=as_json):
+            result = train_data_parallel(spec, learners, rate=inner_rate, progress=told)
         result |= {"method": "data-parallel"}
     else:
         from diloco_simulator.experiments.setting import Interruptions, Setting
@@ -92,9 +97,10 @@ def train(
         with settings_named():
             dying = None if mtbi_seconds is None else Interruptions(mtbi_seconds, away_seconds)
         if not as_json:
-            typer.echo("trains on a virtual clock; a line follows whenever the loss is measured")
+            say("trains on a virtual clock; a line follows whenever the loss is measured")
         setting = Setting(learners, speeds=numbers(speeds), interruptions=dying)
-        result = Fleet(spec, setting, told=None if as_json else told).run()
+        with meanwhile("trains", quiet=as_json):
+            result = Fleet(spec, setting, told=None if as_json else told).run()
         result |= {"method": "decoupled", "preset": spec.algorithm.preset}
     result |= {
         "learners": learners,
@@ -102,7 +108,4 @@ def train(
         "steps": spec.budget.steps,
         "seconds": round(time.perf_counter() - began, 1),
     }
-    if as_json:
-        print(json.dumps(result))
-    else:
-        typer.echo("\n".join(f"{key}: {value}" for key, value in result.items()))
+    show(result, as_json)
