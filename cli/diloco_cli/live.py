@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.live import Live
 
 from diloco_cli.api import Patience
+from diloco_cli.lines import columns, shaped
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.view import lines, screen
-from diloco_cli.words import plain
 from diloco_client import Client
 
 # Between two looks, and between two blocks of lines where there is no terminal, in seconds.
@@ -70,7 +70,8 @@ class Screen:
 
     def _print(self, line: str) -> None:
         # Not by the console's own means: it keeps what a full disk does not take, without limit.
-        print(plain(line), file=self.console.file, flush=True)
+        file = self.console.file
+        print("\n".join(shaped([line], columns(file))), file=file, flush=True)
 
 
 def follow(client: Client, name: str, *, as_json: bool) -> None:

@@ -37,6 +37,8 @@ def show(result: dict[str, Any], as_json: bool) -> None:
 def _written(value: Any) -> str:
     """A figure, an interval or an answer, as people write it."""
     match value:
+        case None:
+            return "-"
         case bool():
             return "yes" if value else "no"
         case float():

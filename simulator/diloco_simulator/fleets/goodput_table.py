@@ -1,5 +1,6 @@
 """Goodput of one setting, or of the published table's cells, as JSON-ready rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 from diloco_planner.goodput_model import PUBLISHED, SIZES, Failures, Method
@@ -7,6 +8,8 @@ from diloco_simulator.fleets.goodput import HORIZON_S, Cell, named, simulate
 from diloco_simulator.fleets.goodput_rounds import Coupling, lockstep, simulate_rounds
 
 TABLE_LEARNERS = (2, 4, 8, 16)
+# Columns of a name, and of a figure.
+NAME, FIGURE = 15, 13
 
 
 def one(
@@ -68,22 +71,26 @@ def rows() -> list[tuple[Method, int]]:
 
 
 def lines(cells: list[dict[str, Any]]) -> list[str]:
-    """The table as text: per cent, half the 95 % interval, and the published figure in brackets."""
-    head = f"{'goodput, %':<16}" + "".join(f"{size:>18,}" for size in SIZES)
-    out = [head]
-    for method, learners in rows():
-        row = [c for c in cells if (c["method"], c["learners"]) == (method, learners)]
-        name = method if method != "decoupled" else f"decoupled M={learners}"
-        out.append(f"{name:<16}" + "".join(f"{_cell(c):>18}" for c in row))
-    out.append("uptime, %")
-    for method, learners in rows():
-        row = [c for c in cells if (c["method"], c["learners"]) == (method, learners)]
-        name = method if method != "decoupled" else f"decoupled M={learners}"
-        out.append(f"{name:<16}" + "".join(f"{100 * c['uptime']:>18.2f}" for c in row))
+    """The tables as text, in per cent, by method, number of learners (M) and number of chips."""
+    parts: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+        ("Goodput in %, and half its 95 % interval", _cell),
+        ("Published goodput in %", _published),
+        ("Uptime in %", lambda c: f"{100 * c['uptime']:.2f}"),
+    )
+    out = []
+    for title, figure in parts:
+        out += [title, f"{'chips':<{NAME}}" + "".join(f"{size:>{FIGURE},}" for size in SIZES)]
+        for method, learners in rows():
+            row = [c for c in cells if (c["method"], c["learners"]) == (method, learners)]
+            name = method if method != "decoupled" else f"decoupled M={learners}"
+            out.append(f"{name:<{NAME}}" + "".join(f"{figure(c):>{FIGURE}}" for c in row))
     return out
+
+
+def _published(cell: dict[str, Any]) -> str:
+    return "" if cell["published"] is None else f"{cell['published']:.0f}"
 
 
 def _cell(cell: dict[str, Any]) -> str:
     low, high = cell["goodput_ci"]
-    published = "" if cell["published"] is None else f" ({cell['published']:.0f})"
-    return f"{100 * cell['goodput']:.1f} ±{50 * (high - low):.1f}{published:<5}"
+    return f"{100 * cell['goodput']:.1f} ±{50 * (high - low):.1f}"

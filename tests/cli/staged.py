@@ -1,0 +1,340 @@
+"""What the golden screens are made of: a cluster that answers, a folder to work in, and stand-ins
+for what takes long or has no network. Nothing here depends on the machine or on the day."""
+
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import rmtree
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+import diloco_cli.api
+from diloco_cli.__main__ import main
+from diloco_cli.doctor import judging
+from diloco_cli.up.folder import Folder
+from diloco_client import Client
+from diloco_learner.preflight import findings
+from diloco_shared.process.hub_backup import Backup
+from diloco_shared.protocol import messages as m
+from diloco_syncer.history.audit_io import Replayed, Verified
+
+Row = dict[str, Any]
+
+ANSWERS: Row = json.loads((Path(__file__).parent / "screens" / "answers.json").read_text("utf-8"))
+RUN = "break"
+ONE: Row = ANSWERS[f"GET /v1/runs/{RUN}"]
+MEMBER: Row = next(x for x in ANSWERS["GET /v1/members"]["members"] if x["id"] == "learner-1")
+QUEUED = {"state": "queued", "reason": "queued: no free learner", "status": None}
+# In the place of the folder, of a key and of a digest that are new each time: as long as they are.
+PLACE_CHARS = 40
+PLACE = "/home/anna/diloco".ljust(PLACE_CHARS, "-")
+PUBLIC_KEY, A_KEY = re.compile(r"\bU[A-Z2-7]{55}\b"), "U" + "ABCDEFG" * 7 + "ABCDEF"
+PROCESS = 4242
+VERSIONS = {
+    "machine": "Linux x86_64, 2 cores",
+    "versions": {"python": "3.11.9", "decoupled-diloco": "0.3.0", "jax": "0.4.38"},
+}
+# What changes something, by method and path: the answer.
+CHANGES: dict[str, Row] = {
+    "POST /v1/runs": ONE | QUEUED | {"name": "mine"},
+    f"POST /v1/runs/{RUN}/pause": ONE,
+    f"POST /v1/runs/{RUN}/resume": ONE,
+    f"POST /v1/runs/{RUN}/stop": ONE,
+    f"POST /v1/runs/{RUN}/begin-again": {},
+    f"PATCH /v1/runs/{RUN}": {
+        "quorum": 4,
+        "consequence": "3 learners are alive: no round is merged until there is one more",
+    },
+    f"POST /v1/runs/{RUN}/checkpoints": {"number": 1},
+    f"POST /v1/runs/{RUN}/checkpoints/1/restore": {"run": "again", "serial": 0},
+    "GET /v1/runs/again": ONE | QUEUED | {"name": "again"},
+    "POST /v1/members/learner-1/drain": MEMBER | {"draining": True},
+    "POST /v1/chaos": {"id": "fault-0123456789ab", "when": "at step 400 (now 275)"},
+    "POST /v1/tokens": {"token": "t0ken-of-ben"},
+    "POST /v1/tokens/anna/rotate": {"token": "another-t0ken-of-anna"},
+}
+EXPORTED: Row = {
+    "id": "e-000003",
+    "run": RUN,
+    "steps": 260,
+    "versions": [11, 11, 11, 11, 11, 10],
+    "asked": {"dtype": "bf16"},
+    "files": [
+        {"name": "config.json", "bytes": 612},
+        {"name": "model.safetensors", "bytes": 270_312},
+    ],
+}
+
+
+def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At http://far:1, which answers what was recorded."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/readyz":
+            return httpx.Response(200, text="ready\n")
+        name = f"{request.method} {request.url.path}"
+        body = ANSWERS.get(name, CHANGES.get(name, {} if request.method == "DELETE" else None))
+        if body is None:
+            detail = f"there is no run {request.url.path.split('/')[3]!r}; known: {RUN}"
+            return httpx.Response(404, json={"title": "No such run", "detail": detail})
+        return httpx.Response(200, json=body)
+
+    def client(url: str, token: str, **_: str) -> Client:
+        return Client(url, token, transport=httpx.MockTransport(handle))
+
+    monkeypatch.setattr(diloco_cli.api, "Client", client)
+    monkeypatch.setenv("DILOCO_URL", "http://far:1")
+    monkeypatch.setenv("DILOCO_TOKEN", "t0ken")
+
+
+@contextmanager
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to work in, whose path is as long as `PLACE` where temporary ones are short."""
+    outer = Path(tempfile.mkdtemp(prefix="s")).resolve()
+    made = outer / "x".ljust(PLACE_CHARS - len(str(outer)) - 1, "x")
+    made.mkdir()
+    (made / "text").mkdir()
+    for n in range(100):
+        text = f"Sentence {n} of a text that a model can learn from.\n"
+        (made / "text" / f"{n}.txt").write_text(text * 4, encoding="utf-8")
+    (made / "run.toml").write_text(OWN_RUN, encoding="utf-8")
+    monkeypatch.chdir(made)
+    try:
+        yield made
+    finally:
+        rmtree(outer)
+
+
+OWN_RUN = """\
+name = "mine"
+
+[model]
+preset = "nano"
+
+[data]
+source = "stdlib"
+
+[budget]
+steps = 100
+"""
+
+
+def shown(text: str, where: Path) -> str:
+    """Without what is another one each time."""
+    return PUBLIC_KEY.sub(A_KEY, text.replace(str(where), PLACE))
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit status of a command."""
+    monkeypatch.setattr("sys.argv", ["diloco", *words])
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------
+# What has to be there before a command, or stands in for what it does, by verb.
+
+Stage = Callable[[pytest.MonkeyPatch], None]
+
+
+def _taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getpid", lambda: PROCESS)
+    Folder(Path("diloco-data")).take()
+
+
+def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert typed(monkeypatch, "data", "prepare", "text", "--to", "corpus") == 0
+
+
+def _hub(*more: tuple[str, ...]) -> Stage:
+    def stage(monkeypatch: pytest.MonkeyPatch) -> None:
+        for words in (("hub", "init", "hub", "--host", "hub.example.org"), *more):
+            assert typed(monkeypatch, *words) == 0
+
+    return stage
+
+
+_OSLO = ("site", "add", "oslo", "--hub", "hub", "--learner", "oslo-1", "--learner", "oslo-2")
+
+
+def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = {"state": "finished", "reason": "its budget is used up"}
+    monkeypatch.setitem(ANSWERS, f"GET /v1/runs/{RUN}", ONE | over)
+
+
+def _exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Callable[..., Row] = lambda *_, **__: EXPORTED  # noqa: E731
+    monkeypatch.setattr("diloco_cli.commands.export.downloaded", made)
+
+
+def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diloco_cli.report.versions", lambda: VERSIONS)
+
+
+def _demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    from diloco_cli import demo
+    from diloco_cli.seen import Seen
+
+    def run(data: Path, *, console: Any, **_: Any) -> int:
+        rounds = ANSWERS[f"GET /v1/runs/{RUN}/rounds"]["rounds"]
+        seen = Seen(RUN, ONE, rounds, ANSWERS["GET /v1/events"]["events"])
+        return demo.conclude(seen, data / "demo", console, 123.0)
+
+    monkeypatch.setattr(demo, "run_demo", run)
+    monkeypatch.setattr(demo, "versions", lambda: VERSIONS)
+
+
+def _written(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ["Sentence 401 ", "of a text that a model can learn from."]
+    model = SimpleNamespace(text=lambda *_: iter(text))
+    decoding = SimpleNamespace(Sampling=lambda *_: None, writer=lambda *_: model)
+    monkeypatch.setitem(sys.modules, "diloco_learner.models.decoding", decoding)
+    kept = SimpleNamespace(keep_for_user=lambda _: "")
+    monkeypatch.setitem(sys.modules, "diloco_learner.training.kept", kept)
+
+
+def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        findings.Finding("devices", True, "1 x cpu"),
+        findings.Finding("model", True, "133,440 parameters in 6 fragments, float32"),
+        findings.Finding("weights", True, "none: the run begins from its seed"),
+        findings.Finding(
+            "corpus",
+            False,
+            "the folder /data/books holds a corpus with another digest than data.digest of the run",
+            "copy the corpus that the run was submitted with, or submit the run anew",
+        ),
+        findings.skipped("vocabulary", ["corpus"]),
+    ]
+    monkeypatch.setattr("diloco_cli.commands.check.filled", lambda *_: (None, False))
+    monkeypatch.setattr("diloco_cli.commands.check.findings_of", lambda *_: iter(found))
+
+
+def _examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        judging.Finding("settings", "ok", "the hub is tls://hub.example.org:4222, as oslo-1"),
+        judging.Finding("name", "ok", "hub.example.org is 203.0.113.7"),
+        judging.Finding(
+            "clock",
+            "warn",
+            "this clock is 3.2 s behind the hub's, and certificates are judged by it",
+            "let chrony or systemd-timesyncd set it",
+        ),
+        judging.Finding("bandwidth up", "ok", "8 MB in 0.7 s: 91 Mbit/s"),
+    ]
+    examine: Callable[..., None] = lambda examined, *_: [*map(examined.tell, found)]  # noqa: E731
+    monkeypatch.setattr("diloco_cli.commands.doctor._examine", examine)
+
+
+def _backed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(work: Any, _: str) -> Any:
+        work.close()
+        taken = Backup(version="0.3.0", at=1.0, took_s=2.0, streams=())
+        return (taken, []) if work.__name__ == "put_back" else taken
+
+    monkeypatch.setattr("diloco_cli.commands.hub._backed", stand_in)
+
+
+def _tape(found: Any) -> Stage:
+    return lambda monkeypatch: monkeypatch.setattr(
+        "diloco_cli.commands.tape._on_tape", lambda *_: found
+    )
+
+
+def _records() -> list[tuple[int, m.TapeRecord]]:
+    digest, reason = "0123456789abcdef" * 2, "as the user asked"
+    stamp = m.Stamp(round=0, steps=4, fraction=0.01, fraction_per_step=0.001)
+    became = tuple(
+        m.Verdict(learner=x, outcome="merged", incarnation=0, reason="in time") for x in ("a", "b")
+    )
+    closed = {"epoch": 0, "term": 1, "fragment": 0, "quorum": 2, "stamp": stamp, "at": 3.0}
+    closed |= {"anchor_digest": digest, "master_digest": digest, "payload_digest": digest}
+    closed |= {"quorum_s": 0.1, "grace_s": 0.2, "sync_s": 0.3, "keyframe": False}
+    return [
+        (1, m.TapeTerm(epoch=0, term=1, leader="syncer-1", at=1.0)),
+        (
+            2,
+            m.TapeInit(
+                run=RUN,
+                config_hash=digest,
+                layout=(),
+                anchor_digests=(digest, digest),
+                subjects=("init.a",),
+                learner="a",
+                incarnation=0,
+                at=2.0,
+            ),
+        ),
+        (
+            3,
+            m.TapeRound.model_validate(
+                closed
+                | {"round": 0, "outcome": "committed", "version": 1, "verdicts": became}
+                | {"reason": "merged 2 contributions", "quorum_reason": "2 of 2 ready, 2 needed"}
+            ),
+        ),
+        (4, m.TapeSetting(term=1, name="quorum", value=1, reason=reason, at=4.0)),
+        (5, m.TapeCheckpoint(term=1, number=1, outcome="complete", reason="parts of a, b", at=5.0)),
+        (6, m.TapeSnapshot(term=1, covers=5, round=0, path="snapshots/000005", at=6.0)),
+        (7, m.TapeEnd(term=1, outcome="stopped", reason=reason, versions=(1, 0), at=7.0)),
+    ]
+
+
+def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fleet:
+        def __init__(self, *_: Any, told: Callable[[int, float], None]) -> None:
+            self.told = told
+
+        def run(self) -> Row:
+            for step, loss in ((0, 6.06), (480, 2.2)):
+                self.told(step, loss)
+            return {"tokens": 39936, "rounds": 14, "goodput": 0.79398, "val_loss": 2.2}
+
+    stand_in = SimpleNamespace(Fleet=Fleet)
+    monkeypatch.setitem(sys.modules, "diloco_simulator.experiments.train", stand_in)
+    setting = SimpleNamespace(Setting=lambda *_, **__: None, Interruptions=None)
+    monkeypatch.setitem(sys.modules, "diloco_simulator.experiments.setting", setting)
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+
+
+STAGES: dict[str, Sequence[Stage]] = {
+    "up": (_taken,),
+    "demo": (_demo,),
+    "version": (_versions,),
+    "watch": (_watched,),
+    "report": (_versions,),
+    "data show": (_prepared,),
+    "check": (_checked,),
+    "doctor": (_examined,),
+    "export": (_exported,),
+    "generate": (_written,),
+    "hub renew": (_hub(),),
+    "hub backup": (_backed,),
+    "hub restore": (_backed,),
+    "site add": (_hub(),),
+    "site list": (_hub(_OSLO),),
+    "site learners": (_hub(_OSLO),),
+    "site rotate": (_hub(_OSLO),),
+    "site revoke": (_hub(_OSLO),),
+    "site leaf": (_hub(_OSLO),),
+    "replay": (_tape(Replayed(27, 38, 31, None)),),
+    "tape show": (_tape(_records()),),
+    "tape export": (_tape([]),),
+    "tape check": (
+        _tape([]),
+        lambda monkeypatch: typed(monkeypatch, "tape", "export", RUN, "tape.jsonl") and None,
+    ),
+    "tape verify": (_tape(Verified(65, 120, 66, ())),),
+    "sim train": (_trained,),
+}
