@@ -12,9 +12,9 @@ Figures = dict[str, Any]
 # Above this share of the tokens, what was overwritten is explained.
 OVERWRITTEN_TOLD = 0.1
 OVERWRITTEN = (
-    "  Overwritten is what learners did between sending their work and taking the merged",
-    "  parameters. It is much where a step takes less time than a merge, as with tiny models:",
-    "  larger batches make it less, and algorithm.overlap_steps may (docs/how-to/tuning.md).",
+    "  Overwritten is what learners did between sending their work and taking the merged "
+    "parameters. It is much where a step takes less time than a merge, as with tiny models: larger "
+    "batches make it less, and algorithm.overlap_steps may (docs/how-to/tuning.md)."
 )
 
 
@@ -53,7 +53,7 @@ def _tokens(f: Figures) -> Iterator[str]:
     if became:
         yield f"  {', '.join(became)}"
     if f["tokens"].get("overwritten", 0) > OVERWRITTEN_TOLD * processed:
-        yield from OVERWRITTEN
+        yield OVERWRITTEN
     if f["refused"]:
         late = ", ".join(f"{why} {count}" for why, count in f["refused"].items())
         yield f"contributions refused: {late}"

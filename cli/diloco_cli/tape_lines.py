@@ -21,7 +21,7 @@ from diloco_shared.protocol.messages import (
 
 def record_line(seq: int, record: TapeRecord) -> str:
     """Its sequence, what it is, and what it says."""
-    return f"{seq}  {record.kind}  {_said(record)}"
+    return f"{seq:>6}  {record.kind:<10}  {_said(record)}"
 
 
 def _said(r: TapeRecord) -> str:

@@ -104,7 +104,7 @@ def _learners_line(status: dict[str, Any]) -> str:
     """Alive is one thing, and to take part in merges another."""
     alive, part = len(status["alive"]), len(status["participating"])
     return (
-        f"learners: {alive} {'is' if alive == 1 else 'are'} alive, {part} "
+        f"learners: {alive} {'is' if alive == 1 else 'are'} alive, and {part} "
         f"{'takes' if part == 1 else 'take'} part in merges"
     )
 

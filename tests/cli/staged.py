@@ -22,7 +22,7 @@ from diloco_cli.doctor import judging
 from diloco_cli.up.folder import Folder
 from diloco_client import Client
 from diloco_learner.preflight import findings
-from diloco_shared.process.hub_backup import Backup
+from diloco_shared.process.hub_backup import Backup, Stream
 from diloco_shared.protocol import messages as m
 from diloco_syncer.history.audit_io import Replayed, Verified
 
@@ -196,7 +196,7 @@ def _demo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _written(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = ["Sentence 401 ", "of a text that a model can learn from."]
+    text = [" 401 ", "of a text that a model can learn from."]
     model = SimpleNamespace(text=lambda *_: iter(text))
     decoding = SimpleNamespace(Sampling=lambda *_: None, writer=lambda *_: model)
     monkeypatch.setitem(sys.modules, "diloco_learner.models.decoding", decoding)
@@ -240,7 +240,9 @@ def _examined(monkeypatch: pytest.MonkeyPatch) -> None:
 def _backed(monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(work: Any, _: str) -> Any:
         work.close()
-        taken = Backup(version="0.3.0", at=1.0, took_s=2.0, streams=())
+        names = ("KV_diloco-members", "KV_diloco-runs", "DN_break", "TAPE_break", "UP_break")
+        streams = tuple(Stream(name=n, file=True, bytes=5_000_000, config={}) for n in names)
+        taken = Backup(version="0.3.0", at=1.0, took_s=2.0, streams=streams)
         return (taken, []) if work.__name__ == "put_back" else taken
 
     monkeypatch.setattr("diloco_cli.commands.hub._backed", stand_in)
@@ -330,9 +332,9 @@ STAGES: dict[str, Sequence[Stage]] = {
     "site leaf": (_hub(_OSLO),),
     "replay": (_tape(Replayed(27, 38, 31, None)),),
     "tape show": (_tape(_records()),),
-    "tape export": (_tape([]),),
+    "tape export": (_tape(_records()),),
     "tape check": (
-        _tape([]),
+        _tape(_records()),
         lambda monkeypatch: typed(monkeypatch, "tape", "export", RUN, "tape.jsonl") and None,
     ),
     "tape verify": (_tape(Verified(65, 120, 66, ())),),

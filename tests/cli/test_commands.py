@@ -133,7 +133,7 @@ def test_without_a_name_a_run_that_is_going_on_is_meant(
 
 def test_status_tells_alive_participating_and_useful_apart(server: Server, diloco: Diloco) -> None:
     _, out, _ = diloco("status")
-    assert "learners: 3 are alive, 2 take part in merges" in out
+    assert "learners: 3 are alive, and 2 take part in merges" in out
     assert "tokens: 153,600 were processed, and 80.0 % were useful" in out
     assert "validation loss: it is 1.5000 after 96 steps" in out
     assert "by corpus: code 1.2500, talk 2.0000" in out

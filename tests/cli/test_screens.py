@@ -58,7 +58,7 @@ WORDS = {
     "checkpoint restore": f"{RUN} 1 --as again",
     "checkpoint delete": f"{RUN} 1",
     "export": f"{RUN} --to weights --dtype bf16",
-    "generate": "./text --prompt once",
+    "generate": "./text --prompt Sentence",
     "members": "",
     "drain": "learner-1",
     "forget": "learner-1",
@@ -141,7 +141,7 @@ def merged(screens: dict[int, str], typed: str) -> str:
     """One after the other; the same one once."""
     parts = []
     for text, widths in itertools.groupby(screens, screens.__getitem__):
-        parts.append(f"$ {typed}  ({' and '.join(map(str, widths))} columns)\n{text}")
+        parts.append(f"$ {typed}  ({', '.join(map(str, widths))} columns)\n{text}")
     return "\n".join(parts)
 
 

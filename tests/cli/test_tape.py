@@ -58,15 +58,17 @@ def test_an_exported_file_is_checked(
 
 def test_records_are_lines() -> None:
     assert record_line(1, TapeTerm(epoch=0, term=2, leader="s", at=1.0)) == (
-        "1  term  s leads in term 2, epoch 0"
+        "     1  term        s leads in term 2, epoch 0"
     )
     setting = TapeSetting(term=2, name="quorum", value=3, reason="as the user asked", at=2.0)
-    assert record_line(7, setting) == "7  setting  quorum becomes 3, term 2: as the user asked"
+    assert (
+        record_line(7, setting) == "     7  setting     quorum becomes 3, term 2: as the user asked"
+    )
     end = TapeEnd(
         term=2, outcome="stopped", reason="as the user asked", versions=(3, -1, 2), at=3.0
     )
     assert record_line(8, end) == (
-        "8  end  the run is stopped, versions 2 to 3, term 2: as the user asked"
+        "     8  end         the run is stopped, versions 2 to 3, term 2: as the user asked"
     )
     begun = TapeInit(
         run="r",
@@ -89,7 +91,7 @@ def test_no_record_is_shown_as_the_program_keeps_it(kind: Any) -> None:
     record = kind.model_construct(**{**dict.fromkeys(kind.model_fields, 1), **fields})
     record = record.model_copy(update={"kind": kind.model_fields["kind"].default})
     line = record_line(9, record)
-    assert line.startswith(f"9  {record.kind}  ")
+    assert line.startswith(f"     9  {record.kind} ")
     assert not any(bad in line for bad in "=()[]{}") or kind is TapeInit
 
 

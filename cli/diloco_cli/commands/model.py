@@ -182,7 +182,7 @@ def _lines(what: str, found: dict[str, Any]) -> list[str]:
     special = [f"{n} {v}" for n, v in shape.items() if n not in _ALWAYS and v != plain[n]]
     sizes = found["fragments"]
     family_ = found["family"]
-    head = f"{what}: {found['parameters']:,} parameters"
+    head = f"{what}: {found['parameters']:,} parameters (N)"
     lines = [
         f"{head}, of which {found['embedding_parameters']:,} are embeddings.",
         f"  shape        {', '.join(fields)}",

@@ -16,7 +16,7 @@ from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.view import run_lines, state_line
-from diloco_cli.words import INVALID, CliError, became, reason_of, why
+from diloco_cli.words import INVALID, CliError, became, counted, reason_of, why
 from diloco_client import ApiError, Client
 from diloco_shared.spec.run import OF_RUN
 
@@ -165,7 +165,7 @@ def quorum(
     """Change the quorum of a live run."""
     with connect(where) as client:
         changed = client.set_quorum(run, learners)
-    told = [f"run {run}: quorum {changed['quorum']}"]
+    told = [f"run {run}: a merge needs {counted(changed['quorum'], 'learner')} now (the quorum)"]
     told += [changed["consequence"]] if changed.get("consequence") else []
     show(changed, as_json, lambda: told)
 

@@ -30,8 +30,14 @@ def show(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(result))
         return
-    width = max(map(len, result))
-    say(*(f"{key.replace('_', ' '):<{width}}  {_written(value)}" for key, value in result.items()))
+    width = max(len(_words(key)) for key in result)
+    say(*(f"{_words(key):<{width}}  {_written(value)}" for key, value in result.items()))
+
+
+def _words(text: str) -> str:
+    """Of a key, or of a text that names keys."""
+    text = text.replace("gbit_per_s", "Gbit/s").replace("_ci", ", 95 % interval")
+    return text.replace("_", " ")
 
 
 def _written(value: Any) -> str:
@@ -46,7 +52,7 @@ def _written(value: Any) -> str:
         case [*several]:
             return " to ".join(map(_written, several))
         case _:
-            return str(value)
+            return _words(str(value))
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -104,4 +110,6 @@ def bandwidth(
         result = model.required(link)
         if link_gbit_per_s is not None:
             result |= model.on_link(link, link_gbit_per_s)
+    if not as_json:
+        result["symbols"] = "tau is --overlap-steps, and M is --learners"
     show(result | {"settings": asdict(link)} if as_json else result, as_json)
