@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from typing import TextIO
+from typing import IO
 
 from diloco_cli.words import plain
 
@@ -20,7 +20,7 @@ STEP = 2
 _COLUMN = re.compile(r"\S {2,}(?=\S)")
 
 
-def columns(stream: TextIO) -> int | None:
+def columns(stream: IO[str]) -> int | None:
     """How wide the terminal is that a stream writes to; None where it is none."""
     if not stream.isatty():
         return None
