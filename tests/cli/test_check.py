@@ -186,7 +186,7 @@ def test_a_check_that_ends_its_process_is_named(tmp_path: Path) -> None:
 
 
 def test_a_check_that_never_comes_back_is_given_up() -> None:
-    (finding,) = of_process(BEGINS + "sys.stdin.read(); import time; time.sleep(600)", 1.0)
+    (finding,) = of_process(BEGINS + "sys.stdin.read(); import time; time.sleep(600)", 5.0)
     assert finding.name == "step" and "was not done after" in finding.text
 
 

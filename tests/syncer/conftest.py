@@ -108,7 +108,7 @@ class Driver:
             case Snapshot():
                 return self.give(SnapshotDone(effect.covers, effect.round, "here"))
             case FindMark():
-                told = self.machine.wishes.checkpoints.claimed
+                told = self.machine.wishes.checkpoints.claims.newest
                 return self.give(MarkFound(told if self.first_mark is None else self.first_mark))
             case _:
                 return []

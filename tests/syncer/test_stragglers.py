@@ -29,6 +29,23 @@ def test_whoever_was_left_out_is_given_a_step_of_its_own() -> None:
     assert stragglers.slowest_s(asked) == 30.0
 
 
+def test_before_there_was_an_answer_a_step_is_what_one_takes() -> None:
+    """Of a large model a step takes longer than the least time that a pull gives."""
+
+    def stepping(step_s: float) -> SimpleNamespace:
+        return SimpleNamespace(
+            answer=SimpleNamespace(or_zero=0.0), missed=0, progress=SimpleNamespace(step_s=step_s)
+        )
+
+    roster: Any = SimpleNamespace(members={"a": stepping(9.0), "b": stepping(7.0)})
+    timings = Timings()
+    stragglers = Stragglers(spec().algorithm, roster, timings)
+    asked: Any = SimpleNamespace(participants={"a": 0, "b": 0, "gone": 0})
+    assert stragglers.slowest_s(asked) == 9.0
+    timings.transfer.update(4.0)
+    assert stragglers.slowest_s(asked) == 4.0, "what answers took is known"
+
+
 def test_the_rest_have_what_is_left_of_the_overlap_counted_from_the_opening() -> None:
     roster: Any = SimpleNamespace(members={}, step_s=lambda now: 2.0)
     timings, algorithm = Timings(), spec(overlap_steps=20, grace_factor=1.0).algorithm

@@ -379,6 +379,31 @@ async def test_a_shard_is_archived_up_to_its_oldest_snapshot_and_others_stay(
     assert len(await Tape(bus, "r", shard, mine.archive).read()) == 7
 
 
+async def test_a_mark_stays_on_the_tape_while_its_checkpoint_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other shards look for it in the stream; only a full one does not wait for them."""
+    monkeypatch.setattr(archiving, "RECORDS_IN_STREAM", 0)
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    await bus.ensure_bucket(subjects.MEMBERS)
+    spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
+    archive = TapeArchive(str(tmp_path / "root"), "r")
+    tape = Tape(bus, "r", 0, archive)
+    for number in range(1, 8):
+        await tape.append(term(number, "a"))
+    snapshots = SnapshotStore(tmp_path / "snapshots")
+    snapshots.save(6, {}, {"x": np.zeros(1)})
+    needed: list[float] = [4]
+    archiver = TapeArchiver(
+        context(spec, bus, snapshots=snapshots), tape, archive, lambda: needed[0]
+    )
+    await archiver._archive(forced=False)
+    assert [s.seq for s in await bus.fetch(tape.stream, tape.subject)] == [4, 5, 6, 7]
+    assert not await archiver.make_room()
+    assert [s.seq for s in await bus.fetch(tape.stream, tape.subject)] == [7]
+
+
 async def test_where_the_oldest_snapshot_frees_nothing_the_newest_sound_one_does(
     tmp_path: Path,
 ) -> None:

@@ -30,8 +30,8 @@ def test_a_checkpoint_that_nobody_has_begun_spoils_none() -> None:
 
 def test_a_shard_that_believes_in_any_mark_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def believes(decisions: CheckpointDecisions, event: MarkFound) -> str:
-        decisions.found = max(decisions.found, decisions.claimed)
-        decisions.looking, decisions.claimed = False, 0
+        decisions.found = max(decisions.found, decisions.claims.newest)
+        decisions.claims.found(decisions.found)
         return ""
 
     monkeypatch.setattr(CheckpointDecisions, "marked", believes)

@@ -15,12 +15,14 @@ mark on the first shard's tape, and record nothing meanwhile. A mark has a numbe
 Pure: the edge writes and looks, and answers with Kept, Sealed and MarkFound.
 """
 
+import math
 from collections.abc import Collection
 
 from diloco_shared.protocol.messages import Progress, TapeCheckpoint, TapeRecord
 from diloco_shared.protocol.pace import inner_state_s
 from diloco_shared.protocol.records import CheckpointState, Restore
 from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints.mark_claims import MarkClaims
 from diloco_syncer.events import (
     Capture,
     Effect,
@@ -53,12 +55,10 @@ class CheckpointDecisions:
         self.roster = roster
         self.wanted = 0  # newest number that the user asked for
         self.restore: Restore | None = None  # the newest wish to go back
-        # Newest mark that a learner says it has met, of the first shard's tape, and who says so.
-        self.claimed, self.claimant = 0, ""
+        self.claims = MarkClaims()  # marks of the first shard's tape that learners say they met
         self.found = 0  # newest mark there, as far as we have looked
-        self.looking = False  # and have no answer yet
-        self.told_meanwhile = False  # of some mark, however low: our look may have been too early
         self.number = 0  # of the one that this term makes; 0: none
+        self.mark_seq = 0  # of its mark on the tape
         self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
         self.pending: set[str] = set()  # those of them that are awaited
         self.until = 0.0
@@ -128,6 +128,11 @@ class CheckpointDecisions:
             return self._record(h.checkpoint + 1, "begun", f"every {every} steps", wall)
         return None
 
+    @property
+    def needed_from(self) -> float:
+        """The record from which on the other shards look on the tape; inf while none is needed."""
+        return self.mark_seq if self.number else math.inf
+
     def overdue(self, pending: Collection[TapeRecord]) -> bool:
         """Whether learners have met a mark that is neither on this tape nor on its way there.
 
@@ -135,7 +140,7 @@ class CheckpointDecisions:
         before it is known whether there is such a mark.
         """
         begun = [r.number for r in pending if isinstance(r, TapeCheckpoint)]
-        newest = max(self.claimed, self.found)
+        newest = max(self.claims.newest, self.found)
         return bool(self.history.shard) and newest > max([self.history.checkpoint, *begun])
 
     def sealed(self, event: Sealed, wall: float) -> TapeCheckpoint | None:
@@ -173,6 +178,7 @@ class CheckpointDecisions:
             self.number = 0
             return told
         self.number, self.own_part, self.sealing = record.number, False, False
+        self.mark_seq = seq
         self.waited = False
         h, epoch = self.history, self.history.epoch
         self.until = now + parts_s(sum(h.sizes_P))
@@ -194,28 +200,15 @@ class CheckpointDecisions:
         """A learner that says it had met this mark sent something."""
         if not self.history.shard or number <= max(self.found, self.history.checkpoint):
             return
-        self.told_meanwhile = self.looking
-        if number > self.claimed:
-            self.claimed, self.claimant = number, learner
+        self.claims.tell(number, learner)
 
     def marked(self, event: MarkFound) -> str:
-        """What the first shard's tape has; whoever told of a mark that it has not, "" for nobody.
-
-        A claim of before we looked is true by now, or it is none.
-        """
-        again, self.looking, self.told_meanwhile = self.told_meanwhile, False, False
+        """What the first shard's tape has; who told of a mark that it has not, "" for nobody."""
         self.found = max(self.found, event.newest)
-        if again:
-            return ""
-        liar = self.claimant if self.claimed > self.found else ""
-        self.claimed = 0
-        return liar
+        return self.claims.found(self.found)
 
     def _look(self) -> list[Effect]:
-        if not self.claimed or self.looking:
-            return []
-        self.looking = True
-        return [FindMark()]
+        return [FindMark()] if self.claims.look() else []
 
     def kept(self, event: Kept) -> None:
         """The leader's own part is durable."""

@@ -5,7 +5,8 @@ record stays: the stream's own end is what appends are fenced by.
 """
 
 import asyncio
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -24,13 +25,20 @@ RETRY_S = 5.0
 
 
 class TapeArchiver:
-    """Of one leader's term."""
+    """Of one leader's term. `needed_from`: the oldest record that others read from the stream."""
 
-    def __init__(self, context: RunContext, tape: Tape, archive: TapeArchive) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        tape: Tape,
+        archive: TapeArchive,
+        needed_from: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         self.spec, self.me = context.spec, context.me
         self.control, self.snapshots = context.control, context.snapshots
         self.tape = tape
         self.archive = archive
+        self.needed_from = needed_from
         self.wanted = asyncio.Event()
         self.turn = asyncio.Lock()
         self.agrees = False  # with the stream, which this process alone archives from now on
@@ -81,6 +89,7 @@ class TapeArchiver:
             behind = await standbys_behind(self.control, *place, self.me, last)
             waited = bool(behind)
             last = min([last, *(m.tape_seq for m in behind)])
+            last = int(min(last, self.needed_from() - 1))
         if not await self._move(last) and forced:
             # Nothing can be appended, so no older snapshot will ever be replaced.
             newest = await asyncio.to_thread(self._newest_sound, covers)

@@ -152,7 +152,8 @@ class Leader:
             self._put,
         )
         archive = archives_of(self.spec, context.checkpoint_root)[shard]
-        self.archiver = TapeArchiver(context, tape, archive)
+        checkpoints = self.machine.wishes.checkpoints
+        self.archiver = TapeArchiver(context, tape, archive, lambda: checkpoints.needed_from)
         self.fullness = self._fullness()
         self.floods = Floods(
             context, self.machine, self.showing, self.outbox, lambda: self.purger.removed

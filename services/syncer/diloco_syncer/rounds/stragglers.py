@@ -52,7 +52,9 @@ class Stragglers:
         """
         there = [self.roster.members.get(learner) for learner in r.participants]
         known = [self._usual_s(member) for member in there if member is not None]
-        return max([self.timings.transfer.or_zero, *known])
+        # Learners answer at a step boundary: before there was an answer, no more is known.
+        steps = [m.progress.step_s for m in there if m is not None and m.progress is not None]
+        return max([self.timings.transfer.or_zero or max(steps, default=0.0), *known])
 
     def misses(self, r: Round) -> dict[str, int]:
         """Of participants that left rounds without an answer, how many in a row but for one.
