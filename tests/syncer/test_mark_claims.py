@@ -1,6 +1,6 @@
 """A claim of a mark is settled by a look that begins after it, however often it is repeated."""
 
-from diloco_syncer.checkpoints.mark_claims import REFUTED_MAX, MarkClaims
+from diloco_syncer.checkpoints.checkpoints import REFUTED_MAX, MarkClaims
 
 
 def told(*claims: tuple[str, int]) -> MarkClaims:

@@ -36,7 +36,7 @@ from diloco_coordinator.exports.exporting_io import Exports
 from diloco_coordinator.exports.sampling_io import ChildSampler, Sampler, Samples
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.assigning_io import keep_assigned
-from diloco_coordinator.runs.ending_io import keep_ending
+from diloco_coordinator.runs.ending_io import keep_ending, keep_removed
 from diloco_coordinator.runs.registry_io import MIRRORED, Registry
 from diloco_coordinator.runs.sweeping_io import keep_swept
 from diloco_shared.bus.port import Bus
@@ -177,6 +177,7 @@ async def fed(registry: Registry, exports: Exports) -> AsyncIterator[None]:
         tasks.append(group.create_task(registry.hear_speeds()))
         tasks.append(group.create_task(keep_assigned(registry)))
         tasks.append(group.create_task(keep_ending(registry)))
+        tasks.append(group.create_task(keep_removed(registry)))
         tasks.append(group.create_task(keep_swept(registry)))
         tasks.append(group.create_task(exports.keep()))
         try:

@@ -21,6 +21,8 @@ LOOK_S = 2.0
 BEYOND_S = 120.0
 # Whoever led a run lets go of it within half a minute of its end, should it have died over it.
 DELETED_S = 90.0
+# A coordinator looks every ten seconds for streams that were made again, and answers may be lost.
+LEFTOVERS_S = 60.0
 # Once all is well a run of some dozen steps of a second must be over within this time.
 LIVENESS_S = 1200.0
 
@@ -123,5 +125,11 @@ class WatchedRun:
                 return
             await asyncio.sleep(LOOK_S)
         name = self.spec.name
+        # Somebody may have made one again who had not heard yet: a coordinator looks for that.
+        by = world.loop.now + LEFTOVERS_S
+        while any(world.broker.exists(s) for s in subjects.run_streams(name)):
+            if world.loop.now > by:
+                break
+            await asyncio.sleep(LOOK_S)
         if left := [s for s in subjects.run_streams(name) if world.broker.exists(s)]:
             world.broken("deletion", f"{', '.join(left)} outlived the run")

@@ -11,9 +11,10 @@ import structlog
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import forced, run_id_of, shards_of
 from diloco_shared import ambient
-from diloco_shared.bus.port import Conflict
+from diloco_shared.bus.port import Conflict, NoStream
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.bus.status_key import Standing
+from diloco_shared.bus.stored_records import readable
 from diloco_shared.process.disk_watch import MARK_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Deleted, RunRecord
@@ -23,6 +24,12 @@ log = structlog.get_logger()
 
 # Between two looks, in seconds.
 LOOK_S = 0.5
+# And between two for streams that were made again, in seconds. Nothing is asked unless a run has
+# gone.
+LEFTOVERS_LOOK_S = 10.0
+# A run that has gone is looked after for so long, in seconds: members hear of it within a lease,
+# and those that a bad link keeps from hearing have no run by then.
+WATCHED_S = 300.0
 
 
 async def keep_ending(registry: Registry) -> None:
@@ -110,3 +117,58 @@ async def _deletion(registry: Registry, record: RunRecord) -> AsyncIterator[None
     for stream in subjects.run_streams(run):
         await bus.delete_stream(stream)
         yield
+
+
+# --- what was made again ------------------------------------------------------------------------
+
+
+async def keep_removed(registry: Registry) -> None:
+    """For ever."""
+    leftovers = Leftovers(registry)
+    await again_and_again(leftovers.look, "streams of deleted runs", LEFTOVERS_LOOK_S)
+
+
+class Leftovers:
+    """Of one coordinator: streams that were made once more while their run was deleted.
+
+    A syncer that has not heard yet that it is to leave makes those that are missing, and so does
+    another coordinator in the middle of a submission. Nobody else would ever remove them.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.known = set[str]()  # runs that there were at the last look
+        self.until: dict[str, float] = {}  # run that has gone since -> end of its watch, monotonic
+
+    async def look(self) -> None:
+        """One look, and what follows from it. Raises BusError."""
+        now, runs = ambient.monotonic(), set(self.registry.runs)
+        self.until |= {run: now + WATCHED_S for run in self.known - runs}
+        self.until = {r: end for r, end in self.until.items() if now < end and r not in runs}
+        self.known = runs
+        if not self.until:
+            return
+        deleted = await self._deleted()
+        for run in sorted(self.until.keys() & deleted):
+            await self._remove(run)
+
+    async def _deleted(self) -> set[str]:
+        """Runs that somebody deleted. One that is only gone may have been lost by the hub, and what
+        is left of it is all that there is."""
+        marks = await self.registry.bus.kv_all(subjects.DELETED)
+        found = (readable(entry.value, Deleted) for entry in marks.values())
+        return {mark.run for mark in found if mark is not None}
+
+    async def _remove(self, run: str) -> None:
+        bus = self.registry.bus
+        for stream in subjects.run_streams(run):
+            try:
+                await bus.stream_info(stream)
+            except NoStream:
+                continue
+            # Asked anew each time: another run of that name makes its record before its streams.
+            if await bus.kv_get(subjects.RUNS, run) is not None:
+                return
+            await bus.delete_stream(stream)
+            text = f"{stream} was there again after its run had been deleted: it is removed"
+            await self.registry.tell("", "left-over", text, {"stream": stream})

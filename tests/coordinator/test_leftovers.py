@@ -1,0 +1,100 @@
+"""Streams that are made again while their run is deleted go; nobody else's do."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from diloco_coordinator.runs import ending_io as leftovers
+from diloco_coordinator.runs.ending_io import Leftovers, keep_removed
+from diloco_shared.bus.port import StreamSpec
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Deleted
+from diloco_shared.protocol.wire import encode
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+
+pytestmark = pytest.mark.virtual
+
+
+class World:
+    """A coordinator that knows one run."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus(MemoryBroker(), "c")
+        self.told: list[str] = []
+        self.registry: Any = SimpleNamespace(bus=self.bus, runs={"r": None}, tell=self._tell)
+        self.leftovers = Leftovers(self.registry)
+
+    async def _tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
+        self.told.append(data["stream"])
+
+    async def begin(self, *, deleted: bool = True) -> None:
+        """The run is seen, and goes; a syncer makes UP anew."""
+        for bucket in (subjects.RUNS, subjects.DELETED):
+            await self.bus.ensure_bucket(bucket)
+        await self.leftovers.look()
+        if deleted:
+            await self.bus.kv_put(subjects.DELETED, "id", encode(Deleted(run="r", at=1.0)))
+        self.registry.runs.pop("r")
+        await self.make()
+
+    async def make(self) -> None:
+        await self.bus.ensure_stream(StreamSpec(subjects.up_stream("r"), ("up.r.>",), 1 << 20))
+
+    @property
+    def there(self) -> bool:
+        return bool(self.bus.broker.exists(subjects.up_stream("r")))
+
+
+async def test_what_is_made_again_goes_however_late() -> None:
+    world = World()
+    await world.begin()
+    await world.leftovers.look()
+    assert not world.there and world.told == [subjects.up_stream("r")]
+    await asyncio.sleep(leftovers.WATCHED_S - 150.0)
+    await world.make()
+    await world.leftovers.look()
+    assert not world.there
+
+
+async def test_a_run_that_nobody_deleted_keeps_what_it_has() -> None:
+    """The hub may have lost its record."""
+    world = World()
+    await world.begin(deleted=False)
+    await world.leftovers.look()
+    assert world.there
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+async def test_another_run_of_the_name_keeps_its_streams(mirrored: bool) -> None:
+    world = World()
+    await world.begin()
+    if mirrored:
+        world.registry.runs["r"] = None
+    else:  # and has yet to be heard of
+        await world.bus.kv_put(subjects.RUNS, "r", b"record")
+    await world.leftovers.look()
+    assert world.there
+
+
+async def test_nothing_is_asked_where_no_run_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+
+    async def asked(*what: Any) -> dict[str, Any]:
+        raise AssertionError("nobody is to be asked")
+
+    monkeypatch.setattr(world.bus, "kv_all", asked)
+    await world.leftovers.look()
+    await world.leftovers.look()
+
+
+async def test_it_looks_by_itself() -> None:
+    world = World()
+    looking = asyncio.create_task(keep_removed(world.registry))
+    await asyncio.sleep(1.0)
+    await world.begin()
+    await asyncio.sleep(2 * leftovers.LEFTOVERS_LOOK_S)
+    assert not world.there
+    looking.cancel()
