@@ -251,7 +251,8 @@ class CheckpointDecisions:
 # What learners say of the newest mark on the first shard's tape, until it is looked for.
 #
 # A mark is on the tape before anybody meets it: so what was told before a look began is true, or
-# was never true. What is told while one is under way may be of a mark since, and is looked for again.
+# was never true. What is told while one is under way may be of a mark since, and is looked for
+# again.
 #
 # Learners repeat themselves every second, a look may take longer than that, and no round is
 # recorded meanwhile. So what was looked for in vain is not looked for again because the same
