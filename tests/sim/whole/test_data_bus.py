@@ -111,5 +111,6 @@ def test_one_learner_behind_too_thin_a_link_slows_the_run(monkeypatch: pytest.Mo
         found = world.one(5, CALM.changed(syncers=1))
         assert found.violations == []
         seconds[rate] = found.virtual_s
-    assert seconds[5000.0] < 1.05 * seconds[math.inf]
+    # Its first answer is awaited for as long as a few steps take; after that nobody waits for it.
+    assert seconds[5000.0] < 1.1 * seconds[math.inf]
     assert seconds[1500.0] > 1.3 * seconds[math.inf]

@@ -125,7 +125,7 @@ def loses_all_syncers(world: World) -> None:
 
 
 def cut(host: str) -> Strike:
-    return lambda world: world.troubles._cut(host)
+    return lambda world: world.troubles.cut(host, world.troubles.rng)
 
 
 def is_not_heard(who: Who, seconds: float) -> Strike:
