@@ -18,13 +18,19 @@ from diloco_simulator.hub.bus import MemoryBus
 pytestmark = pytest.mark.virtual
 
 
+@pytest.fixture(autouse=True)
+def ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are their ids here."""
+    monkeypatch.setattr(leftovers, "run_id_of", lambda record: record)
+
+
 class World:
     """A coordinator that knows one run."""
 
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryBroker(), "c")
         self.told: list[str] = []
-        self.registry: Any = SimpleNamespace(bus=self.bus, runs={"r": None}, tell=self._tell)
+        self.registry: Any = SimpleNamespace(bus=self.bus, runs={"r": "id"}, tell=self._tell)
         self.leftovers = Leftovers(self.registry)
 
     async def _tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
@@ -35,6 +41,8 @@ class World:
         for bucket in (subjects.RUNS, subjects.DELETED):
             await self.bus.ensure_bucket(bucket)
         await self.leftovers.look()
+        # An earlier run of this name was deleted long ago.
+        await self.bus.kv_put(subjects.DELETED, "other", encode(Deleted(run="r", at=1.0)))
         if deleted:
             await self.bus.kv_put(subjects.DELETED, "id", encode(Deleted(run="r", at=1.0)))
         self.registry.runs.pop("r")
@@ -72,7 +80,7 @@ async def test_another_run_of_the_name_keeps_its_streams(mirrored: bool) -> None
     world = World()
     await world.begin()
     if mirrored:
-        world.registry.runs["r"] = None
+        world.registry.runs["r"] = "new"
     else:  # and has yet to be heard of
         await world.bus.kv_put(subjects.RUNS, "r", b"record")
     await world.leftovers.look()

@@ -14,7 +14,6 @@ from diloco_shared import ambient
 from diloco_shared.bus.port import Conflict, NoStream
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.bus.status_key import Standing
-from diloco_shared.bus.stored_records import readable
 from diloco_shared.process.disk_watch import MARK_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Deleted, RunRecord
@@ -137,27 +136,24 @@ class Leftovers:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.known = set[str]()  # runs that there were at the last look
-        self.until: dict[str, float] = {}  # run that has gone since -> end of its watch, monotonic
+        self.known: dict[str, str] = {}  # runs that there were at the last look -> their ids
+        # Run that has gone since, and its id -> end of its watch, monotonic.
+        self.until: dict[tuple[str, str], float] = {}
 
     async def look(self) -> None:
         """One look, and what follows from it. Raises BusError."""
-        now, runs = ambient.monotonic(), set(self.registry.runs)
-        self.until |= {run: now + WATCHED_S for run in self.known - runs}
-        self.until = {r: end for r, end in self.until.items() if now < end and r not in runs}
-        self.known = runs
+        now, runs = ambient.monotonic(), dict(self.registry.runs)
+        self.until |= {
+            place: now + WATCHED_S for place in self.known.items() if place[0] not in runs
+        }
+        self.until = {p: end for p, end in self.until.items() if now < end and p[0] not in runs}
+        self.known = {run: run_id_of(record) for run, record in runs.items()}
         if not self.until:
             return
-        deleted = await self._deleted()
-        for run in sorted(self.until.keys() & deleted):
+        # One that is only gone may have been lost by the hub, and this is all that is left of it.
+        deleted = await self.registry.bus.kv_all(subjects.DELETED)
+        for run in sorted(run for run, run_id in self.until if run_id in deleted):
             await self._remove(run)
-
-    async def _deleted(self) -> set[str]:
-        """Runs that somebody deleted. One that is only gone may have been lost by the hub, and what
-        is left of it is all that there is."""
-        marks = await self.registry.bus.kv_all(subjects.DELETED)
-        found = (readable(entry.value, Deleted) for entry in marks.values())
-        return {mark.run for mark in found if mark is not None}
 
     async def _remove(self, run: str) -> None:
         bus = self.registry.bus
