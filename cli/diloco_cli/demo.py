@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where
+from diloco_cli.lines import columns, shaped
 from diloco_cli.live import Screen
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.page import page
@@ -241,7 +243,15 @@ def conclude(seen: Seen, folder: Path, console: Console, took_s: float) -> int:
     for name, text in zip(REPORTS, texts, strict=True):
         (folder / name).write_text(text, encoding="utf-8")
     for text, kept in promises:
-        mark = "[green]yes[/]" if kept else "[bold red]NO [/]"
-        console.print(f"{mark} {text}", highlight=False, soft_wrap=not console.is_terminal)
-    console.print(f"Report: {folder / 'report.html'} ({took_s:.0f} s)", highlight=False)
+        _show(console, f"{'yes' if kept else 'NO '} {text}", "green" if kept else "bold red")
+    _show(console, f"Report: {folder / 'report.html'} ({took_s:.0f} s)")
     return 0 if figures["kept"] else FAILED
+
+
+def _show(console: Console, text: str, style: str = "") -> None:
+    """As other commands show their lines; `style`: of the first three letters."""
+    for n, line in enumerate(shaped([text], columns(console.file))):
+        shown = Text(line)
+        if style and not n:
+            shown.stylize(style, 0, 3)
+        console.print(shown, highlight=False, soft_wrap=True)

@@ -138,7 +138,8 @@ def test_nothing_is_imported_where_an_interrupt_would_be_a_traceback() -> None:
 def test_a_command_that_is_told_to_end_clears_up(number: signal.Signals, tmp_path: Path) -> None:
     """What it has begun may be a message server over somebody's store."""
     program = f"""
-import sys, time
+import signal, sys, time
+signal.signal({int(number)}, signal.SIG_DFL)  # whoever runs this may ignore it
 from pathlib import Path
 import diloco_cli.commands as commands
 from diloco_cli.__main__ import main
