@@ -38,8 +38,8 @@ WAIT_S_MAX = 0.1
 USEFUL_MIN = 0.85
 # Share of the others' contributions that may come late. Nobody is late by the method itself. But
 # the first rounds do not know yet how long a step takes here, and on a machine with fewer cores
-# than processes a learner is held up for a step now and then.
-LATE_MAX = 0.05
+# than processes a learner is held up for a step now and then: 1 and 5 of 132 in two runs on two.
+LATE_MAX = 0.1
 # What a round gives its learners to answer before anybody knows how long that takes, in seconds. On
 # a busy machine it is a step of several seconds, and everybody would miss the first rounds.
 PULL_S_MIN = 30.0
