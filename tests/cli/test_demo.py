@@ -111,7 +111,7 @@ def test_a_good_demo_keeps_every_promise() -> None:
         {"victim_contributions_after_return": None, "seconds_kill_to_contributing": None},
         {"survivor_wait_s": 0.11},
         {"survivor_wait_s": None},
-        {"tokens_useful": 5_582_000},  # 84.99 %
+        {"tokens_useful": 4_925_000},  # 74.99 %
         {"tokens_useful": 0, "tokens_processed": 0},
         {"others_late": 20},
         {"others_late": 0, "others_asked": 0},
@@ -126,7 +126,7 @@ def test_each_broken_promise_is_one_that_is_told(broken: dict[str, Any]) -> None
 def test_a_promise_is_told_in_good_english() -> None:
     few = {"rounds_committed_while_down": 1, "victim_contributions_after_return": 0}
     told = [text for text, _ in verdicts(GOOD | few | {"others_late": 0})]
-    assert "87.6% of the tokens ended up in the model, at least 85%" in told
+    assert "87.6% of the tokens ended up in the model, at least 75%" in told
     assert "none of 192 contributions of the others came late, at most 10%" in told
     assert "1 round was committed while learner-2 was down" in told
     assert told[-1].startswith("no contribution of learner-2 was merged after its return")

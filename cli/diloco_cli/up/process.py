@@ -61,8 +61,9 @@ LOOP = 5
 
 @dataclass(slots=True)
 class Restarts:
-    """The history of one supervised process."""
+    """The history of one supervised process; it waits `pause_s` before its first restart."""
 
+    pause_s: float = PAUSE_S
     started_at: float = 0.0
     in_a_row: int = 0
     total: int = 0
@@ -74,7 +75,7 @@ class Restarts:
         """Seconds to wait before starting it again."""
         self.total += 1
         self.in_a_row = 1 if now - self.started_at >= WELL_S else self.in_a_row + 1
-        return float(min(PAUSE_S * 2 ** (self.in_a_row - 1), PAUSE_S_MAX))
+        return float(min(self.pause_s * 2 ** (self.in_a_row - 1), PAUSE_S_MAX))
 
     @property
     def looping(self) -> bool:
@@ -102,6 +103,7 @@ class Child:
         told: Callable[[str], None],
         *,
         niceness: int = 0,
+        pause_s: float = PAUSE_S,
     ) -> None:
         self.name = name
         self.command = command
@@ -109,7 +111,7 @@ class Child:
         self.log = log
         self.told = told
         self.niceness = niceness
-        self.restarts = Restarts()
+        self.restarts = Restarts(pause_s)
         self.process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from diloco_cli.cluster import TOKEN_FILE
 from diloco_cli.commands.options import own_factories
 from diloco_cli.up.folder import DETACHED_OUT, Folder, unusable
-from diloco_cli.up.process import Child, bound, last_line
+from diloco_cli.up.process import PAUSE_S, Child, bound, last_line
 from diloco_cli.words import CONFLICT, INVALID, CliError, counted
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError
@@ -56,10 +56,12 @@ class Stack:
         devices_per_learner: int = 0,
         hosts_per_learner: int = 1,
         throwaway: bool = False,
+        pause_s: float = PAUSE_S,
     ) -> None:
         """`devices_per_learner`: GPUs of each, 0: all there are, divided among the learners.
         `hosts_per_learner`: processes that make one learner, as if each had a host of its own.
-        `throwaway`: begin anew where an earlier throwaway cluster left its state."""
+        `throwaway`: begin anew where an earlier throwaway cluster left its state.
+        `pause_s`: between the death of a process and its first restart, in seconds."""
         self.folder = Folder(data)
         self.throwaway = throwaway
         self.data = self.folder.path
@@ -68,6 +70,7 @@ class Stack:
         self.port = port
         self.chaos = chaos
         self.threads = threads
+        self.pause_s = pause_s
         self.devices_per_learner = devices_per_learner
         self.hosts = hosts_per_learner
         # Of each process of each learner, as found at the start.
@@ -204,6 +207,7 @@ class Stack:
             self.folder.logs / f"{name}.log",
             self.told,
             niceness=niceness,
+            pause_s=self.pause_s,
         )
 
     async def _keep_nats(self) -> None:
