@@ -370,6 +370,9 @@ async def test_of_a_server_that_died_only_what_it_had_taken_before_goes_again() 
     assert {int(s.headers[HEADER_INDEX]) for s in stored} == set(range(chunks))
     assert len(stored) == chunks, "what was there is a repeat"
     assert chunks < asked < 2 * chunks and out.acknowledged.doubted
+    (manifest,) = await bus.fetch(stream, f"{subject}.m")
+    assert manifest.seq > max(s.seq for s in stored), "else it would not tell what is lost next"
+    assert out.acknowledged.newest == (manifest.seq, f"{subject}.m")
 
 
 async def test_a_server_that_dies_all_the_time_is_let_be(monkeypatch: Any) -> None:

@@ -75,6 +75,42 @@ async def test_on_a_hub_that_was_put_back_nobody_goes_on_from_what_it_has_not(
     assert len(await Tape(bus, "r").read()) == 3 - lost + added
 
 
+async def test_a_hub_that_was_put_back_may_have_more_records_than_a_leader_had_written() -> None:
+    """Of a run with several shards, say, which has them all in one stream: nothing is missing."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape = Tape(bus, "r")
+    await tape.append(term(1, "a"))
+    await put_back(bus, lost=1, added=2)
+    with pytest.raises(Deposed, match=r"record 2 on tape\.r\.0 is not ours: our newest is 1"):
+        await tape.look_back()
+    with pytest.raises(Deposed, match="another leader is at work"):
+        await tape.append(term(2, "a"))
+
+
+async def test_what_is_appended_while_a_leader_looks_back_is_its_own() -> None:
+    """The answer to the look is of before: it must not be held against what came since."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape = Tape(bus, "r")
+    await tape.append(term(1, "a"))
+    bus.broker.restart()
+    last, looked = bus.last, ["once"]
+
+    async def meanwhile(stream: str, subject: str) -> Stored | None:
+        stored = await last(stream, subject)
+        if looked:
+            looked.pop()
+            await tape.append(term(2, "a"))
+        return stored
+
+    bus.last = meanwhile  # type: ignore[method-assign]
+    await tape.look_back()
+    assert tape.end == 2
+    await tape.look_back()
+    assert tape.life == bus.life
+
+
 async def test_a_leader_whose_server_answers_late_finds_that_it_was_put_back() -> None:
     """Each answer takes as long as two heartbeats: a look waits for it."""
     bus = MemoryBus(MemoryBroker(), "a")

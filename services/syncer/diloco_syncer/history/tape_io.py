@@ -192,7 +192,7 @@ class Tape:
 
     async def look_back(self) -> None:
         """Once a server has begun a new life: it may be a hub that was put back from a backup, and
-        have less, or another record where this process believes the end is.
+        have less, or others' records where this process believes the end is, or beyond it.
 
         Raises Deposed then, and BusError where nobody can tell.
         """
@@ -200,11 +200,16 @@ class Tape:
             raise Unavailable("the message server is away")
         if (life := self.bus.life) == self.life:
             return
+        end, appending = self.end, self.appending_since
         stored = await self.bus.last(self.stream, self.subject)
+        if (end, appending) != (self.end, self.appending_since):
+            return  # something was appended meanwhile: the next look is about that
         seq = 0 if stored is None else stored.seq
-        other = stored is not None and seq == self.end and not self._is_tail(stored)
-        if not self.emptied and (seq < self.end or other):
-            raise Deposed(f"record {self.end} on {self.subject} is gone, or is another one")
+        other = stored is not None and seq == end and not self._is_tail(stored)
+        if not self.emptied and (seq < end or other):
+            raise Deposed(f"record {end} on {self.subject} is gone, or is another one")
+        if seq > end and not appending:  # else it may be ours, of an attempt without an answer
+            raise Deposed(f"record {seq} on {self.subject} is not ours: our newest is {end}")
         self.life = life
 
     def _is_tail(self, stored: Stored) -> bool:

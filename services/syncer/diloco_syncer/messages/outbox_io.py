@@ -135,9 +135,7 @@ class Outbox:
                 blob=blob,
             )
             sealed = encode(manifest)
-            seq = await until_done(lambda: self._seal(subject + ".m", sealed, progress), subject)
-            progress.life = self.data.life
-            await self._put_doubtful(subject, payload, progress)
+            seq = await self._sealed(subject, payload, sealed, progress)
             self.acknowledged.took(seq, subject + ".m", self.data.life)
             passing("after-manifest")
 
@@ -150,28 +148,43 @@ class Outbox:
                     del self.sending[subject]
         self.bytes_out += len(payload) * readers
 
-    async def _put_doubtful(
-        self, subject: str, payload: Payload, progress: TransferProgress
-    ) -> None:
-        """Put again the chunks that an earlier life of the server acknowledged: they may be lost.
+    async def _sealed(
+        self, subject: str, payload: Payload, manifest: bytes, progress: TransferProgress
+    ) -> int:
+        """Put the manifest, and again the chunks that an earlier life of the server acknowledged:
+        they may be lost. The sequence of the manifest, which stands behind all its chunks.
 
-        Those that are there are dropped as repeats, for two minutes. To count what is there is no
+        Chunks that are there are dropped as repeats, for two minutes. To count what is there is no
         help: the server (2.15.1) counts what it lost. A link that breaks loses nothing; nor does a
         node of a hub of several.
         """
-        if self.data.several_nodes:
-            return
-        for _ in range(LIVES_MAX):
-            if not (doubtful := progress.doubtful()):
-                return
+        under, stream = subject + ".m", subjects.dn_stream(self.run)
+
+        async def seal(again: int) -> int:
+            # An identity of its own each time: the server would take it for a repeat.
+            msg_id = f"{under}.{again}" if again else under
+            seq = await until_done(lambda: self._seal(under, msg_id, manifest, progress), subject)
+            progress.life = self.data.life
+            return seq
+
+        seq = await seal(0)
+        for n in range(1, LIVES_MAX + 1):
+            if self.data.several_nodes or not (doubtful := progress.doubtful()):
+                return seq
             self.acknowledged.doubted = True
             put = partial(put_blob, self.data, subject, payload, progress=progress, only=doubtful)
             await until_done(put, subject)
+            # The newest manifest tells whether anything is lost: chunks behind it, it cannot.
+            await until_done(lambda: self.data.purge(stream, under), subject)
+            seq = await seal(n)
         log.warning("the server was started over and over", subject=subject)
+        return seq
 
-    async def _seal(self, subject: str, manifest: bytes, progress: TransferProgress) -> int:
+    async def _seal(
+        self, subject: str, msg_id: str, manifest: bytes, progress: TransferProgress
+    ) -> int:
         try:
-            seq = await self.data.append(subject, manifest, msg_id=subject)
+            seq = await self.data.append(subject, manifest, msg_id=msg_id)
         except BusError as error:
             progress.trouble = str(error)
             if isinstance(error, StreamFull):
