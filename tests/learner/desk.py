@@ -88,7 +88,8 @@ class Desk:
 
     def __init__(self, spec: RunSpec = SPEC) -> None:
         self.now = 100.0
-        self.exchange = Exchange(spec, "a", 2, 0, (0, 0, 0), stamp(), self.now)
+        begun = (0,) * spec.algorithm.fragments
+        self.exchange = Exchange(spec, "a", 2, 0, begun, stamp(), self.now)
 
     def tell(self, *events: ExchangeEvent) -> list[ExchangeEffect]:
         return [e for event in events for e in self.exchange.handle(event, self.now)]

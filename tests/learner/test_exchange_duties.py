@@ -24,6 +24,7 @@ from diloco_learner.exchange.evaluating import LAST_S_MAX
 from diloco_learner.exchange.exchange import FINISH_S_MAX, PROGRESS_S_MIN
 from diloco_learner.recovery.donating import SILENCE_S
 from diloco_shared.protocol.messages import Progress
+from diloco_shared.spec.run import RunSpec
 
 # --- pause, donation, evaluation, checkpoints ----------------------------------------------------
 
@@ -203,6 +204,20 @@ def test_who_trains_begins_anew_where_the_run_has_not_begun_and_it_is_asked() ->
     assert not only(desk.tell(beat(**asked, epoch=1, term=2, initializer="b")), Leave)
     (leave,) = only(desk.tell(beat(**asked, epoch=1, term=2, initializer="a")), Leave)
     assert leave.outcome == "restored" and "before the run began" in leave.reason
+
+
+def test_who_trains_begins_anew_where_a_shard_has_not_begun_and_it_is_asked() -> None:
+    """The hub was put back from when one of two shards had begun, and the other one had not."""
+    spec = RunSpec.model_validate(
+        {**SPEC.model_dump(), "algorithm": {"fragments": 4, "sync_every_steps": 12, "shards": 2}}
+    )
+    asked = {"state": "bootstrapping", "versions": (-1, 0, -1, 0), "stamp": stamp(0), "epoch": 1}
+    desk = Desk(spec)
+    desk.step(6)
+    desk.tell(beat(**asked, term=2, terms=(1, 1), initializer="b"), anchor(1, 0, epoch=1))
+    assert not desk.exchange.left, "another one is asked"
+    (leave,) = only(desk.tell(beat(**asked, term=2, terms=(1, 1), initializer="a")), Leave)
+    assert leave.outcome == "restored"
 
 
 def test_a_new_epoch_is_reported_soon_also_where_nothing_else_changes() -> None:

@@ -34,7 +34,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.exchange.counters import Counters, Undecided
 from diloco_learner.exchange.evaluating import Evaluating
-from diloco_learner.exchange.leaders import is_final, outdated, slowest
+from diloco_learner.exchange.leaders import is_final, outdated, slowest, unborn
 from diloco_learner.exchange.pulls import AllPulls
 from diloco_learner.recovery.donating import Giving, Handing
 from diloco_learner.recovery.draining import Draining
@@ -233,10 +233,14 @@ class Exchange:
         return effects
 
     def _unborn(self, beat: Beat) -> bool:
-        """Whether the run has not begun, in an epoch of which nothing was adopted, and this learner
-        is asked for parameters to begin with."""
+        """Whether a syncer shard has not begun, in an epoch of which nothing of it was adopted, and
+        this learner is asked for parameters to begin with."""
+
+        def known(p: int) -> bool:
+            return p in self.ready or self.counters.adopted_P[p] >= 0
+
         asked = beat.state == "bootstrapping" and beat.initializer == self.learner
-        return asked and not self.ready and all(v < 0 for v in self.counters.adopted_P)
+        return asked and unborn(beat, self.spec.algorithm, known)
 
     def _enter(self, epoch: int, stamp: Stamp) -> list[ExchangeEffect]:
         """History began again: what was adopted is void, and the schedule goes back with it."""

@@ -4,11 +4,12 @@ Versions come from whoever owns the fragment, progress is that of the slowest, a
 once it is for all. Terms are kept apart where they fence (`Beat.terms`); their sum grows with each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from diloco_shared.protocol.messages import Beat, Grant, Restored, RunState, Stamp
 from diloco_shared.protocol.run_states import SHOWN_FIRST
+from diloco_shared.spec.algorithm import Algorithm
 
 # --------------------------------------------------------------------------------------------------
 # Which beats count: those of the newest leader, in the order in which it sent them.
@@ -17,6 +18,18 @@ from diloco_shared.protocol.run_states import SHOWN_FIRST
 def is_final(beat: Beat) -> bool:
     """Nothing more is opened."""
     return beat.state in ("finished", "stopped")
+
+
+def unborn(beat: Beat, algorithm: Algorithm, known: Callable[[int], bool]) -> bool:
+    """Whether nothing was ever published of some syncer shard: not by its leader's account, nor is
+    any of its fragments `known` to this learner in the beat's epoch.
+
+    Of several shards one may lose its first parameters, while the others keep theirs.
+    """
+    return any(
+        all(beat.versions[p] < 0 and not known(p) for p in algorithm.owned(shard))
+        for shard in range(algorithm.shards)
+    )
 
 
 def outdated(beat: Beat, known: Beat | None, *, fragments: int, deposed: bool) -> str:

@@ -34,6 +34,7 @@ from diloco_learner.events import (
     Tell,
     TimePassed,
 )
+from diloco_learner.exchange.leaders import unborn
 from diloco_shared.protocol.messages import (
     Beat,
     Grant,
@@ -349,7 +350,9 @@ class Recovery:
             and beat is not None
             and beat.state == "bootstrapping"
             and beat.initializer == self.learner
-            and self._unborn(beat)
+            and unborn(
+                beat, self.spec.algorithm, lambda p: self.wanted_P[p] >= 0 or p in self.anchors
+            )
         )
         if not asked:
             return []
@@ -359,17 +362,6 @@ class Recovery:
             self.init_s = min(2 * self.init_s, INIT_S_MAX)
         self.init_moved_at = now
         return [SendInit()]
-
-    def _unborn(self, beat: Beat) -> bool:
-        """Whether nothing was ever published of a syncer shard."""
-        algorithm = self.spec.algorithm
-        return any(
-            all(
-                beat.versions[p] < 0 and self.wanted_P[p] < 0 and p not in self.anchors
-                for p in algorithm.owned(shard)
-            )
-            for shard in range(algorithm.shards)
-        )
 
     def _raised(self, epoch: int, versions_P: tuple[int, ...], now: float) -> list[RecoveryEffect]:
         """History began again: versions and requests of before are void, moments are not."""

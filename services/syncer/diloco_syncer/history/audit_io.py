@@ -48,7 +48,7 @@ class TapeDifference:
     seq: int
     subject: str
     text: str
-    purged: bool = False  # the contribution is not there, or not all of it
+    purged: bool = False  # the contribution, or the record, is not there, or not all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ async def verify(
             else:
                 history.apply(record, seq)
         except TapeFault as fault:
-            faults.append(TapeDifference(seq, "", str(fault)))
+            if not any(f.purged and f.seq < seq for f in faults):  # else that is why
+                faults.append(TapeDifference(seq, "", str(fault)))
             break
     keep_all = spec.keeping.contributions == "all"
     covers = 0 if keep_all else _covered_by(records)
@@ -199,13 +200,18 @@ async def _executed(
 
 
 async def _missing(spec: RunSpec, data: Bus, checkpoint_root: str) -> list[TapeDifference]:
-    """Records of any shard that the server counts, and neither it nor the archive gives."""
+    """Records of any shard that the server counts, and neither it nor the archive gives.
+
+    What left the stream was archived, but perhaps by a syncer that keeps its archive elsewhere.
+    """
     run, stream = spec.name, subjects.tape_stream(spec.name)
     info = await data.stream_info(stream)
     there = {s.seq for s in await read_tape(data, run, archives_of(spec, checkpoint_root))}
-    gone = (n for n in range(max(info.first_seq, 1), info.last_seq + 1) if n not in there)
-    why = "is not given: it is damaged on the message server's disk"
-    return [TapeDifference(n, "", f"record {n} {why}") for n in islice(gone, FAULTS_MAX)]
+    gone = [n for n in range(1, info.last_seq + 1) if n not in there]
+    lost = "is not given: it is damaged on the message server's disk"
+    elsewhere = "left the stream, and no archive here has it"
+    why = {n: elsewhere if n < info.first_seq else lost for n in islice(gone, FAULTS_MAX)}
+    return [TapeDifference(n, "", f"record {n} {w}", w is elsewhere) for n, w in why.items()]
 
 
 async def _back(
