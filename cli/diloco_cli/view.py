@@ -125,16 +125,33 @@ def token_lines(status: dict[str, Any]) -> list[str]:
 
 
 def _syncers_line(run: dict[str, Any], status: dict[str, Any]) -> str:
-    """Who leads, and who could take over."""
-    others = [s for s in run["syncers"] if s["id"] != status["leader"]]
-    led = f"{status['leader']} leads in term {status['term']}"
-    line = f"syncers: {led if status['leader'] else 'nobody leads yet'}"
-    for s in others:
-        behind = f", {counted(s['lag_records'], 'record')} behind" if s["lag_records"] else ""
-        standby = s["state"] == "standby"
-        line += f"; {s['id']} " + (f"stands by{behind}" if standby else f"is {s['state']}")
-        line += f" ({s['reason']})" if s["reason"] else ""
-    return line if others else f"{line}; nobody stands by"
+    """Who leads, and who could take over.
+
+    The status is its leader's word, and a new leader works a moment before it has told one: then
+    the status names the one before, or nobody. Of several shards it names the first one's.
+    """
+    named, syncers = status["leader"], run["syncers"]
+    parts = [_syncer(s) for s in syncers if s["id"] != named]
+    leading = [s["id"] for s in syncers if s["state"] == "leading"]
+    if any(s["id"] == named and s["state"] == "gone" for s in syncers):
+        parts.insert(0, f"{named} led in term {status['term']}, and is gone")
+    elif named:
+        parts.insert(0, f"{named} leads in term {status['term']}")
+    elif not leading:
+        parts.insert(0, "nobody leads yet")
+    if all(s["id"] in (named, *leading) for s in syncers):
+        parts.append("nobody stands by")
+    return f"syncers: {'; '.join(parts)}"
+
+
+def _syncer(s: dict[str, Any]) -> str:
+    """One that the status does not name."""
+    why = f" ({s['reason']})" if s["reason"] else ""
+    if s["state"] == "leading":
+        return f"{s['id']} leads shard {s['shard']}" if s.get("shard") else f"{s['id']} takes over"
+    behind = f", {counted(s['lag_records'], 'record')} behind" if s["lag_records"] else ""
+    does = f"stands by{behind}" if s["state"] == "standby" else f"is {s['state']}"
+    return f"{s['id']} {does}{why}"
 
 
 def releases_line(releases: Mapping[str, Sequence[str]]) -> str:

@@ -310,11 +310,45 @@ class Tty(io.StringIO):
 
 
 def test_before_anybody_leads_no_leader_is_made_up(run: Row) -> None:
-    run["status"] |= {"leader": "", "term": 0}
+    told = syncers_told(run, "", "catching up")
+    assert told == "syncers: nobody leads yet; s1 is catching up"
+
+
+@pytest.mark.parametrize(
+    ("named", "states", "told"),
+    [
+        ("", ("leading", "standby"), "s1 takes over; s2 stands by"),
+        ("", ("leading",), "s1 takes over; nobody stands by"),
+        (
+            "s1",
+            ("gone", "leading"),
+            "s1 led in term 3, and is gone; s2 takes over; nobody stands by",
+        ),
+        ("s1", ("gone", "standby"), "s1 led in term 3, and is gone; s2 stands by"),
+        ("s1", ("leading",), "s1 leads in term 3; nobody stands by"),
+        ("s1", ("leading", "ineligible"), "s1 leads in term 3; s2 is ineligible"),
+    ],
+)
+def test_who_leads_is_told_before_its_first_status_and_after_its_last(
+    run: Row, named: str, states: tuple[str, ...], told: str
+) -> None:
+    """What each syncer does is told by itself, and the status by whoever led when it was told."""
+    assert syncers_told(run, named, *states) == f"syncers: {told}"
+
+
+def test_the_leader_of_another_shard_takes_nothing_over(run: Row) -> None:
+    told = syncers_told(run, "s1", "leading", "leading", shards=2)
+    assert told == "syncers: s1 leads in term 3; s2 leads shard 1; nobody stands by"
+
+
+def syncers_told(run: Row, named: str, *states: str, shards: int = 1) -> str:
+    """The line about syncers s1, s2 ... in these states; the status names the leader."""
+    run["status"] |= {"leader": named, "term": 3}
     run["syncers"] = [
-        {"id": "s1", "state": "catching up", "reason": "", "lag_records": 0, "tape_seq": 0}
+        {"id": f"s{n + 1}", "state": state, "reason": "", "lag_records": 0, "shard": n % shards}
+        for n, state in enumerate(states)
     ]
-    assert "syncers: nobody leads yet; s1 is catching up" in lines(seen_of(run, [], []))
+    return next(line for line in lines(seen_of(run, [], [])) if line.startswith("syncers:"))
 
 
 def test_no_text_of_a_site_gives_a_terminal_orders() -> None:
