@@ -179,7 +179,9 @@ class Demo:
         finally:
             for task in (training, running):
                 task.cancel()
-            results = await asyncio.gather(training, running, return_exceptions=True)
+            await asyncio.wait({training})  # two screens would write over each other
+            with meanwhile(self.stack.waits_for):
+                results = await asyncio.gather(training, running, return_exceptions=True)
         for result in reversed(results):
             if isinstance(result, Exception):
                 raise result

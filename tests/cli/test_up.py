@@ -478,7 +478,7 @@ def test_a_learners_settings_reach_it_or_are_known_to_be_anothers(
         *("nats_ca", "nats_client_cert", "nats_client_key", "nats_credentials", "nats_token"),
         "nats_token_file",
         # Of one process among several on a machine, and of its link.
-        *("ids", "health_host", "health_port", "connections", "stop_s"),
+        *("ids", "health_host", "health_port", "connections"),
         *("uplink_bytes_per_s", "downlink_bytes_per_s", "checkpoints"),
     }
     for name in Settings.model_fields:

@@ -9,7 +9,7 @@ import structlog
 from learner.contexts import context, learner
 from pydantic import ValidationError
 
-from diloco_cli.up.process import STOP_S as KILLED_S
+from diloco_cli.up.stack import CLOSING_S
 from diloco_learner.hosts import following_io
 from diloco_learner.settings import CLOSES_S, STOP_S, Settings
 from diloco_learner.work_io import QUICK_BYTES_PER_S, RELEASE_S, Work, too_long
@@ -107,7 +107,8 @@ def test_what_is_known_of_a_disk_counts_and_else_a_quick_one() -> None:
 
 def test_it_ends_before_anybody_kills_it_unless_it_is_told_more() -> None:
     assert Settings().stop_s == STOP_S
-    assert STOP_S + CLOSES_S <= KILLED_S
+    assert STOP_S + CLOSES_S <= 10.0, "Docker's own time"
+    assert 2 * CLOSES_S < CLOSING_S, "that of 'diloco up', beside the seconds that it grants"
     with pytest.raises(ValidationError):
         Settings(stop_s=0.5)
 

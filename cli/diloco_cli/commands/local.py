@@ -26,8 +26,11 @@ from diloco_shared.spec.run import PRESETS, RunSpec
 app = typer.Typer()
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the API, 0: any.")]
-# Stopping takes each process 8 s at most, in three groups; starting, some seconds.
-DOWN_S, START_S = 30.0, 60.0
+# Starting takes some seconds. Stopping takes as long as the cluster says that it may; so long where
+# it says nothing, since it has just begun or stops already.
+START_S, DOWN_S = 60.0, 60.0
+# A busy machine takes so much longer than anybody grants.
+DOWN_MORE_S = 5.0
 # The demo's training must be over by then, so that the whole takes less than five minutes; it takes
 # about two on two cores.
 DEMO_S = 270.0
@@ -135,18 +138,27 @@ def down(data: Folder = HERE) -> None:
     if not pid:
         raise CliError(f"no cluster runs in {data}", NO_CLUSTER)
     own(data)
+    within_s = _ends_s(data) + DOWN_MORE_S
     try:
         supervisor = psutil.Process(pid)
         os.kill(pid, signal.SIGTERM)
-        with meanwhile("waits until every process has stopped"):
-            supervisor.wait(DOWN_S)
+        with meanwhile(f"waits until every process has stopped, {within_s:.0f} s at most"):
+            supervisor.wait(within_s)
     except (ProcessLookupError, psutil.NoSuchProcess):
         pass  # it ended a moment ago
     except PermissionError:
         raise CliError(f"process {pid} belongs to somebody else") from None
     except psutil.TimeoutExpired:
-        raise CliError(f"process {pid} is still stopping after {DOWN_S:.0f} s") from None
+        raise CliError(f"process {pid} is still stopping after {within_s:.0f} s") from None
     say("Stopped.")
+
+
+def _ends_s(data: Path) -> float:
+    """So long the cluster of a folder takes to stop at most, in seconds."""
+    try:
+        return float(endpoint_of(data)["ends_s"])
+    except (CliError, KeyError, TypeError, ValueError):  # or of an earlier release
+        return DOWN_S
 
 
 @app.command()

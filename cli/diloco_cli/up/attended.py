@@ -32,7 +32,9 @@ async def attend(stack: Stack, console: Console) -> None:
     finally:
         for task in (looking, running):
             task.cancel()
-        results = await asyncio.gather(looking, running, return_exceptions=True)
+        await asyncio.wait({looking})  # two screens would write over each other
+        with meanwhile(stack.waits_for):
+            results = await asyncio.gather(looking, running, return_exceptions=True)
     for result in reversed(results):
         if isinstance(result, Exception):
             raise result

@@ -84,7 +84,7 @@ class Restarts:
 
 # A process ends so where another start mends nothing; what is wrong may yet be mended meanwhile.
 WRONG_SET_UP = 2
-# Time to stop after SIGTERM before SIGKILL, in seconds.
+# Time to stop after SIGTERM before SIGKILL, in seconds, unless one is granted more.
 STOP_S = 8.0
 # A process that starts has the processor first, for so long in seconds: it is awaited. Then, and
 # again where the system had no time to hear of it.
@@ -104,13 +104,16 @@ class Child:
         *,
         niceness: int = 0,
         pause_s: float = PAUSE_S,
+        stop_s: float = STOP_S,
     ) -> None:
+        """`stop_s`: so long it has to end by itself once it is told to, in seconds."""
         self.name = name
         self.command = command
         self.environment = environment
         self.log = log
         self.told = told
         self.niceness = niceness
+        self.stop_s = stop_s
         self.restarts = Restarts(pause_s)
         self.process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -184,9 +187,10 @@ class Child:
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # a stopped process hears nothing else
         try:
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(self.stop_s):
                 await process.wait()
         except TimeoutError:
+            self.told(f"{self.name} did not stop within {self.stop_s:.0f} s, and is killed")
             self.kill()
             await process.wait()
 

@@ -4,6 +4,7 @@ State lies in one data folder; `endpoint.json` there tells every other command w
 """
 
 import asyncio
+import math
 import os
 import socket
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from diloco_cli.cluster import TOKEN_FILE
 from diloco_cli.commands.options import own_factories
 from diloco_cli.up.folder import DETACHED_OUT, Folder, unusable
-from diloco_cli.up.process import PAUSE_S, Child, bound, last_line
+from diloco_cli.up.process import PAUSE_S, STOP_S, Child, bound, last_line
 from diloco_cli.words import CONFLICT, INVALID, CliError, counted
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError
@@ -32,6 +33,14 @@ from diloco_shared.process.nats_server import NatsServer
 
 # Learners leave the processor to whoever carries messages: a round then takes fewer steps.
 LEARNER_NICENESS = 5
+# So long a learner that is told to stop may save its state and take its leave, in seconds, unless
+# DILOCO_STOP_S says another time: as long as the files for systemd, Kubernetes and Slurm grant. It
+# is told so, and is killed some seconds after that. One of a small model ends within one second.
+LEARNERS_STOP_S, CLOSING_S = 25.0, 5.0
+# The message server's own time for that.
+NATS_STOP_S = 10.0
+# Processes that are named while they are waited for.
+NAMED = 4
 # Messages kept for the live view.
 MESSAGES_MAX = 200
 # Between two looks at the sizes of logs, in seconds.
@@ -79,6 +88,7 @@ class Stack:
         self.messages_total = 0
         self.children: list[Child] = []
         self.nats_restarts = 0
+        self.stop_s = LEARNERS_STOP_S
         self.up = asyncio.Event()
 
     def told(self, text: str) -> None:
@@ -94,6 +104,7 @@ class Stack:
         """Until cancelled; everything is stopped on the way out. CliError says what is amiss."""
         _check_crash_points()
         self.gpus = self._gpus()
+        self.stop_s = _stop_s()
         self.folder.take()
         try:
             self.folder.begin(throwaway=self.throwaway)
@@ -123,7 +134,8 @@ class Stack:
                 for child in self._all_children():
                     self.children.append(child)
                     tasks.create_task(child.run())
-                self.folder.announce(url=self.url, nats=self.nats.address)
+                ends_s = self.stop_s + CLOSING_S + STOP_S + NATS_STOP_S
+                self.folder.announce(url=self.url, nats=self.nats.address, ends_s=ends_s)
                 self.up.set()
         finally:
             await self._stopped()
@@ -132,7 +144,11 @@ class Stack:
 
     def _all_children(self) -> list[Child]:
         """In the order of their start."""
-        learners = {"DILOCO_THREADS": str(self.threads), "DILOCO_FACTORIES": own_factories()}
+        learners = {
+            "DILOCO_THREADS": str(self.threads),
+            "DILOCO_FACTORIES": own_factories(),
+            "DILOCO_STOP_S": f"{self.stop_s:g}",
+        }
         return [
             self._child("coordinator", "diloco_coordinator", self._token()),
             *(
@@ -140,7 +156,13 @@ class Stack:
                 for n in range(1, self.syncers + 1)
             ),
             *(
-                self._child(name, "diloco_learner", learners | more, LEARNER_NICENESS)
+                self._child(
+                    name,
+                    "diloco_learner",
+                    learners | more,
+                    niceness=LEARNER_NICENESS,
+                    stop_s=self.stop_s + CLOSING_S,
+                )
                 for name, more in self._processes()
             ),
         ]
@@ -190,7 +212,13 @@ class Stack:
         return [share[n * each : (n + 1) * each] for n in range(self.hosts)]
 
     def _child(
-        self, name: str, module: str, environment: dict[str, str], niceness: int = 0
+        self,
+        name: str,
+        module: str,
+        environment: dict[str, str],
+        *,
+        niceness: int = 0,
+        stop_s: float = STOP_S,
     ) -> Child:
         shared = {
             "DILOCO_ID": name,
@@ -208,6 +236,7 @@ class Stack:
             self.told,
             niceness=niceness,
             pause_s=self.pause_s,
+            stop_s=stop_s,
         )
 
     async def _keep_nats(self) -> None:
@@ -278,6 +307,21 @@ class Stack:
 
     # --- the end -------------------------------------------------------------------------------
 
+    def waits_for(self) -> str:
+        """While everything is stopped: for whom, and for how long at most."""
+        others, learners = self._in_order_of_their_end()
+        again = "Ctrl-C again ends everything at once"
+        if living := [child.name for child in learners if child.pid is not None]:
+            longest = f"{self.stop_s + CLOSING_S:.0f} s at most, to save their state"
+            return f"waits for {_named(living)} to stop ({longest}); {again}"
+        if living := [child.name for child in others if child.pid is not None]:
+            return f"waits for {_named(living)} to stop; {again}"
+        return "waits for the message server to stop"
+
+    def _in_order_of_their_end(self) -> tuple[list[Child], list[Child]]:
+        """(those that end last, learners, which need them)."""
+        return self.children[: 1 + self.syncers], self.children[1 + self.syncers :]
+
     async def _stopped(self) -> None:
         """Stop everything; asked again meanwhile, stop it at once. Nothing is left behind."""
         stopping = asyncio.create_task(self._stop())
@@ -291,10 +335,27 @@ class Stack:
     async def _stop(self) -> None:
         """Learners first, the message server last."""
         self.folder.withdraw()
-        others, learners = self.children[: 1 + self.syncers], self.children[1 + self.syncers :]
+        others, learners = self._in_order_of_their_end()
         await asyncio.gather(*(child.stop() for child in learners))
         await asyncio.gather(*(child.stop() for child in others))
-        await self.nats.stop()
+        await self.nats.stop(timeout_s=NATS_STOP_S)
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _stop_s() -> float:
+    """What learners are granted to stop in, in seconds; they say themselves what is too little."""
+    given = os.environ.get("DILOCO_STOP_S") or str(LEARNERS_STOP_S)
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise CliError(f"DILOCO_STOP_S: {given!r} is no number of seconds", INVALID)
+    return seconds
 
 
 def _inherited() -> dict[str, str]:

@@ -12,7 +12,7 @@ from diloco_shared.reach.local import DataRoots, Factories, Reach
 from diloco_shared.spec.mesh import mesh_of
 
 # In which a process stops when nothing else is said, and closes its connections after that at most,
-# in seconds: 'diloco up' kills after 8, Docker after 10.
+# in seconds: Docker kills after 10. 'diloco up' and the files for deployment say more.
 STOP_S, CLOSES_S = 6.0, 2.0
 
 

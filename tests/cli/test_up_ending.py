@@ -1,0 +1,146 @@
+"""How `diloco up` ends: what learners are granted, what they are told of it, and what is seen."""
+
+import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from waiting import until
+
+import diloco_cli.up.process
+from diloco_cli.commands.local import DOWN_S, _ends_s
+from diloco_cli.up import attended
+from diloco_cli.up.folder import Folder
+from diloco_cli.up.process import STOP_S, Child
+from diloco_cli.up.stack import CLOSING_S, LEARNERS_STOP_S, Stack, _stop_s
+from diloco_cli.words import INVALID, CliError
+
+
+def stack_of(path: Path, learners: int = 1) -> Stack:
+    stack = Stack(path / "d", learners=learners, port=0, chaos=False, threads=1)
+    stack.nats = SimpleNamespace(url="nats://x")  # type: ignore[assignment]
+    return stack
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("", LEARNERS_STOP_S), ("300", 300.0)])
+def test_learners_are_told_what_they_are_granted_and_others_are_as_quick_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, seconds: float
+) -> None:
+    monkeypatch.setenv("DILOCO_STOP_S", given)
+    stack = stack_of(tmp_path)
+    stack.stop_s = _stop_s()
+    children = {child.name: child for child in stack._all_children()}
+    learner = children.pop("learner-1")
+    assert float(learner.environment["DILOCO_STOP_S"]) == seconds
+    assert learner.stop_s == seconds + CLOSING_S
+    assert {child.stop_s for child in children.values()} == {STOP_S}
+    assert not any("DILOCO_STOP_S" in child.environment for child in children.values())
+
+
+@pytest.mark.parametrize("given", ["soon", "nan", "inf"])
+def test_what_is_no_time_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("DILOCO_STOP_S", given)
+    with pytest.raises(CliError, match=f"DILOCO_STOP_S: '{given}' is no number") as raised:
+        asyncio.run(stack_of(tmp_path).run())
+    assert raised.value.status == INVALID and not (tmp_path / "d").exists()
+
+
+async def test_one_that_does_not_stop_in_its_time_is_killed_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diloco_cli.up.process, "dies_with_parent", lambda: None)
+    said: list[str] = []
+    script, log = "trap '' TERM; echo ready; while :; do sleep 1; done", tmp_path / "learner-1.log"
+    child = Child("learner-1", ["/bin/sh", "-c", script], {}, log, said.append, stop_s=0.01)
+    running = asyncio.create_task(child.run())
+    await until(lambda: log.exists() and log.read_bytes() == b"ready\n", "its first word")
+    await child.stop()
+    await running
+    assert said == ["learner-1 did not stop within 0 s, and is killed"]
+
+
+def lives(child: Child) -> None:
+    child.process = SimpleNamespace(pid=os.getpid(), returncode=None)  # type: ignore[assignment]
+
+
+def ends(child: Child) -> None:
+    child.process = None
+
+
+def test_whoever_is_waited_for_is_named_learners_first(tmp_path: Path) -> None:
+    stack = stack_of(tmp_path, learners=6)
+    stack.children = list(stack._all_children())
+    for child in stack.children:
+        lives(child)
+    ends(stack.children[2])
+    assert stack.waits_for() == (
+        "waits for learner-2, learner-3, learner-4, learner-5 and 1 more to stop (30 s at most, to "
+        "save their state); Ctrl-C again ends everything at once"
+    )
+    for child in stack.children[3:]:
+        ends(child)
+    assert stack.waits_for().startswith("waits for coordinator, syncer-1 to stop; Ctrl-C again")
+    for child in stack.children:
+        ends(child)
+    assert stack.waits_for() == "waits for the message server to stop"
+
+
+async def test_that_is_seen_once_the_screen_is_gone_until_all_have_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    class Line:
+        def __init__(self, text: Any) -> None:
+            self.text = text
+
+        def __enter__(self) -> None:
+            seen.append(self.text())
+
+        def __exit__(self, *_: object) -> None:
+            seen.append("gone")
+
+    class Stopping(Stack):
+        async def run(self) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                seen.append("stops")
+                await asyncio.sleep(0)
+                seen.append("stopped")
+
+        def waits_for(self) -> str:
+            return "waits"
+
+    async def look_on(*_: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("no screen")
+
+    monkeypatch.setattr(attended, "meanwhile", Line)
+    monkeypatch.setattr(attended, "_look_on", look_on)
+    stack = Stopping(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    task = asyncio.create_task(attended.attend(stack, Console()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen.index("no screen") < seen.index("waits") < seen.index("gone")
+    assert seen.index("stopped") < seen.index("gone")
+
+
+def test_diloco_down_waits_for_as_long_as_the_cluster_says(tmp_path: Path) -> None:
+    assert _ends_s(tmp_path) == DOWN_S
+    folder = Folder(tmp_path)
+    folder.take()
+    folder.announce(url="http://127.0.0.1:1")
+    assert _ends_s(tmp_path) == DOWN_S, "of an earlier release"
+    folder.announce(url="http://127.0.0.1:1", ends_s=323.0)
+    assert _ends_s(tmp_path) == 323.0
+    folder.release()
