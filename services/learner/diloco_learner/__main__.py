@@ -74,6 +74,7 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
     import structlog
 
     from diloco_learner.app import serve
+    from diloco_learner.settings import CLOSES_S
     from diloco_shared.process.faults import tell
     from diloco_shared.process.membership import FolderTaken
     from diloco_shared.process.stopping import until_stopped
@@ -89,7 +90,9 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
         tell(fault, settings.nats_url)
         status = 1
     if hosts is not None:
-        hosts.close()
+        from diloco_learner.hosts.computing_io import in_time
+
+        await in_time(hosts.close, CLOSES_S)
         # Where another host alone was told, this one is to come back, as the others are.
         if hosts.lost or (hosts.stopped_by and signal.SIGTERM not in signals):
             status = status or 1

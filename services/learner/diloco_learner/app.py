@@ -44,6 +44,9 @@ log = structlog.get_logger()
 UNFIT_RETRY_S, UNFIT_RETRY_S_MAX = 5.0, 30.0
 # A work that does not train yet gets so many seconds to leave by itself, before it is cancelled.
 LEAVES_S = 3.0
+# A process that ends has so many seconds to tell the other hosts of its island that, and the hub
+# that it has lost one of them. After six of those that has an end: see `whole.LAST_WORDS_S`.
+OVER_S, LAST_WORD_S = 2.0, 2.0
 # Between two looks at whether a run is over that this process is no longer assigned to, in seconds.
 DISMISS_S = 1.0
 
@@ -75,6 +78,8 @@ class Learner(Worker[Settings]):
         self.work: Work | None = None
         self.assigned = ("", "")  # the run that it was told last, and its id
         self.unfit_for = ""  # why it could not work for its run, as an event told last
+        self.trained = False  # in its last attempt
+        self.ends = False  # with this process
 
     def abilities(self) -> Abilities:
         return Abilities(slow=self._slow, nan=self._nan, hung=self._hung)
@@ -128,6 +133,12 @@ class Learner(Worker[Settings]):
             yield from speed_metrics(speed)
 
     async def serve_runs(self, tasks: asyncio.TaskGroup) -> None:
+        try:
+            await self._serve_runs(tasks)
+        finally:
+            self.ends = True
+
+    async def _serve_runs(self, tasks: asyncio.TaskGroup) -> None:
         working: asyncio.Task[None] | None = None
         async for run in self.membership.assignments():
             self.assigned = run, self.membership.run_id
@@ -209,9 +220,12 @@ class Learner(Worker[Settings]):
         try:
             while leave is None or await self._begins_again(leave, spec):
                 leave = await self._attempt(spec)
+        except BaseException:
+            await self._tell_lost(run)
+            raise
         finally:
             self.work, self.unfit_for = None, ""
-            self.computing.over()
+            await self.computing.over(OVER_S if self.ends else None)
             self.faults.works_for("")
             self.membership.update(run="", state="idle", reason="")
         log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
@@ -249,12 +263,13 @@ class Learner(Worker[Settings]):
             # Not the exception itself: what raised it holds all that was built until then.
             why = str(unfit)
         finally:
+            self.trained = self.work is not None and self.work.ended is not None
             # The next life, of this run or another one, needs the room that this one's took.
             self.work = None
             await self.computing.freed()
         # Its member record says so for as long as it is true; the event comes when it changes.
         self.membership.update(state="unfit", reason=why[:500])
-        if gist(why) != self.unfit_for:
+        if gist(why) != self.unfit_for and not self.computing.lost:
             self.unfit_for = gist(why)
             await self._tell_unfit(spec.name, why)
         await asyncio.sleep(pause_after(ambient.monotonic() - began))
@@ -300,6 +315,14 @@ class Learner(Worker[Settings]):
         log.error("unfit", run=run, reason=why)
         event = event_now(run, "unfit", me, text, {"learner": me})
         await tell(self.control, event, role=self.role)
+
+    async def _tell_lost(self, run: str) -> None:
+        """Why this process ends, where another one of its island is gone before they train: from
+        then on a training tells it."""
+        me, lost = self.settings.id, self.computing.lost
+        if lost and not self.trained:
+            event = event_now(run, "host-lost", me, f"{me}: {lost}"[:500], {"learner": me})
+            await tell(self.control, event, role=self.role, timeout_s=LAST_WORD_S)
 
 
 def pause_after(took_s: float) -> float:

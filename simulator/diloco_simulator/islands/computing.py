@@ -61,7 +61,11 @@ class IslandComputing(TinyComputing):
         await asyncio.sleep(self.beside_s)
         return await carried(work)
 
-    def over(self) -> None:
+    @property
+    def lost(self) -> str:
+        return self.leading.lost
+
+    async def over(self, within_s: float | None = None) -> None:
         self._close()
         if not self.leading.lost:
             self.leading.end_work()

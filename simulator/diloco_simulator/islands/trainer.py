@@ -272,7 +272,7 @@ class LeadingTrainer(VirtualTrainer):
     def evaluate(
         self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
     ) -> Losses:
-        self.leading.tell(plan.Assemble())
+        self.leading.answers(self.leading.tell(plan.Assemble(1, (1,))))
         total = 0.0
         for p, anchor_F in enumerate(published):
             anchor: Any = anchor_F
@@ -379,6 +379,9 @@ class FollowingTrainer:
             case plan.Load():
                 span = ((0, order.shape[0]),)
                 tiny.moments = int(split([span], np.dtype(order.dtype), data)[span][0])
+            case plan.Assemble():
+                self.evaluated = 0.0
+                return []
             case plan.Leave() | plan.Bye():
                 self.spec = self.tiny = None
                 self.anchors = OwnParts()
@@ -407,7 +410,7 @@ class FollowingTrainer:
 
     async def _evaluate(self, number: int, order: plan.Order) -> None:
         match order:
-            case plan.Assemble() | plan.LetGo():
+            case plan.LetGo():
                 self.evaluated = 0.0
             case plan.Assembled():
                 self.evaluated += float(np.abs(self._anchor(number, order)).sum())

@@ -222,7 +222,11 @@ class Paced:
     async def freed(self) -> None:
         """Next to nothing is held: a look for circles would only take time."""
 
-    def over(self) -> None:
+    @property
+    def lost(self) -> str:
+        return ""
+
+    async def over(self, within_s: float | None = None) -> None:
         """Nothing is held."""
 
 

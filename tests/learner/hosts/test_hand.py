@@ -1,16 +1,20 @@
 """What a process that follows makes of orders that it cannot carry out, and of a run it may not."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from diloco_learner.hosts import following_io, plan
 from diloco_learner.hosts.computing_io import OnHosts, programs
-from diloco_learner.hosts.following_io import Leader
+from diloco_learner.hosts.following_io import EvaluationFailed, Leader
 from diloco_learner.hosts.hand import Hand
+from diloco_learner.hosts.link_io import values_of
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded import Promised, Told
+from diloco_learner.hosts.trainer import HostsTrainer
+from diloco_learner.hosts.whole import HostLost, Over
 from diloco_learner.training import platforms
 from diloco_learner.training.mesh import of_all
 from diloco_shared.reach.local import OutOfReach, Reach
@@ -96,3 +100,57 @@ def test_a_host_that_cannot_fetch_what_it_gives_says_so_and_ends(
     leader._give()
     why = "RuntimeError: a device is lost"
     assert said == [("failed", why), ("ends", why, 1)]
+
+
+class Full(Hand):
+    """One without memory for anything."""
+
+    def __init__(self) -> None:
+        super().__init__(refuses)  # type: ignore[arg-type]
+
+    def carry_out(self, order: plan.Order, data: Any) -> Any:
+        raise RuntimeError("RESOURCE_EXHAUSTED")
+
+
+def test_a_host_without_room_for_an_evaluation_says_so_and_follows_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything that all compute together."""
+    said: list[tuple[Any, ...]] = []
+    leader = Leader(HostPlace(2, 1, "node0", 8470))
+    leader.answering = None  # type: ignore[assignment]
+    monkeypatch.setattr(following_io, "send", lambda _, head: said.append(values_of(head)))
+    following_io._carry_out(leader, Full(), 7, plan.Assemble(17, (5,)), b"")
+    assert said == [(7, "RuntimeError: RESOURCE_EXHAUSTED")]
+
+
+@pytest.mark.parametrize("order", [plan.Assembled(0, 1), plan.Evaluate((5, 17), "int32")])
+def test_a_host_that_fails_where_all_compute_says_in_what(order: plan.Order) -> None:
+    """They wait for it there: the island ends, and this is why."""
+    leader = Leader(HostPlace(2, 1, "node0", 8470))
+    with pytest.raises(EvaluationFailed, match="RuntimeError: RESOURCE_EXHAUSTED"):
+        following_io._carry_out(leader, Full(), 7, order, b"")
+
+
+class Evaluating(HostsTrainer):
+    """Process 0, of which only what it computes together with others is of interest."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        self.link: Any = SimpleNamespace(lose=self.lost.append)
+
+
+def test_process_0_ends_the_island_where_it_fails_alone_in_what_all_compute() -> None:
+    """The others wait in that program: with the next step they would compute something else."""
+    island = Evaluating()
+    why = "process 0 failed in an evaluation: MemoryError: 3 GB"
+    with pytest.raises(HostLost, match=why), island._in_step():
+        raise MemoryError("3 GB")
+    assert island.lost == [why]
+
+
+def test_work_that_is_over_is_no_failure_of_an_evaluation() -> None:
+    island = Evaluating()
+    with pytest.raises(Over), island._in_step():
+        raise Over("the work for this run is over")
+    assert island.lost == []

@@ -61,6 +61,7 @@ def test_several_processes_are_one_device(hosts: int, mesh: str, devices: int) -
     np.testing.assert_allclose(*found["after"], atol=CLOSE)
     assert found["sent"] and all(found["sent"].values()), found["sent"]
     np.testing.assert_allclose(*found["evaluated"], atol=CLOSE)
+    assert found["failed"].startswith("host 1 (") and "no room" in found["failed"]
     held = found["held"]
     assert held["same"], "anchors made of gathered parts, and adopted, are those of one host"
     assert held["own"] <= held["bytes"] / hosts * 1.2, "process 0 keeps its part of each anchor"

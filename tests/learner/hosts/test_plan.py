@@ -25,7 +25,7 @@ ORDERS: list[plan.Order] = [
     plan.Keep(3000001000006720),
     plan.Restore(3000001000006720),
     plan.Anew(),
-    plan.Assemble(),
+    plan.Assemble(17, (5, 2)),
     plan.Assembled(2, 812),
     plan.Evaluate((5, 17), "int32"),
     plan.LetGo(),

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+import structlog
 
 from diloco_learner.events import Leave
 from diloco_learner.hosts import plan
@@ -41,6 +42,8 @@ from diloco_shared.spec.run import RunSpec
 
 if TYPE_CHECKING:
     from diloco_learner.settings import Settings
+
+log = structlog.get_logger()
 
 # jax's processes are all there when they begin to meet.
 MEET_S = 60
@@ -107,7 +110,16 @@ class OnHosts(OnThisMachine):
         """Raises HostLost once another process is gone: the thread may wait for it for ever."""
         return await unless_lost(self.training(loop, mailbox), self.hosts, self.tell)
 
-    def over(self) -> None:
+    @property
+    def lost(self) -> str:
+        return self.hosts.lost
+
+    async def over(self, within_s: float | None = None) -> None:
+        """Tell the others. One that is busy takes orders late, and whoever tells one waits for
+        that: another thread does, while this process goes on to give signs of life at the hub."""
+        await in_time(self._over, within_s)
+
+    def _over(self) -> None:
         self._close()
         if not self.hosts.lost:
             self.hosts.end_work()
@@ -117,6 +129,16 @@ class OnHosts(OnThisMachine):
         if self.holder is not None:
             self.holder.close()
         self.holder = None
+
+
+async def in_time(work: Callable[[], None], within_s: float | None) -> None:
+    """Have a thread do it. A process that ends waits for that for so many seconds at most; what it
+    could not tell, its end tells. Raises what `work` does."""
+    doing = asyncio.ensure_future(asyncio.to_thread(work))
+    if not (await asyncio.wait({doing}, timeout=within_s))[0]:
+        log.warning("a host is busy, and is not told that this process ends", after_s=within_s)
+        return
+    doing.result()
 
 
 class OnOneHost(OnThisMachine):

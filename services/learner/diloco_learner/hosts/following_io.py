@@ -52,8 +52,16 @@ ORDERS_MAX = 8
 # What waits to be given, in arrays fetched or to be fetched: one contribution of every round in
 # flight.
 GIVEN_MAX = 64
-# Orders whose failure says nothing of the island: the run does not suit this host.
-MAY_FAIL = plan.Prepare
+# Orders whose failure says nothing of the island: the run does not suit this host, or it has no
+# room for an evaluation. No other process waits in what they are carried out with.
+MAY_FAIL = plan.Prepare | plan.Assemble
+# What an evaluation consists of then. All compute it together, and where it fails on one the others
+# wait in it.
+EVALUATES = plan.Assembled | plan.Evaluate
+
+
+class EvaluationFailed(Exception):
+    """Here, in the middle of what all hosts compute together; the text says why."""
 
 
 class Refused(Exception):
@@ -301,9 +309,12 @@ def _carry_out(leader: Leader, hand: Hand, number: int, order: plan.Order, data:
     try:
         given = hand.carry_out(order, data)
     except (Exception, SystemExit) as error:
+        if isinstance(order, EVALUATES):
+            raise EvaluationFailed(f"{type(error).__name__}: {error}") from error
         if not isinstance(order, MAY_FAIL):
             raise
-        log.warning("this host cannot work for the run", error=repr(error))
+        what = type(order).__name__
+        log.warning("this host cannot carry out an order", order=what, error=repr(error))
         leader.failed(number, f"{type(error).__name__}: {error}"[:300], for_good=False)
         return
     if isinstance(given, Promised):

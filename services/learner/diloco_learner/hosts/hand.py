@@ -20,13 +20,14 @@ from diloco_learner.hosts.trainer import (
     GivenArrays,
     anchor_spans,
     batch_lies,
+    evaluation_begun,
     fragment_as_sent,
     lasting_parts,
     lies_in,
     tensor_lies,
 )
 from diloco_learner.models import Place, scattered, to_named
-from diloco_learner.training.trainer import Program, Trainer, empty
+from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 
 
@@ -125,7 +126,11 @@ class Hand:
                 trainer.load_tensor(order.tensor, place, _parts(order, lies, data))
             case plan.Look() | plan.Keep() | plan.Restore() | plan.Anew():
                 return self._checkpoint(order, trainer)
-            case plan.Assemble() | plan.Assembled() | plan.Evaluate() | plan.LetGo():
+            case plan.Assemble():
+                self.evaluated = None  # else two sets of them, where an evaluation was broken off
+                self.evaluated = evaluation_begun(program, order)
+                return []
+            case plan.Assembled() | plan.Evaluate() | plan.LetGo():
                 self._evaluate(order, data, program)
             case plan.Prepare() | plan.Begin() | plan.Leave() | plan.Bye():
                 raise AssertionError("carried out above")
@@ -151,13 +156,11 @@ class Hand:
 
     def _evaluate(
         self,
-        order: plan.Assemble | plan.Assembled | plan.Evaluate | plan.LetGo,
+        order: plan.Assembled | plan.Evaluate | plan.LetGo,
         data: Buffer,
         program: Program,
     ) -> None:
         match order:
-            case plan.Assemble():
-                self.evaluated = empty(program)
             case plan.Assembled():
                 anchor: Any = self.anchors.of(order.key, order.fragment)
                 new = program.cuts.adopt(order.fragment, self.evaluated, anchor, 0.0)

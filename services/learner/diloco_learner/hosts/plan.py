@@ -178,7 +178,12 @@ class Anew:
 
 @dataclass(frozen=True, slots=True)
 class Assemble:
-    """Begin a set of parameters that is to be evaluated, beside those that are trained."""
+    """Begin a set of parameters that is to be evaluated, beside those that are trained, and compile
+    that for batches of so many sequences of so many tokens. Give nothing, or say what failed: no
+    other process is needed for it, so the island goes on in step."""
+
+    tokens: int
+    sequences: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from diloco_learner.hosts.shares import (
     compose,
 )
 from diloco_learner.hosts.state_shares import laid_out, own_share, warm_rows
+from diloco_learner.hosts.whole import HostLost
 from diloco_learner.models import Place, scattered
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Layer, fetched
@@ -68,6 +69,9 @@ class Link(Protocol):
 
     def answers(self, number: int) -> Mapping[int, Buffer]:
         """What each process gave for that order; waits for it. Raises HostLost."""
+
+    def lose(self, why: str) -> None:
+        """The island ends: its processes are not in step any more."""
 
     def ready(self) -> tuple[int, ...]:
         """Processes that carry their share of a contribution to the hub themselves."""
@@ -185,21 +189,48 @@ class HostsTrainer(Trainer):
     ) -> Losses:
         program = self.program
         try:
-            with self._telling(plan.Assemble()):
-                params = empty(program)
+            params = self._begun(held)
             for p, anchor_F in enumerate(published):
                 held_F: Any = self.hold(p, anchor_F)
-                with self._telling(plan.Assembled(p, held_F.key)):
+                with self._in_step(), self._telling(plan.Assembled(p, held_F.key)):
                     new = program.cuts.adopt(p, params, held_F, 0.0)
                     params = jax.block_until_ready(new)
             return program.evaluate.losses(params, held, wanted, self._evaluate)
         finally:
             self.link.tell(plan.LetGo())
 
+    def _begun(self, held: HeldOut) -> Any:
+        """Parameters to be filled and evaluated, once every process is ready for that.
+
+        What an evaluation mostly fails for, it fails for here: memory for another set of
+        parameters, or the model. Raises RuntimeError where another process did.
+        """
+        shapes = self.program.evaluate.shapes(held)
+        order = plan.Assemble(held.sequences_SxL1.shape[1], tuple(n for n, _ in shapes))
+        with self._telling(order) as number:
+            params = evaluation_begun(self.program, order)
+        answers = self.link.answers(number).values()
+        if faults := [bytes(fault).decode() for fault in answers if len(fault)]:
+            raise RuntimeError("; ".join(faults))
+        return params
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Around what all processes compute together. Where it fails here the others wait in it,
+        and would take the next step's values for its own: the island ends. Raises HostLost."""
+        try:
+            yield
+        except OSError:  # another one is lost, or the work is over
+            raise
+        except Exception as error:
+            why = f"process 0 failed in an evaluation: {type(error).__name__}: {error}"[:500]
+            self.link.lose(why)
+            raise HostLost(why) from None
+
     def _evaluate(self, params: Any, part_SxL1: Any) -> float:
         lies, shape = self.placement.batch(len(part_SxL1)), tuple(part_SxL1.shape)
         order = plan.Evaluate(shape, str(part_SxL1.dtype))
-        with self._telling(order, self._cut(part_SxL1, lies)):
+        with self._in_step(), self._telling(order, self._cut(part_SxL1, lies)):
             # Read here: a step that another thread tells next must come after it everywhere.
             return float(self.program.evaluate.batch(params, part_SxL1))
 
@@ -243,6 +274,14 @@ class HostsTrainer(Trainer):
     def _cut(self, array: NDArray[Any], lies: NamedSharding) -> ForEach:
         spans = held(lies, tuple(array.shape))
         return lambda process: cut(array, spans.get(process, []))
+
+
+def evaluation_begun(program: Program, order: plan.Assemble) -> Any:
+    """Parameters that are all zero, with the programs compiled that evaluate them."""
+    params = empty(program)
+    for sequences in order.sequences:
+        program.evaluate.compile(params, sequences, order.tokens)
+    return params
 
 
 def batch_lies(program: Program, sequences: int) -> NamedSharding:

@@ -83,11 +83,18 @@ class Computing(Protocol):
     async def beside(self, work: Callable[[], T]) -> T:
         """Have something computed while `train` goes on: what it returns, or raises."""
 
+    @property
+    def lost(self) -> str:
+        """Which other process of this learner is gone, and what follows; "" while none is."""
+
     async def freed(self) -> None:
         """One life has ended, and nobody uses what was built for it: its memory is given back."""
 
-    def over(self) -> None:
-        """The work for a run has ended, however it went: nothing of it is needed any more."""
+    async def over(self, within_s: float | None = None) -> None:
+        """The work for a run has ended, however it went: nothing of it is needed any more.
+
+        `within_s`: so long it may take at most, where the process ends with it.
+        """
 
 
 class OnThisMachine:
@@ -198,7 +205,12 @@ class OnThisMachine:
         devices, until Python happens to look for such circles."""
         await asyncio.to_thread(gc.collect)
 
-    def over(self) -> None:
+    @property
+    def lost(self) -> str:
+        """There is no other process."""
+        return ""
+
+    async def over(self, within_s: float | None = None) -> None:
         """Whoever held the trainer lets go of it."""
 
 

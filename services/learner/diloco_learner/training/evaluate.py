@@ -240,6 +240,20 @@ class HeldOutLoss:
             for row in part[even:, None]:  # the mean of several alike is that of one
                 yield row.repeat(self.parts, axis=0), targets(row)
 
+    def shapes(self, held: HeldOut) -> list[tuple[int, int]]:
+        """(sequences, their tokens) of the batches in which they are evaluated, each once."""
+        batches = (batch for part_SxL1 in held.parts for batch in self._batches(part_SxL1))
+        return sorted({(len(part), part.shape[1]) for part, its in batches if its})
+
+    def compile(self, params: Any, sequences: int, tokens: int) -> None:
+        """The program for batches of that shape; nothing is computed, and no other process is
+        needed. Of several devices. Raises whatever the model raises."""
+        assert self.placement is not None
+        lies = self.placement.batch(sequences)
+        self.loss.compile(
+            params, jax.ShapeDtypeStruct((sequences, tokens), np.int32, sharding=lies)
+        )
+
     def batch(self, params: Any, part_SxL1: Any) -> jax.Array:
         """The mean loss of so many sequences."""
         tokens: Any = part_SxL1
