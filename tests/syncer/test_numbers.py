@@ -6,16 +6,19 @@ import weakref
 from collections.abc import Coroutine
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from syncer.contexts import context
 from syncer.small_run import LAYOUT, TENSORS, drawn, first_record
+from waiting import until
 
 from diloco_shared.numerics import codec
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import (
+    Capture,
     Chosen,
     Drop,
     Event,
@@ -232,7 +235,8 @@ async def test_a_slow_snapshot_takes_time_and_not_memory(
     rig.history.next_round = 1
     try:
         rig.numbers.perform(Snapshot(1, -1))
-        soonest_first = [name.partition(".")[0] for name in rig.numbers.unwritten]
+        arrays = rig.numbers.unwritten[Snapshot].arrays
+        soonest_first = [name.partition(".")[0] for name in arrays]
         assert soonest_first == sorted(soonest_first, reverse=True), "round 1 is of fragment 1"
         await asyncio.wait_for(rig.numbers._may_replace(1), 5)
         await asyncio.wait_for(rig.numbers._may_replace(1), 5)
@@ -243,7 +247,36 @@ async def test_a_slow_snapshot_takes_time_and_not_memory(
         go.set()
     await asyncio.wait_for(waits, 5)
     await rig.done()
-    assert not rig.numbers.unwritten
+    assert not rig.numbers.unwritten[Snapshot].arrays
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_slow_bucket_of_checkpoints_takes_time_and_not_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """What a checkpoint of the run writes is in memory for minutes, and rounds go on."""
+    monkeypatch.setattr(numbers, "REPLACED_LOOK_S", 0.01)
+    rig, go = Rig(tmp_path), asyncio.Event()
+
+    async def capture(effect: Capture, history: Any, store: Any, arrays: dict[str, Any]) -> None:
+        await go.wait()
+        if not fails:
+            arrays.clear()
+
+    rig.numbers.checkpointer = SimpleNamespace(capture=capture)  # type: ignore[assignment]
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
+    await rig.done()
+    rig.numbers.perform(Capture(1, 1, "asked for", 0.0))
+    rig.numbers.perform(Snapshot(1, -1))
+    await until(lambda: not rig.numbers.unwritten[Snapshot].arrays, "its snapshot")
+    await asyncio.wait_for(rig.numbers._may_replace(1), 5)
+    waits = asyncio.create_task(rig.numbers._may_replace(0))
+    await asyncio.sleep(0.1)
+    assert not waits.done()
+    go.set()
+    await asyncio.wait_for(waits, 5)
+    await rig.done()
+    assert not rig.numbers.unwritten[Capture].arrays
 
 
 async def test_a_disk_of_snapshots_that_hangs_stops_no_round(
@@ -257,12 +290,12 @@ async def test_a_disk_of_snapshots_that_hangs_stops_no_round(
         rig.numbers.perform(Snapshot(1, -1))
         for fragment in (1, 0):
             await asyncio.wait_for(rig.numbers._may_replace(fragment), 5)
-        assert rig.numbers.unwritten, "nothing is written yet"
-        assert rig.numbers.replacing == {0, 1}
+        assert rig.numbers.unwritten[Snapshot].arrays, "nothing is written yet"
+        assert rig.numbers.unwritten[Snapshot].replaced == {0, 1}
     finally:
         go.set()
     await rig.done()
-    assert not rig.numbers.unwritten
+    assert not rig.numbers.unwritten[Snapshot].arrays
 
 
 async def test_a_snapshot_that_fails_holds_nothing_up(
@@ -279,5 +312,5 @@ async def test_a_snapshot_that_fails_holds_nothing_up(
     for p in range(2):
         await asyncio.wait_for(rig.numbers._may_replace(p), 5)
     await rig.done()
-    assert not rig.numbers.unwritten
+    assert not rig.numbers.unwritten[Snapshot].arrays
     assert [type(event) for event in rig.events] == [SnapshotFailed]

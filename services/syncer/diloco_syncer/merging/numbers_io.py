@@ -8,6 +8,7 @@ the store is being built, all of that waits.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -45,13 +46,35 @@ from diloco_syncer.messages.outbox_io import Outbox
 
 log = structlog.get_logger()
 
-# Fragments that rounds have replaced while a snapshot has yet to write them: their arrays stay in
-# memory until it has. Beyond this many a merge of another such fragment waits, so that a slow disk
-# takes time and not memory; but not for longer than this, since a disk that hangs stops nobody.
+# Fragments that rounds have replaced while a snapshot has yet to write them, or a checkpoint: their
+# arrays stay in memory until it has. Beyond this many of either, a merge of another such fragment
+# waits, so that a slow disk or bucket takes time and not memory: all fragments would be there
+# twice. But no merge waits for longer than this, since a disk that hangs stops nobody.
 REPLACED_MAX, REPLACED_S, REPLACED_LOOK_S = 1, 30.0, 0.1
 
 Kept = Snapshot | Capture
+PLACES: dict[type[Kept], str] = {
+    Snapshot: "the disk of snapshots",
+    Capture: "the place of checkpoints",
+}
 Numeric = Stage | Unstage | Install | InstallInit | InstallLoaded | Publish | Drop | Kept
+
+
+@dataclass(slots=True)
+class Unwritten:
+    """Arrays that are being written; who writes takes out what is written."""
+
+    arrays: dict[str, np.ndarray]
+    replaced: set[int] = field(default_factory=set)  # fragments that were merged since it began
+
+    def has(self, fragment: int) -> bool:
+        return f"{fragment}.master" in self.arrays
+
+    def full(self, fragment: int) -> bool:
+        """Whether that fragment would be one too many in memory twice: as it is or will be, and as
+        it is written."""
+        adds = self.has(fragment) and fragment not in self.replaced
+        return adds and sum(map(self.has, self.replaced)) >= REPLACED_MAX
 
 
 class Numbers:
@@ -80,9 +103,8 @@ class Numbers:
         self.staged: dict[tuple[int, int], StagedArrays] = {}  # at most D rounds
         self.installed: dict[tuple[int, int], StagedArrays] = {}  # committed, not yet published
         self.publishing: set[asyncio.Task[None]] = set()  # at most D rounds, and keyframes
-        # What a snapshot has yet to write; it takes out what it has written.
-        self.unwritten: dict[str, np.ndarray] = {}
-        self.replacing: set[int] = set()  # fragments that were merged since it began
+        # What the newest snapshot has yet to write, and the newest part of a checkpoint.
+        self.unwritten: dict[type[Kept], Unwritten] = {}
         self.building = False  # the store, in a thread
         self.waiting: deque[Callable[[], object]] = deque()  # for it, in order: a few per fragment
 
@@ -157,24 +179,16 @@ class Numbers:
         self.put(Staged(effect.epoch, effect.round, *digests))
 
     async def _may_replace(self, fragment: int) -> None:
-        """Once the snapshot under way has written enough of what rounds replace."""
+        """Once what is being written has got far enough, of what rounds replace."""
         until = ambient.monotonic() + REPLACED_S
-        while self._would_add(fragment) and self._replaced() >= REPLACED_MAX:
+        while full := [PLACES[kind] for kind, of in self.unwritten.items() if of.full(fragment)]:
             if ambient.monotonic() > until:
-                log.warning("the disk of snapshots is slow: more stays in memory until it is done")
+                where = " and ".join(full)
+                log.warning("more stays in memory until it is written", slow=where)
                 break
             await asyncio.sleep(REPLACED_LOOK_S)
-        self.replacing.add(fragment)
-
-    def _would_add(self, fragment: int) -> bool:
-        return self._unwritten(fragment) and fragment not in self.replacing
-
-    def _unwritten(self, fragment: int) -> bool:
-        return f"{fragment}.master" in self.unwritten
-
-    def _replaced(self) -> int:
-        """Fragments in memory twice: as they are or will be, and as the snapshot has them."""
-        return sum(self._unwritten(p) for p in self.replacing)
+        for of in self.unwritten.values():
+            of.replaced.add(fragment)
 
     def _install_init(self, effect: InstallInit) -> None:
         """Build the store in a thread; what needs it is done after that."""
@@ -232,13 +246,13 @@ class Numbers:
         """Capture between two effects; write in a thread."""
         assert self.store is not None
         store, arrays = self.store.meta(), self._soonest_first(history["next_round"])
+        self.unwritten[type(effect)] = Unwritten(arrays)
         if isinstance(effect, Capture):
             writing = self.checkpointer.capture(effect, history, store, arrays)
         else:
             meta = {"history": history, "store": store}
-            self.unwritten, self.replacing = arrays, set()
             writing = self._write_snapshot(effect, meta, arrays)
-        self.spawn(writing)
+        self.spawn(_written(writing, arrays))
 
     def _soonest_first(self, round_: int) -> dict[str, np.ndarray]:
         """All arrays, those first which rounds will replace first: they are written in this order,
@@ -255,7 +269,6 @@ class Numbers:
         try:
             path = await asyncio.to_thread(self.snapshots.save, effect.covers, meta, arrays)
         except OSError as error:
-            arrays.clear()  # nobody writes it any more
             self.put(
                 SnapshotFailed(
                     f"snapshot of record {effect.covers} not written to "
@@ -265,6 +278,13 @@ class Numbers:
             )
             return
         self.put(SnapshotDone(effect.covers, effect.round, path.name))
+
+
+async def _written(writing: Coroutine[Any, Any, None], arrays: dict[str, np.ndarray]) -> None:
+    try:
+        await writing
+    finally:
+        arrays.clear()  # where that failed, nobody writes the rest any more
 
 
 async def _forgotten(held: list[object]) -> None:
