@@ -92,3 +92,15 @@ async def test_a_train_thread_that_hangs_ends_the_process(
     await reports.flush()
     with pytest.raises(NoStepBoundary, match="no step boundary"):
         await reports.heartbeats()
+
+
+async def test_a_large_state_may_take_its_time_between_two_steps(
+    reports: Reporter, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come from other hosts, over a network of one gigabit a second."""
+    monkeypatch.setattr(reporter, "STUCK_S", 0.2)
+    reports.state_bytes = reporter.STATE_BYTES_PER_S
+    box.progress(progress(8))
+    await reports.flush()
+    with pytest.raises(NoStepBoundary, match="no step boundary for 1 s"):
+        await reports.heartbeats()

@@ -1,7 +1,9 @@
 """Process 0's connections, with hosts that speak their part by hand."""
 
 import asyncio
+import math
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,6 +30,7 @@ from diloco_shared.protocol.chunks import Incoming, checks_of, cut
 
 PATIENCE_S = 30.0
 STOPPED = -15
+LONG_AGO = -1e9
 
 
 def free_port() -> int:
@@ -165,6 +168,34 @@ def test_all_hear_the_same_orders_each_with_its_own_part_and_give_theirs(hosts: 
     two.gives(number, b"2")
     one.gives(number, b"1")
     assert {n: bytes(data) for n, data in hosts.answers(number).items()} == {1: b"1", 2: b"2"}
+
+
+def test_an_answer_may_take_as_long_as_more_of_it_comes(hosts: Hosts) -> None:
+    """All moments of a large model take longer than anything may stand still."""
+    one, two = gathered(hosts)
+    number = hosts.tell(plan.Begin())
+    two.gives(number, b"2")
+    wait_until(lambda: hosts.whole.awaited(number) == [1])
+    before_s = hosts._left_s(number, LONG_AGO)
+    assert before_s < 0, "an order of long ago"
+    head = head_of(number, "")
+    one.sockets["answers"].sendall(struct.pack("!IQ", len(head), 2) + head + b"1")
+    wait_until(lambda: hosts._left_s(number, LONG_AGO) > 0)
+    one.sockets["answers"].sendall(b"1")
+    assert bytes(hosts.answers(number)[1]) == b"11"
+
+
+def test_chunks_for_the_hub_are_no_part_of_an_answer(hosts: Hosts) -> None:
+    """Whoever carries them may hang in an order all the same."""
+    one, two = gathered(hosts)
+    number = hosts.tell(plan.Begin())
+    two.gives(number, b"2")
+    came: list[int] = []
+    hosts.carriers.came = lambda index, *_: came.append(index)  # type: ignore[method-assign]
+    one.gives(-1, b"chunks")
+    wait_until(lambda: came == [1] and hosts.whole.awaited(number) == [1])
+    assert not hosts.hosts[1].gives and hosts.hosts[1].moved_at == -math.inf
+    assert hosts._left_s(number, LONG_AGO) < 0
 
 
 def test_a_step_that_waits_comes_before_the_next_piece_of_an_anchor(hosts: Hosts) -> None:

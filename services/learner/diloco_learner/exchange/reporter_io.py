@@ -25,9 +25,11 @@ log = structlog.get_logger()
 PROGRESS_S = 0.02
 # Between two words of how fast it trains, in seconds: people look about as often.
 SPEED_S = 2.0
-# Heartbeats may repeat a report for this many seconds (a long evaluation, a new compilation);
-# then the train thread hangs, and only a new process can help.
-STUCK_S = 900.0
+# Heartbeats may repeat a report for this many seconds (a long evaluation, a new compilation), and
+# for longer where a learner's state is large: between two steps all of it may come from the other
+# hosts of an island, which join it over a network that carries so many bytes a second at least.
+# Then the train thread hangs, and only a new process can help.
+STUCK_S, STATE_BYTES_PER_S = 900.0, 50_000_000
 
 
 class NoStepBoundary(Exception):
@@ -56,6 +58,7 @@ class Reporter:
         self.recovery: Recovery | None = None
         self.started_at = process_started()
         self.stepping_at: float | None = None
+        self.state_bytes = 0  # of the optimizer's state, once it is known
 
     def look(self) -> None:
         """Have progress sent, if there is any that was not."""
@@ -82,14 +85,15 @@ class Reporter:
     async def heartbeats(self) -> None:
         """While recovering, compiling or evaluating: still here, for ever. Raises Stuck."""
         every_s = self.spec.membership.heartbeat_s
+        stuck_s = STUCK_S + self.state_bytes / STATE_BYTES_PER_S
         sent: Progress | None = None
         repeats = 0
         while True:
             await asyncio.sleep(every_s)
             repeats = repeats + 1 if self.last is not None and self.last is sent else 0
-            if repeats * every_s > STUCK_S:
+            if repeats * every_s > stuck_s:
                 raise NoStepBoundary(
-                    f"no step boundary for {STUCK_S:.0f} s: the process starts anew"
+                    f"no step boundary for {stuck_s:.0f} s: the process starts anew"
                 )
             if self.last is None:
                 await self._send(

@@ -6,6 +6,7 @@ with hosts.turn:
 hosts.answers(number)                    # what each of them gave
 """
 
+import math
 import os
 import signal
 import socket
@@ -63,6 +64,8 @@ class Host:
         self.orders: socket.socket | None = None
         self.writing: socket.socket | None = None
         self.answers: socket.socket | None = None
+        # It is in the middle of an answer to an order; when a part of one came last.
+        self.gives, self.moved_at = False, -math.inf
 
     def take(self, kind: str, sock: socket.socket) -> None:
         """A connection of it; the newest counts, since an older one is of a life before."""
@@ -94,6 +97,15 @@ class Host:
                 send(self.writing, head_of("alive"))
             finally:
                 self.sending.release()
+
+    def begins(self, head: bytes) -> None:
+        """A frame of what it gives: an answer, or chunks that it carries (see `carrying_io`)."""
+        self.gives = values_of(head)[0] >= 0
+
+    def moves(self) -> None:
+        """A piece of such a frame came."""
+        if self.gives:
+            self.moved_at = ambient.monotonic()
 
     def close(self) -> None:
         close(*(s for s in (self.orders, self.writing, self.answers) if s is not None))
@@ -247,7 +259,8 @@ class Hosts:
             self.telling.release()
 
     def answers(self, number: int) -> Mapping[int, Buffer]:
-        """What each host gave for an order. Raises HostLost, also after ORDER_S_MAX."""
+        """What each host gave for an order. Raises HostLost, also where no part of that came for
+        ORDER_S_MAX: all moments of a large model take longer than that on a slow network."""
         found: Mapping[int, Buffer] | None = None
 
         def there() -> bool:
@@ -256,12 +269,19 @@ class Hosts:
             return found is not None
 
         with self.changed:
-            self.changed.wait_for(there, ORDER_S_MAX)
+            since = ambient.monotonic()
+            while not there() and (left_s := self._left_s(number, since)) > 0:
+                self.changed.wait(left_s)
             why = "" if found is not None else self.whole.never_came(number)
         if found is not None:
             return found
         self.lose(why)
         raise HostLost(why)
+
+    def _left_s(self, number: int, since: float) -> float:
+        """Until an answer counts as one that never comes, if nothing more of it does."""
+        moved = (self.hosts[index].moved_at for index in self.whole.awaited(number))
+        return max([since, *moved]) + ORDER_S_MAX - ambient.monotonic()
 
     def ready(self) -> tuple[int, ...]:
         """See `hosts.trainer.Link`."""
@@ -301,7 +321,8 @@ class Hosts:
         assert host.answers is not None
         try:
             while True:
-                head, data = receive(host.answers)
+                host.gives = False
+                head, data = receive(host.answers, moved=host.moves, headed=host.begins)
                 number, fault, *indices = values_of(head)
                 if number < 0:
                     self.carriers.came(host.index, number, indices, data)

@@ -71,8 +71,10 @@ def receive(
     head_max: int = HEAD_BYTES_MAX,
     data_max: int = DATA_BYTES_MAX,
     moved: Callable[[], object] = lambda: None,
+    headed: Callable[[bytes], object] = lambda _: None,
 ) -> tuple[bytes, memoryview]:
-    """(head, data) of the next frame; `moved` is told of every piece of it.
+    """(head, data) of the next frame; `moved` is told of every piece of it, and `headed` its head
+    before its data.
 
     Raises OSError where nothing comes for the socket's time, BadFrame for what is no frame, and
     HostLost where the other side has closed.
@@ -84,6 +86,7 @@ def receive(
         raise BadFrame(f"a frame of {head_bytes} and {data_bytes} bytes")
     head = bytearray(head_bytes)
     _fill(sock, memoryview(head), moved)
+    headed(bytes(head))
     data = pages(data_bytes)
     _fill(sock, data, moved)
     return bytes(head), data

@@ -14,8 +14,8 @@ from diloco_learner.hosts.parts import Buffer
 
 # A sign of life goes out so often, in seconds, and so often it is looked for.
 BEAT_S = 0.5
-# An order that is not taken up by then, or an answer that does not come: whatever holds that host
-# holds the island. The longest that is none is a compilation.
+# An order that is not taken up by then, or an answer of which nothing more comes: whatever holds
+# that host holds the island. The longest that is none is a compilation.
 ORDER_S_MAX = 900.0
 # A process that has lost another one is given so many seconds for its last words.
 LAST_WORDS_S = 6.0
@@ -162,9 +162,13 @@ class WholeIsland:
             return None
         return {index: self.came.pop((number, index)) for index in self.others}
 
+    def awaited(self, number: int) -> list[int]:
+        """Hosts that have not given anything for that order."""
+        return [index for index in self.others if (number, index) not in self.came]
+
     def never_came(self, number: int) -> str:
         """Why the island ends where answers to an order were waited for in vain."""
-        late = [o.name for n, o in self.others.items() if (number, n) not in self.came]
+        late = [self._name(index) for index in self.awaited(number)]
         return f"{', '.join(late)} gave nothing for order {number} in {ORDER_S_MAX:.0f} s"
 
     def check(self) -> None:
