@@ -15,7 +15,8 @@ import pytest
 from diloco_learner.hosts import sharded_io
 from diloco_learner.hosts.keeping_io import HostsCheckpoints, KeptCheckpoint, Nobody
 from diloco_learner.hosts.sharded import CompleteCheckpoint
-from diloco_learner.hosts.sharded_io import Shards
+from diloco_learner.hosts.sharded_io import TOLD_S, Shards
+from diloco_learner.hosts.whole import ORDER_S_MAX
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -95,6 +96,25 @@ def test_one_that_hangs_ends_no_training_and_holds_the_next_ones_off(
     kept = [path for path in (tmp_path / "r.0/l-1").iterdir() if path.name == "3"]
     (data,) = kept[0].glob("whole.*.json")
     assert b'"mu"' in data.read_bytes()
+
+
+def test_a_large_part_has_the_time_that_a_slow_place_takes(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: HostsCheckpoints
+) -> None:
+    """Of the moments of twelve billion parameters four hosts hold 24 GB each: at ten megabytes a
+    second that takes forty minutes. No host that writes for so long counts as one that hangs."""
+    assert sharded_io.limit_s(24_000_000_000) > 2 * ORDER_S_MAX
+    monkeypatch.setattr(sharded_io, "limit_s", lambda size: 2 * ORDER_S_MAX)
+    waited: list[float] = []
+
+    class Others(Nobody):
+        def answers(self, number: int, patience_s: float = 0.0) -> dict[int, Any]:
+            waited.append(patience_s)
+            return {}
+
+    checkpoints.others = Others()
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    assert waited == [2 * ORDER_S_MAX + TOLD_S]
 
 
 def test_a_place_that_does_not_answer_is_named_and_holds_one_thread() -> None:

@@ -26,7 +26,8 @@ from diloco_learner.hosts.sharded import (
     faults_of,
     restored,
 )
-from diloco_learner.hosts.sharded_io import LOOK_S, SEEN_S, Shards, Writing
+from diloco_learner.hosts.sharded_io import LOOK_S, SEEN_S, TOLD_S, Shards, Writing
+from diloco_learner.hosts.whole import ORDER_S_MAX
 from diloco_learner.models import to_named
 from diloco_learner.recovery.checkpoint_io import sequence_of
 from diloco_learner.training.trainer import Trainer
@@ -46,7 +47,7 @@ class Others(Protocol):
     @property
     def turn(self) -> Any: ...
     def tell(self, order: plan.Order) -> int: ...
-    def answers(self, number: int) -> Mapping[int, Buffer]: ...
+    def answers(self, number: int, patience_s: float = ...) -> Mapping[int, Buffer]: ...
 
 
 class Nobody:
@@ -57,7 +58,7 @@ class Nobody:
     def tell(self, order: plan.Order) -> int:
         return 0
 
-    def answers(self, number: int) -> Mapping[int, Buffer]:
+    def answers(self, number: int, patience_s: float = 0.0) -> Mapping[int, Buffer]:
         return {}
 
 
@@ -191,7 +192,9 @@ class HostsCheckpoints:
             kept = self._begun(sequence)
         assert kept.number is not None and kept.writing is not None
         assert kept.sequence == sequence, "it was begun as another one"
-        told = {0: kept.writing.told()} | self._answers(kept.number)
+        # Their parts are as large as this one: each is told before it counts as one that hangs.
+        patience_s = max(ORDER_S_MAX, kept.writing.limit_s + TOLD_S)
+        told = {0: kept.writing.told()} | self._answers(kept.number, patience_s)
         if fault := faults_of(told, self.names):
             raise OSError(fault)
         files = {name: file for one in told.values() for name, file in one.files.items()}
@@ -255,6 +258,6 @@ class HostsCheckpoints:
         with self.others.turn:
             yield self.others.tell(order)
 
-    def _answers(self, number: int) -> dict[int, Told]:
-        answers = self.others.answers(number)
+    def _answers(self, number: int, patience_s: float = ORDER_S_MAX) -> dict[int, Told]:
+        answers = self.others.answers(number, patience_s)
         return {index: Told.decoded(data) for index, data in answers.items()}

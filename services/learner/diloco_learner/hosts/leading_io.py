@@ -258,9 +258,9 @@ class Hosts:
         finally:
             self.telling.release()
 
-    def answers(self, number: int) -> Mapping[int, Buffer]:
+    def answers(self, number: int, patience_s: float = ORDER_S_MAX) -> Mapping[int, Buffer]:
         """What each host gave for an order. Raises HostLost, also where no part of that came for
-        ORDER_S_MAX: all moments of a large model take longer than that on a slow network."""
+        `patience_s`: all moments of a large model take longer than that on a slow network."""
         found: Mapping[int, Buffer] | None = None
 
         def there() -> bool:
@@ -270,18 +270,18 @@ class Hosts:
 
         with self.changed:
             since = ambient.monotonic()
-            while not there() and (left_s := self._left_s(number, since)) > 0:
+            while not there() and (left_s := self._left_s(number, since, patience_s)) > 0:
                 self.changed.wait(left_s)
-            why = "" if found is not None else self.whole.never_came(number)
+            why = "" if found is not None else self.whole.never_came(number, patience_s)
         if found is not None:
             return found
         self.lose(why)
         raise HostLost(why)
 
-    def _left_s(self, number: int, since: float) -> float:
+    def _left_s(self, number: int, since: float, patience_s: float = ORDER_S_MAX) -> float:
         """Until an answer counts as one that never comes, if nothing more of it does."""
         moved = (self.hosts[index].moved_at for index in self.whole.awaited(number))
-        return max([since, *moved]) + ORDER_S_MAX - ambient.monotonic()
+        return max([since, *moved]) + patience_s - ambient.monotonic()
 
     def ready(self) -> tuple[int, ...]:
         """See `hosts.trainer.Link`."""

@@ -40,7 +40,7 @@ from diloco_learner.hosts.sharded import (
 )
 from diloco_learner.hosts.whole import ORDER_S_MAX
 from diloco_learner.recovery import moments
-from diloco_learner.recovery.checkpoint_io import STORED_BYTES_PER_S, STORED_S_MIN, Asking
+from diloco_learner.recovery.checkpoint_io import Asking, stored_within_s
 from diloco_shared import ambient
 from diloco_shared.durable import replace, settle
 
@@ -56,8 +56,10 @@ SIGN_S = 5.0
 _TOGETHER = f"{MOMENTS}/manifest.ocdbt"
 # A host that only looks at a place, or reads a small file there.
 LOOK_S = 120.0
-# Whatever an order waits for must end before the island counts as stuck.
-STORED_S_MAX = ORDER_S_MAX - 60.0
+# A host that has not stored its part in time has told so after so many seconds more.
+TOLD_S = 60.0
+# Whatever an order itself waits for must end before the island counts as stuck.
+STORED_S_MAX = ORDER_S_MAX - TOLD_S
 # Read at a time, to be hashed.
 PIECE_BYTES = 8 << 20
 # Of a leaf, written and read as one piece: so another mesh need not read much more than its part.
@@ -243,7 +245,7 @@ class Shards:
                 raise Damaged(f"an inner state that is not finite: {', '.join(wrong[:5])}")
             return found
 
-        return self.within(limit_s(held_bytes(leaves)), restore)
+        return self.within(min(limit_s(held_bytes(leaves)), STORED_S_MAX), restore)
 
     def _whole(self, sequence: int) -> CompleteCheckpoint:
         folder = self._of(sequence)
@@ -289,7 +291,7 @@ def held_bytes(leaves: Mapping[str, jax.Array]) -> int:
 
 def limit_s(size: int) -> float:
     """Seconds in which a host stores or reads so many bytes, if it ever does."""
-    return min(STORED_S_MIN + size / STORED_BYTES_PER_S, STORED_S_MAX)
+    return stored_within_s(size)
 
 
 def seen(paths: Sequence[Any], seconds: float = SEEN_S) -> bool:

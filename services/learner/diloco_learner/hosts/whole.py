@@ -166,10 +166,10 @@ class WholeIsland:
         """Hosts that have not given anything for that order."""
         return [index for index in self.others if (number, index) not in self.came]
 
-    def never_came(self, number: int) -> str:
+    def never_came(self, number: int, patience_s: float = ORDER_S_MAX) -> str:
         """Why the island ends where answers to an order were waited for in vain."""
         late = [self._name(index) for index in self.awaited(number)]
-        return f"{', '.join(late)} gave nothing for order {number} in {ORDER_S_MAX:.0f} s"
+        return f"{', '.join(late)} gave nothing for order {number} in {patience_s:.0f} s"
 
     def check(self) -> None:
         """Raises HostLost unless the island is whole."""
