@@ -9,17 +9,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import typer
 from pages import PLACED, RUN, SHOWN, blocks, pages
 
-from diloco_cli.commands import whole_app
 from diloco_cli.demo import verdicts
 from diloco_shared.checking import Invalid, check
 
 ROOT = Path(__file__).parent.parent
 README_LINES, README_WIDTH = 120, 220
 GUIDES = pages("tutorials", "how-to")
-COMMANDS = typer.main.get_command(whole_app())
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
@@ -63,23 +60,6 @@ def test_every_program_that_is_shown_is_one(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
             compile(block.body, f"{page.name}:{block.file}", "exec")
-
-
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_every_command_that_is_named_is_one_and_takes_its_options(page: Path) -> None:
-    """Of `diloco`, within a line of text and at the beginning of one."""
-    text = page.read_text("utf-8").replace("\\\n", " ")
-    faults = []
-    for named in re.findall(r"(?:`|^)diloco ([a-z-]+[^`\n|;&)#]*)", text, re.MULTILINE):
-        words, command = named.split(), COMMANDS
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
-        missing = words[:1] not in ([], ["--help"]) and hasattr(command, "commands")
-        taken = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
-        options = [word.partition("=")[0] for word in words if word.startswith("--")]
-        if missing or not taken.issuperset(options):
-            faults.append(named)
-    assert not faults
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
