@@ -185,11 +185,11 @@ def processes() -> str:
 # --- REST ---------------------------------------------------------------------------------------
 
 
-def rest() -> str:
-    """Every route of the coordinator, from its OpenAPI description."""
+def openapi() -> dict[str, Any]:
+    """The OpenAPI description of a coordinator that offers everything."""
     registry = Registry(MemoryBus(MemoryBroker(), "reference"))
     exports = Exports(registry, Shelf(Path()), ChildExporter({}), kept_max=1, at_once=1)
-    described = create_app(
+    described: dict[str, Any] = create_app(
         registry,
         "token",
         chaos=True,
@@ -197,6 +197,12 @@ def rest() -> str:
         exports=exports,
         sampler=ChildSampler({}),
     ).openapi()
+    return described
+
+
+def rest() -> str:
+    """Every route of the coordinator, from its OpenAPI description."""
+    described = openapi()
     if wrong := rest_answers.unlike(described):
         raise LookupError(f"routes that site/rest_answers.py does not know, or alone: {wrong}")
     parts = [

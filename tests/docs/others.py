@@ -71,7 +71,7 @@ def _python(typed: Typed, whole: bool) -> str:
 
 def _script(path: Path, words: tuple[str, ...]) -> str:
     """Against the options that its parser is told of, and those of what it imports beside it."""
-    options = _options(path)
+    options = script_options(path)
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--") and name not in options:
@@ -79,15 +79,21 @@ def _script(path: Path, words: tuple[str, ...]) -> str:
     return ""
 
 
+def scripts() -> list[Path]:
+    """What pages tell to start with python."""
+    modules = ("shared/diloco_shared/process/keep_hub", "simulator/diloco_simulator/check")
+    return [*(ROOT / "bench").rglob("*.py"), *(ROOT / f"{name}.py" for name in modules)]
+
+
 @cache
-def _options(path: Path) -> frozenset[str]:
+def script_options(path: Path) -> frozenset[str]:
     found = set[str]()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             found.update(a.value for a in node.args if isinstance(a, ast.Constant))
         elif isinstance(node, ast.ImportFrom) and node.module:
             beside = path.with_name(f"{node.module}.py")
-            found |= _options(beside) if beside.is_file() else set()
+            found |= script_options(beside) if beside.is_file() else set()
     return frozenset(found)
 
 

@@ -46,11 +46,22 @@ _ONE_OF = re.compile(r"\w+(?: (?:\||or) \w+)+")
 # diloco, and the services.
 
 
+def path_of(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The verb that a command begins with, such as ("hub", "init")."""
+    command, path = COMMANDS, list[str]()
+    for word in words[1:]:
+        if word not in getattr(command, "commands", {}):
+            break
+        path.append(word)
+        command = command.commands[word]  # type: ignore[attr-defined]
+    return tuple(path)
+
+
 def diloco(typed: Typed, whole: bool) -> str:
-    command, words, path = COMMANDS, list(typed.words[1:]), list[str]()
-    while words and words[0] in getattr(command, "commands", {}):
-        path.append(words[0])
-        command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+    path, command = path_of(typed.words), COMMANDS
+    for word in path:
+        command = command.commands[word]  # type: ignore[attr-defined]
+    words = list(typed.words[1 + len(path) :])
     if words == ["--help"]:
         return ""
     if hasattr(command, "commands"):
@@ -60,7 +71,7 @@ def diloco(typed: Typed, whole: bool) -> str:
         _taken(command, " ".join(path), words, whole)
     except (WRONG_USAGE, CliError, ValueError, LookupError) as error:
         return getattr(error, "message", "") or str(error)
-    return _unread(typed, _environment_of_commands())
+    return _unread(typed, of_commands_and_services())
 
 
 def _taken(command: Any, path: str, words: list[str], whole: bool) -> None:
@@ -98,7 +109,7 @@ def _value(parameter: Any, path: str, value: str, context: Any) -> None:
 
 
 @cache
-def _environment_of_commands() -> frozenset[str]:
+def of_commands_and_services() -> frozenset[str]:
     """What a command reads itself, or hands to the processes that it starts."""
     found = set().union(*map(names_of, SETTINGS))
     for source in (ROOT / "cli").rglob("*.py"):
@@ -141,7 +152,7 @@ def export(typed: Typed, whole: bool) -> str:
     """Variables for what is typed later: each is one that somebody here reads, and has a value that
     those take who read it."""
     ours = {name for name in typed.environment if name.startswith("DILOCO_")}
-    known = _environment_of_commands() | of_compose()
+    known = of_commands_and_services() | of_compose()
     if wrong := ours - known or {*typed.environment} - ours - of_compose() - FOREIGN - _OF_SHELLS:
         return f"nobody reads {', '.join(sorted(wrong))}"
     found = dict(typed.environment)

@@ -14,6 +14,7 @@ Rules, by which a page can be read by a program:
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from docs.shell import Typed, commands
@@ -71,12 +72,16 @@ def of_commands(block: Block) -> bool:
     )
 
 
+@cache
 def shown(page: Path) -> list[Shown]:
     """Of a page, blocks first."""
     found = [Shown(page, b.body, whole=True) for b in blocks(page) if of_commands(b)]
-    return found + [
-        Shown(page, code, whole=False) for code in codes(page) if _IN_A_LINE.fullmatch(code)
-    ]
+    return found + [Shown(page, code, whole=False) for code in codes(page) if is_command(code)]
+
+
+def is_command(code: str) -> bool:
+    """Of code within a line."""
+    return _IN_A_LINE.fullmatch(code) is not None
 
 
 def codes(page: Path) -> list[str]:

@@ -1,0 +1,207 @@
+"""What pages name besides commands is there: settings, options, files, metrics and requests."""
+
+import functools
+import importlib.util
+import json
+import re
+import shlex
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy.test_observability import exported
+from docs.others import script_options, scripts
+from docs.ours import COMMANDS, diloco, of_commands_and_services, of_compose, path_of
+from docs.shell import Typed
+from docs.shown import PAGES, ROOT, codes, is_placeholder, paragraphs, shown
+
+from diloco_shared.spec.run import RunSpec
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+@every_page
+def test_every_variable_is_one_that_somebody_reads(page: Path) -> None:
+    named = set(re.findall(r"\bDILOCO_[A-Z_0-9]*[A-Z0-9]\b(?!_)", page.read_text("utf-8")))
+    assert named <= of_commands_and_services() | of_compose()
+
+
+# Of a run, by the part of its file: `keeping.replicas`, with or without a value.
+_SETTING = re.compile(r"(\w+)\.([a-z]\w*)(?:\.\w+)*(?: = .+)?")
+
+
+@every_page
+def test_every_setting_of_a_run_is_one(page: Path) -> None:
+    faults = []
+    for code in codes(page):
+        named = _SETTING.fullmatch(code)
+        part = RunSpec.model_fields.get(named[1]) if named else None
+        # `model.safetensors` is a file.
+        if named and part is not None and "safetensors" not in code:
+            kinds = typing.get_args(part.annotation) or (part.annotation,)
+            if not any(named[2] in getattr(kind, "model_fields", ()) for kind in kinds):
+                faults.append(code)
+    assert not faults
+
+
+@every_page
+def test_every_metric_is_one_that_is_exported(page: Path) -> None:
+    packages = tuple(p.name for p in ROOT.glob("*/diloco_*")) + tuple(
+        p.name for p in ROOT.glob("services/*/diloco_*")
+    )
+    named = {m[1] for code in codes(page) if (m := re.match(r"(diloco_\w+)(?:\{|$)", code))}
+    assert {name for name in named if name not in packages} <= exported().keys()
+
+
+# --------------------------------------------------------------------------------------------------
+# Files of the repository.
+
+_FOLDERS = ("compose", "deploy", "bench", "services", "shared", "tests", "docs", "simulator", "cli")
+_IN_A_COMMAND = re.compile(rf"(?<![\w/.~-])((?:{'|'.join(_FOLDERS)})/[\w./*@-]*[\w/*])")
+
+
+@every_page
+def test_every_file_of_the_repository_is_there(page: Path) -> None:
+    """What a command names, and code that is a path; a star stands for any."""
+    found = [path for text in shown(page) for path in _IN_A_COMMAND.findall(text.text)]
+    found += [c for c in codes(page) if re.fullmatch(rf"(?:{'|'.join(_FOLDERS)})/[\w./*@-]+", c)]
+    assert not [path for path in found if not any(ROOT.glob(path.rstrip("/")))]
+
+
+# --------------------------------------------------------------------------------------------------
+# Options that stand alone in a line: "`--finish` drops the old one".
+
+# Of programs of others: Compose, Docker, the command of NATS, and Slurm.
+_OF_OTHERS = {"--scale", "--build-arg", "--no-deps", "--tlscert", "--tlskey", "--mem"}
+
+
+def verbs_named(page: Path) -> set[tuple[str, ...]]:
+    typed = (t for text in shown(page) for t in text.typed())
+    return {path_of(t.words) for t in typed if t.program in ("diloco", "operator")}
+
+
+@every_page
+def test_every_option_is_one_of_a_verb_or_script_that_the_page_names(page: Path) -> None:
+    """Of a verb with the value that is shown; in bench/ and of what Compose starts, by name."""
+    verbs, faults = verbs_named(page), []
+    of_scripts = set().union(*map(script_options, scripts()))
+    for code in codes(page):
+        if not re.match(r"--[a-z]", code) or "/*" in code:
+            continue
+        words = shlex.split(code)
+        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        if options <= of_scripts | _OF_OTHERS:
+            continue
+        if all(diloco(Typed(("diloco", *verb, *words)), whole=False) for verb in verbs):
+            faults.append(code)
+    assert not faults
+
+
+@every_page
+def test_a_verb_with_an_option_is_taken_without_its_program_too(page: Path) -> None:
+    """As in "`watch --json` prints one document per line"."""
+    for code in codes(page):
+        words = code.split()
+        if words[0] in COMMANDS.commands and any(w.startswith("--") for w in words[1:]):
+            typed = Typed(("diloco", *words))
+            of_compose_up = {*words[1:]} <= {"-d", "--build"}
+            assert of_compose_up or not diloco(typed, whole=False), code
+
+
+# --------------------------------------------------------------------------------------------------
+# Requests to the coordinator.
+
+_REQUEST = re.compile(r"(GET|POST|PUT|PATCH|DELETE)(?: (/[^\s?]*)(?:\?(\S+))?)?")
+
+
+@functools.cache
+def described() -> dict[str, Any]:
+    found = importlib.util.spec_from_file_location("reference", ROOT / "site" / "reference.py")
+    assert found is not None and found.loader is not None
+    reference = importlib.util.module_from_spec(found)
+    found.loader.exec_module(reference)
+    answer: dict[str, Any] = reference.openapi()
+    return answer
+
+
+def route_of(method: str, path: str) -> dict[str, Any] | None:
+    """What OpenAPI says of a request to a path in which RUN stands for {run}."""
+    for known, verbs in described()["paths"].items():
+        parts, theirs = path.split("/"), known.split("/")
+        if len(parts) == len(theirs) and all(
+            a == b or (b.startswith("{") and is_placeholder(a))
+            for a, b in zip(parts, theirs, strict=True)
+        ):
+            route: dict[str, Any] | None = verbs.get(method.lower())
+            return route
+    return None
+
+
+def fields_of(route: dict[str, Any]) -> set[str]:
+    """Of the body that a request may have."""
+    found = set[str]()
+    for content in route.get("requestBody", {}).get("content", {}).values():
+        for option in content["schema"].get("anyOf", [content["schema"]]):
+            name = option.get("$ref", "").rpartition("/")[2]
+            schema = described()["components"]["schemas"][name] if name else option
+            found |= schema.get("properties", {}).keys()
+    return found
+
+
+def requests(paragraph: str) -> Iterator[tuple[str, str, str]]:
+    """Method, path and query. A method alone is of the next path, or else of the last one."""
+    waiting, last = list[str](), ""
+    for code in re.findall(r"`([^`]+)`", paragraph):
+        named = _REQUEST.fullmatch(code)
+        if named is None:
+            continue
+        if named[2]:
+            last = named[2]
+            yield from ((method, last, "") for method in (*waiting, named[1]))
+            waiting = []
+            if named[3]:
+                yield named[1], last, named[3]
+        elif last:
+            yield named[1], last, ""
+        else:
+            waiting.append(named[1])
+
+
+@every_page
+def test_every_request_is_one_that_the_coordinator_answers(page: Path) -> None:
+    for paragraph in paragraphs(page):
+        bodies = set[str]()
+        for method, path, query in requests(paragraph):
+            route = route_of(method, path)
+            assert route is not None, f"{method} {path}"
+            asked = {p["name"] for p in route.get("parameters", ()) if p["in"] == "query"}
+            assert {pair.partition("=")[0] for pair in query.split("&") if pair} <= asked
+            bodies |= fields_of(route)
+        if bodies:
+            for code in re.findall(r"`(\{\"[^`]*\})`", paragraph):
+                assert json.loads(code).keys() <= bodies, code
+
+
+def test_a_request_that_nobody_answers_is_found() -> None:
+    assert route_of("GET", "/v1/runs/RUN") and route_of("DELETE", "/v1/checkpoints/FOLDER/N")
+    assert route_of("PUT", "/v1/runs/RUN") is None and route_of("GET", "/v1/run") is None
+    restore = route_of("POST", "/v1/runs/RUN/checkpoints/N/restore")
+    assert restore is not None and fields_of(restore) == {"as"}
+    said = "`POST` and `GET /v1/runs`, `POST /v1/members/NAME/drain`, and `DELETE` undoes it"
+    assert [*requests(said)] == [
+        ("POST", "/v1/runs", ""),
+        ("GET", "/v1/runs", ""),
+        ("POST", "/v1/members/NAME/drain", ""),
+        ("DELETE", "/v1/members/NAME/drain", ""),
+    ]
+
+
+def test_the_fields_of_a_sample_are_those_that_the_page_about_exports_names() -> None:
+    text = (ROOT / "docs" / "how-to" / "export.md").read_text("utf-8")
+    table = text.partition("| in the request |")[2].partition("\n\n")[0]
+    named = {code for row in table.split("\n")[2:] for code in re.findall(r"^\|[^|]*\|", row)}
+    fields = {field for cell in named for field in re.findall(r"`(\w+)`", cell)}
+    route = route_of("POST", "/v1/runs/RUN/samples")
+    assert route is not None and fields and fields <= fields_of(route)

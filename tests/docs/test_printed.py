@@ -1,0 +1,80 @@
+"""What pages show of what commands print is what the code makes of the same figures."""
+
+import re
+
+from cli.test_doctor import outcomes
+from docs.shown import DOCS, of_commands
+from pages import blocks
+
+from diloco_cli.commands.check import lines_of
+from diloco_cli.commands.doctor import line_of
+from diloco_cli.doctor import judging
+from diloco_cli.doctor.trying import judged
+from diloco_learner.preflight.checks import REMEDIES
+from diloco_learner.preflight.findings import Finding as OfRun
+from diloco_learner.preflight.findings import skipped
+from diloco_shared.bus.nats.access import Address
+from diloco_shared.bus.nats.probing import ClockSample, Rate
+from diloco_shared.bus.nats.rights import Identity
+
+HOW_TO = DOCS / "how-to"
+DAY_S = 86_400
+
+
+def looked_at(page: str) -> list[str]:
+    """The blocks of a page that are no commands, no files and no programs."""
+    found = blocks(HOW_TO / f"{page}.md")
+    return [b.body for b in found if b.language in ("text", "") and not of_commands(b)]
+
+
+def doctors_findings() -> list[judging.Finding]:
+    """Of a learner far from a hub of one message server."""
+    url, me, host = "tls://hub.example.org:4222", "frankfurt-1", "hub.example.org"
+    members = {"0.3.0": ["coordinator", "syncer-a", "syncer-b"]}
+    server = {"version": "2.15.1", "jetstream": True, "max_payload": 8 << 20}
+    trips = [0.0421] * 10 + [0.0448]
+    rights = judged("frankfurt", me, outcomes(Identity("frankfurt", "learner", (), (me,)), me))
+    return [
+        judging.Finding("settings", "ok", f"the hub is {Address(url).shown}, as {me}"),
+        judging.resolved(host, ["192.0.2.7"], ""),
+        judging.reached(host, 4222, {}, 0.0214),
+        judging.encrypted(judging.Encrypted("TLSv1.3", "diloco hub authority", 397 * DAY_S), 0.0),
+        judging.let_in("frankfurt", "", ""),
+        judging.nodes([host], {}, several=False, ails=""),
+        rights.finding,
+        judging.round_trip(trips, connections=1),
+        judging.clock([ClockSample(sent=0.0, received=0.042, theirs=0.033)]),
+        judging.versions("0.3.0", server, members),
+        judging.bandwidth("up", Rate(2_240_000, 0.2, 4_162_000), 10, None),
+        judging.bandwidth("down", Rate(2_180_000, 0.2, 3_932_000), 10, None),
+        judging.disk("/scratch/diloco", 412 * 10**9, "", None),
+        judging.devices(["NVIDIA H100 80GB HBM3"] * 8, ""),
+    ]
+
+
+def test_the_page_about_doctor_shows_what_it_prints() -> None:
+    found = doctors_findings()
+    (shown,) = looked_at("doctor")
+    assert shown.splitlines() == [*map(line_of, found), judging.summary(found)]
+
+
+def test_the_page_about_nodes_shows_what_doctor_prints() -> None:
+    names = [f"hub-{letter}.example.org" for letter in "abc"]
+    (shown,) = looked_at("three-nodes")
+    assert shown == line_of(judging.nodes(names, {}, several=True, ails="")) + "\n"
+
+
+def test_the_page_about_models_shows_what_check_prints() -> None:
+    """The line that it names is the one of the page's own model in which the name stands."""
+    (shown,) = [text for text in looked_at("models") if "WRONG" in text]
+    place = re.search(r"name '(\w+)' is not defined \(raised at \S+/(\w+\.py):(\d+)\)", shown)
+    assert place is not None
+    (model,) = [b for b in blocks(HOW_TO / "models.md") if b.file == place[2]]
+    assert re.search(rf"\b{place[1]}s\b", model.body.splitlines()[int(place[3]) - 1])
+    said = f"NameError: {place[0]}"
+    found = [
+        OfRun("devices", True, "1 x cpu"),
+        OfRun("model", False, said, REMEDIES["model"]),
+        skipped("device memory", ["model"]),
+    ]
+    assert shown.splitlines() == [line for finding in found for line in lines_of(finding)]
