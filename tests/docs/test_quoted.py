@@ -5,7 +5,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from docs.shown import PAGES, ROOT, codes, is_command
+from cli.test_screens import SCREENS
+from deploy.test_observability import exported
+from docs.shown import DOCS, PAGES, ROOT, codes, is_command
+from pages import blocks
+from test_tidy import tracked
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 # What the code puts into a sentence is "…" here, as pages write it.
@@ -53,6 +57,48 @@ def is_sentence(code: str) -> bool:
 def test_every_message_that_is_quoted_is_one(page: Path) -> None:
     quoted = [code.replace("...", FILLED) for code in codes(page) if is_sentence(code)]
     assert not [text for text in quoted if text not in OF_OTHERS and not is_said(text)]
+
+
+# Of an event, a metric, a field, an alert: a name of several words.
+_NAME = re.compile(r"[a-z]+(?:[_-][a-z0-9]+)+|[A-Z][a-z]+(?:[A-Z][a-z]+)+")
+NAMES_OF_OTHERS = {"VolumeSnapshot": "Kubernetes"}
+
+
+@cache
+def names() -> frozenset[str]:
+    """All that stand in the repository, besides its pages."""
+    found = set(exported())
+    for path in tracked():
+        if path.suffix not in (".md", ".png", ".svg", ".jsonl"):
+            found.update((path.name, path.stem))
+            found.update(re.findall(r"[\w-]+", path.read_text("utf-8", errors="replace")))
+    return frozenset(found)
+
+
+@every_page
+def test_every_name_that_is_quoted_is_one_of_the_repository(page: Path) -> None:
+    """Or one that the page itself gives to something."""
+    own = set(re.findall(r"[\w-]+", "\n".join(block.body for block in blocks(page))))
+    quoted = {code for code in codes(page) if _NAME.fullmatch(code)}
+    assert not quoted - names() - own - NAMES_OF_OTHERS.keys()
+
+
+# What commands print as names and figures in columns, by the page and the screen.
+COLUMNS = {
+    "tuning": ("sim-bandwidth", ("Gbit/s shared link", "Gbit/s", "keeps up")),
+    "learner-speed": ("members", ("process memory",)),
+    "command-line": ("token-list", ("anna: read",)),
+    "checkpoints": ("checkpoint-create", ("(as the user asked)",)),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_line_that_is_named_stands_on_the_screen(name: str) -> None:
+    screen, lines = COLUMNS[name]
+    found = (SCREENS / f"{screen}.txt").read_text("utf-8")
+    quoted = codes(DOCS / "how-to" / f"{name}.md")
+    for line in lines:
+        assert line in quoted and re.search(rf"(?:^ *|\S ){re.escape(line)}", found, re.MULTILINE)
 
 
 def test_a_message_that_nobody_says_is_found() -> None:
