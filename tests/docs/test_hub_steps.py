@@ -15,6 +15,7 @@ import pytest
 from docs.ours import path_of
 from docs.shell import Typed, commands
 from docs.shown import PAGES, ROOT, Shown, is_placeholder, shown
+from places import pod_of, rendered
 from typer.testing import CliRunner
 
 from diloco_cli.commands import whole_app
@@ -163,3 +164,32 @@ def test_what_compose_demands_was_exported_before_it_is_started() -> None:
                 assert {*demanded} <= given, f"{' '.join(typed.words)}"
                 started.add(file)
     assert len(started) == 2
+
+
+def keys_demanded(folder: str) -> dict[str, set[str]]:
+    """By secret, the keys without which a pod of a folder of deploy/kubernetes does not start."""
+    found: dict[str, set[str]] = {}
+    for document in rendered(folder):
+        for volume in (pod_of(document) or {}).get("volumes", ()):
+            for source in (volume, *volume.get("projected", {}).get("sources", ())):
+                secret = source.get("secret", {})
+                if secret and not secret.get("optional"):
+                    name = secret.get("name") or secret["secretName"]
+                    keys = {item["key"] for item in secret.get("items", ())}
+                    found.setdefault(name, set()).update(keys)
+    return found
+
+
+@pytest.mark.parametrize("folder", ["hub", "site"])
+def test_secrets_are_made_with_the_keys_that_pods_read(folder: str) -> None:
+    made = list[tuple[str, set[str]]]()
+    for text in shown_of("kubernetes"):
+        for typed in commands(text):
+            if "secret" in typed.words and "create" in typed.words:
+                files = [w.partition("=")[2] for w in typed.words if w.startswith("--from-file=")]
+                keys = {Path(file.partition("=")[0]).name for file in files}
+                made.append((typed.words[typed.words.index("generic") + 1], keys))
+    demanded = keys_demanded(folder)
+    assert demanded
+    for name, keys in demanded.items():
+        assert any(secret == name and keys <= given for secret, given in made), name
