@@ -29,7 +29,20 @@ _CODE = re.compile(r"`([^`]+)`")
 # What commands begin with, whoever's they are.
 _PROGRAMS = (
     *("alias", "apt-get", "cd", "chmod", "cp", "curl", "docker", "export", "git", "kubectl", "ln"),
-    *("ls", "make", "nats", "nats-server", "pip", "pytest", "python", "python3", "rm", "sbatch"),
+    *(
+        "install",
+        "ls",
+        "make",
+        "mkdir",
+        "nats",
+        "nats-server",
+        "pip",
+        "pytest",
+        "python",
+        "python3",
+        "rm",
+        "sbatch",
+    ),
     *("scontrol", "sky", "srun", "sudo", "tar", "umask"),
 )
 _BEGINS = re.compile(

@@ -1,21 +1,28 @@
 """What pages show of what commands print is what the code makes of the same figures."""
 
 import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from cli.test_doctor import outcomes
-from docs.shown import DOCS, of_commands
-from pages import blocks
+from docs.shown import DOCS, PAGES, of_commands
+from pages import Block, blocks
 
 from diloco_cli.commands.check import lines_of
 from diloco_cli.commands.doctor import line_of
 from diloco_cli.doctor import judging
 from diloco_cli.doctor.trying import judged
+from diloco_coordinator.api.samples_io import _told
 from diloco_learner.preflight.checks import REMEDIES
 from diloco_learner.preflight.findings import Finding as OfRun
 from diloco_learner.preflight.findings import skipped
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.probing import ClockSample, Rate
 from diloco_shared.bus.nats.rights import Identity
+from diloco_shared.corpora.templates import BUILT_IN, compiled
+from diloco_shared.protocol.samples import SampleDone, SampleText
 
 HOW_TO = DOCS / "how-to"
 DAY_S = 86_400
@@ -23,8 +30,11 @@ DAY_S = 86_400
 
 def looked_at(page: str) -> list[str]:
     """The blocks of a page that are no commands, no files and no programs."""
-    found = blocks(HOW_TO / f"{page}.md")
-    return [b.body for b in found if b.language in ("text", "") and not of_commands(b)]
+    return [block.body for block in of_no_commands(HOW_TO / f"{page}.md")]
+
+
+def of_no_commands(page: Path) -> list[Block]:
+    return [b for b in blocks(page) if b.language in ("text", "") and not of_commands(b)]
 
 
 def doctors_findings() -> list[judging.Finding]:
@@ -78,3 +88,36 @@ def test_the_page_about_models_shows_what_check_prints() -> None:
         skipped("device memory", ["model"]),
     ]
     assert shown.splitlines() == [line for finding in found for line in lines_of(finding)]
+
+
+def test_the_page_about_models_shows_how_a_conversation_is_written() -> None:
+    (shown,) = [text for text in looked_at("models") if "[assistant]" in text]
+    said = {"system": "You add numbers.", "user": "What is 1 and 2?", "assistant": "1 and 2 are 3."}
+    template = compiled(BUILT_IN, "that is built in", {"eos_token": "</s>"})
+    written = template.rendered([{"role": role, "content": text} for role, text in said.items()])
+    assert shown.strip() == written.strip()
+
+
+async def test_the_page_about_exports_shows_what_a_sample_sends() -> None:
+    async def lines() -> AsyncIterator[Any]:
+        for text in ("def ", "main"):
+            yield SampleText(text=text)
+        yield SampleDone(pieces=2)
+
+    export: Any = SimpleNamespace(id="3fa2c1d0", steps=4800)
+    sample: Any = SimpleNamespace(lines=lines)
+    (shown,) = looked_at("export")
+    assert [f"{line}\n\n" for line in shown.splitlines()] == [
+        event async for event in _told(export, sample)
+    ]
+
+
+# Drawings, formulas and options of a script; and README's block, which test_docs.py holds.
+NOT_PRINTED = {"ARCHITECTURE", "algorithm", "deploy", "quality", "README"}
+HELD = {"doctor", "three-nodes", "models", "export"}
+
+
+def test_no_page_shows_what_a_command_prints_unless_it_is_held_here() -> None:
+    """Who shows some on another page adds a test of it."""
+    assert {page.stem for page in PAGES if of_no_commands(page)} == NOT_PRINTED | HELD
+    assert [len(looked_at(page)) for page in sorted(HELD)] == [1, 1, 2, 1]
