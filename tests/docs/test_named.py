@@ -14,7 +14,7 @@ import pytest
 from deploy.test_observability import exported
 from docs.others import script_options, scripts
 from docs.ours import COMMANDS, diloco, of_commands_and_services, of_compose, path_of
-from docs.shell import Typed
+from docs.shell import Typed, commands
 from docs.shown import PAGES, ROOT, codes, is_placeholder, paragraphs, shown
 
 from diloco_shared.spec.run import RunSpec
@@ -184,6 +184,29 @@ def test_every_request_is_one_that_the_coordinator_answers(page: Path) -> None:
                 assert json.loads(code).keys() <= bodies, code
 
 
+def asked_by_curl(typed: Typed) -> tuple[str, str, set[str]]:
+    """Method, path and keys of the body of a request that a page has the reader type."""
+    words = [*typed.words, ""]
+    url = next(word for word in words if "://" in word)
+    given = [words[i + 1] for i, word in enumerate(words) if word in ("-d", "--data", "--json")]
+    method = [words[i + 1] for i, word in enumerate(words) if word in ("-X", "--request")]
+    path = "/" + url.partition("://")[2].partition("?")[0].partition("/")[2]
+    keys = json.loads(given[0]).keys() if given and given[0].startswith("{") else ()
+    return (method or ["POST" if given else "GET"])[0], path, {*keys}
+
+
+def wrongly_asked(typed: Typed) -> bool:
+    method, path, keys = asked_by_curl(typed)
+    route = route_of(method, path)
+    return path.startswith("/v1") and (route is None or not keys <= fields_of(route))
+
+
+@every_page
+def test_every_request_that_is_typed_is_one(page: Path) -> None:
+    typed = (t for text in shown(page) for t in text.typed() if t.program == "curl")
+    assert not [" ".join(t.words) for t in typed if wrongly_asked(t)]
+
+
 def test_a_request_that_nobody_answers_is_found() -> None:
     assert route_of("GET", "/v1/runs/RUN") and route_of("DELETE", "/v1/checkpoints/FOLDER/N")
     assert route_of("PUT", "/v1/runs/RUN") is None and route_of("GET", "/v1/run") is None
@@ -205,3 +228,25 @@ def test_the_fields_of_a_sample_are_those_that_the_page_about_exports_names() ->
     fields = {field for cell in named for field in re.findall(r"`(\w+)`", cell)}
     route = route_of("POST", "/v1/runs/RUN/samples")
     assert route is not None and fields and fields <= fields_of(route)
+
+
+def test_a_typed_request_that_nobody_answers_is_found() -> None:
+    asked = 'curl -H "Authorization: Bearer $T" https://hub.example.org:8400/v1/'
+    restored = "runs/RUN/checkpoints/N/restore -d"
+    for rest in ("runs", f"""{restored} '{{"as": "NEW"}}'""", "members/NAME/drain -X DELETE"):
+        assert not wrongly_asked(commands(asked + rest)[0])
+    for rest in ("run", f"""{restored} '{{"name": "NEW"}}'""", "members/NAME/drain -X PUT"):
+        assert wrongly_asked(commands(asked + rest)[0])
+
+
+# --------------------------------------------------------------------------------------------------
+# Ports of this machine.
+
+
+@every_page
+def test_every_port_of_this_machine_is_one_that_something_here_listens_to(page: Path) -> None:
+    """8400 is the coordinator's; 4333 stands for one that the reader chose (three-nodes.md)."""
+    config = " ".join(path.read_text("utf-8") for path in (ROOT / "compose").glob("*.yaml"))
+    known = set(re.findall(r"\b\d{4,5}\b", config)) | {"4333", "8333"}
+    named = re.findall(r"(?:127\.0\.0\.1|localhost):(\d+)", page.read_text("utf-8"))
+    assert {*named} <= known
