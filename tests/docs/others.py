@@ -247,4 +247,6 @@ _JUDGES: dict[str, Callable[[Typed, bool], str]] = {
 def fault_of(typed: Typed, *, whole: bool) -> str:
     """Why it would not be taken, or "". `whole`: nothing may be missing either."""
     judge = _JUDGES.get(typed.program)
+    if judge is None and typed.program.startswith("diloco"):
+        return f"there is no program {typed.program}"
     return judge(typed, whole) if judge else ""

@@ -50,6 +50,7 @@ WRONG = {
     "export DILOCO_LOG_FORMAT=xml": "log_format",
     "export DILOCO_UPLINK=5": "DILOCO_UPLINK",
     "diloco-syncer --id syncer-a": "--id",
+    "DILOCO_ID=one diloco-learners": "no program diloco-learners",
     "operator site ad oslo --hub /hub": "no 'diloco site ad'",
     "docker compose -f compose/hub.yaml run --rm -T operator hub ini": "no 'diloco hub ini'",
     "docker compose -f compose/hub.yaml up -d syncer-c": "no service syncer-c",
