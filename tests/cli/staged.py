@@ -19,9 +19,13 @@ import pytest
 import diloco_cli.api
 from diloco_cli.__main__ import main
 from diloco_cli.doctor import judging
+from diloco_cli.doctor.trying import judged, tries
 from diloco_cli.up.folder import Folder
 from diloco_client import Client
 from diloco_learner.preflight import findings
+from diloco_shared.bus.nats.access import Address
+from diloco_shared.bus.nats.probing import ClockSample, Rate
+from diloco_shared.bus.nats.rights import Identity, rights_of
 from diloco_shared.process.hub_backup import Backup, Stream
 from diloco_shared.protocol import messages as m
 from diloco_syncer.history.audit_io import Replayed, Verified
@@ -221,18 +225,34 @@ def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diloco_cli.commands.check.findings_of", lambda *_: iter(found))
 
 
-def _examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [
-        judging.Finding("settings", "ok", "the hub is tls://hub.example.org:4222, as oslo-1"),
-        judging.Finding("name", "ok", "hub.example.org is 203.0.113.7"),
-        judging.Finding(
-            "clock",
-            "warn",
-            "this clock is 3.2 s behind the hub's, and certificates are judged by it",
-            "let chrony or systemd-timesyncd set it",
-        ),
-        judging.Finding("bandwidth up", "ok", "8 MB in 0.7 s: 91 Mbit/s"),
+def doctors_findings() -> list[judging.Finding]:
+    """Of a learner far from a hub of one message server, as docs/how-to/doctor.md shows them."""
+    url, me, host = "tls://hub.example.org:4222", "frankfurt-1", "hub.example.org"
+    members = {"0.3.0": ["coordinator", "syncer-a", "syncer-b"]}
+    server = {"version": "2.15.1", "jetstream": True, "max_payload": 8 << 20}
+    trips = [0.0421] * 10 + [0.0448]
+    rights = rights_of(Identity("frankfurt", "learner", (), (me,)))
+    allowed = [each.allowed_by(rights) for each in tries(me)]
+    return [
+        judging.Finding("settings", "ok", f"the hub is {Address(url).shown}, as {me}"),
+        judging.resolved(host, ["192.0.2.7"], ""),
+        judging.reached(host, 4222, {}, 0.0214),
+        judging.encrypted(judging.Encrypted("TLSv1.3", "diloco hub authority", 397 * 86_400), 0.0),
+        judging.let_in("frankfurt", "", ""),
+        judging.nodes([host], {}, several=False, ails=""),
+        judged("frankfurt", me, allowed).finding,
+        judging.round_trip(trips, connections=1),
+        judging.clock([ClockSample(sent=0.0, received=0.042, theirs=0.033)]),
+        judging.versions("0.3.0", server, members),
+        judging.bandwidth("up", Rate(2_240_000, 0.2, 4_162_000), 10, None),
+        judging.bandwidth("down", Rate(2_180_000, 0.2, 3_932_000), 10, None),
+        judging.disk("/scratch/diloco", 412 * 10**9, "", None),
+        judging.devices(["NVIDIA H100 80GB HBM3"] * 8, ""),
     ]
+
+
+def _examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = doctors_findings()
     examine: Callable[..., None] = lambda examined, *_: [*map(examined.tell, found)]  # noqa: E731
     monkeypatch.setattr("diloco_cli.commands.doctor._examine", examine)
 

@@ -6,26 +6,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cli.test_doctor import outcomes
+from cli.staged import doctors_findings
 from docs.shown import DOCS, PAGES, of_commands
 from pages import Block, blocks
 
 from diloco_cli.commands.check import lines_of
 from diloco_cli.commands.doctor import line_of
 from diloco_cli.doctor import judging
-from diloco_cli.doctor.trying import judged
 from diloco_coordinator.api.samples_io import _told
 from diloco_learner.preflight.checks import REMEDIES
 from diloco_learner.preflight.findings import Finding as OfRun
 from diloco_learner.preflight.findings import skipped
-from diloco_shared.bus.nats.access import Address
-from diloco_shared.bus.nats.probing import ClockSample, Rate
-from diloco_shared.bus.nats.rights import Identity
 from diloco_shared.corpora.templates import BUILT_IN, compiled
 from diloco_shared.protocol.samples import SampleDone, SampleText
 
 HOW_TO = DOCS / "how-to"
-DAY_S = 86_400
 
 
 def looked_at(page: str) -> list[str]:
@@ -35,31 +30,6 @@ def looked_at(page: str) -> list[str]:
 
 def of_no_commands(page: Path) -> list[Block]:
     return [b for b in blocks(page) if b.language in ("text", "") and not of_commands(b)]
-
-
-def doctors_findings() -> list[judging.Finding]:
-    """Of a learner far from a hub of one message server."""
-    url, me, host = "tls://hub.example.org:4222", "frankfurt-1", "hub.example.org"
-    members = {"0.3.0": ["coordinator", "syncer-a", "syncer-b"]}
-    server = {"version": "2.15.1", "jetstream": True, "max_payload": 8 << 20}
-    trips = [0.0421] * 10 + [0.0448]
-    rights = judged("frankfurt", me, outcomes(Identity("frankfurt", "learner", (), (me,)), me))
-    return [
-        judging.Finding("settings", "ok", f"the hub is {Address(url).shown}, as {me}"),
-        judging.resolved(host, ["192.0.2.7"], ""),
-        judging.reached(host, 4222, {}, 0.0214),
-        judging.encrypted(judging.Encrypted("TLSv1.3", "diloco hub authority", 397 * DAY_S), 0.0),
-        judging.let_in("frankfurt", "", ""),
-        judging.nodes([host], {}, several=False, ails=""),
-        rights.finding,
-        judging.round_trip(trips, connections=1),
-        judging.clock([ClockSample(sent=0.0, received=0.042, theirs=0.033)]),
-        judging.versions("0.3.0", server, members),
-        judging.bandwidth("up", Rate(2_240_000, 0.2, 4_162_000), 10, None),
-        judging.bandwidth("down", Rate(2_180_000, 0.2, 3_932_000), 10, None),
-        judging.disk("/scratch/diloco", 412 * 10**9, "", None),
-        judging.devices(["NVIDIA H100 80GB HBM3"] * 8, ""),
-    ]
 
 
 def test_the_page_about_doctor_shows_what_it_prints() -> None:
