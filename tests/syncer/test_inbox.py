@@ -11,7 +11,7 @@ import pytest
 from syncer.contexts import context
 
 from diloco_shared.bus.blobs import manifest_subject, put_blob
-from diloco_shared.bus.port import StreamSpec
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, Join, Progress
@@ -21,6 +21,7 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import ContributionSeen, Event, JoinSeen, Malformed, ProgressSeen
 from diloco_syncer.merging.payloads_io import Payloads
+from diloco_syncer.messages import inbox_io
 from diloco_syncer.messages.inbox_io import Inbox
 
 SPEC = RunSpec.model_validate(
@@ -166,6 +167,46 @@ async def test_a_contribution_that_there_is_no_room_for_says_what_it_would_have_
     assert isinstance(event, Malformed)
     assert (event.kind, event.source, event.answer) == ("no-room", "a", subject)
     assert not rig.payloads.held and rig.inbox.under_way == set()
+
+
+@pytest.mark.virtual
+async def test_a_contribution_is_fetched_once_the_bus_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = away(monkeypatch, times=2)
+    rig = Rig()
+    async with rig.reading():
+        await rig.send("a", 2)
+        event = await rig.seen.get()
+    assert isinstance(event, ContributionSeen) and event.norm == pytest.approx(5.0)
+    assert len(tried) == 3
+
+
+@pytest.mark.virtual
+async def test_what_no_round_waits_for_any_more_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = away(monkeypatch, times=100)
+    rig = Rig(wanted=lambda _: len(tried) < 2)
+    async with rig.reading():
+        await rig.send("a", 2)
+        event = await rig.seen.get()
+    assert isinstance(event, ContributionSeen) and math.isnan(event.norm)
+    assert len(tried) == 2 and not rig.payloads.held
+
+
+def away(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
+    """The bus does not answer so often whoever fetches a payload; the attempts."""
+    get, tried = inbox_io.get_blob, list[str]()
+
+    async def fetched(bus: Any, stream: str, blob: Any, **more: Any) -> memoryview:
+        tried.append(blob.subject)
+        if len(tried) <= times:
+            raise Unavailable("away")
+        return await get(bus, stream, blob, **more)
+
+    monkeypatch.setattr(inbox_io, "get_blob", fetched)
+    return tried
 
 
 async def test_nobody_speaks_for_another_learner_i11() -> None:

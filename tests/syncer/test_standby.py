@@ -13,7 +13,7 @@ import pytest
 from syncer.small_run import TENSORS, drawn, first_record
 
 from diloco_shared.bus.blobs import put_blob
-from diloco_shared.bus.port import StreamSpec
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.numerics import codec
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
@@ -41,6 +41,7 @@ from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.app import Settings, Syncer
 from diloco_syncer.history.follow_io import Purged, Replaced
 from diloco_syncer.history.state_search_io import StateSearch
+from diloco_syncer.leadership.candidate_io import Candidate
 
 pytestmark = pytest.mark.virtual
 
@@ -312,6 +313,37 @@ async def test_a_deposed_leader_stands_by_in_the_same_process(tmp_path: Path) ->
         )
         assert isinstance(record, TapeTerm) and record.term == 4
         assert not process.done()
+
+
+async def test_who_stands_by_goes_on_once_the_bus_is_back() -> None:
+    """And what is no trouble of the bus is not waited out."""
+    came: list[Any] = [Unavailable("away"), False, Unavailable("away"), True, Purged("gone")]
+
+    async def caught_up() -> bool:
+        if isinstance(next_ := came.pop(0), Exception):
+            raise next_
+        return bool(next_)
+
+    async def recovered() -> str:
+        return "all of it"
+
+    history = SimpleNamespace(seq=7, outcome="")
+    follower: Any = SimpleNamespace(catch_up=caught_up, recovered=recovered, history=history)
+    keeper: Any = SimpleNamespace(leading=True, changed=asyncio.Event())
+    shown: list[int] = []
+    place: Any = SimpleNamespace(**dict.fromkeys(CONTEXT))
+    candidate = Candidate(place, keeper, lambda state, why, seq: shown.append(seq))
+    assert await candidate._follow(follower) == "all of it"
+    assert shown == [7]
+    with pytest.raises(Purged):
+        await candidate._follow(follower)
+
+
+# Of a place of a run, what a candidate takes up.
+CONTEXT = (
+    *("spec", "shard", "me", "control", "data", "snapshots", "folder"),
+    *("checkpoint_root", "checkpoint_places"),
+)
 
 
 async def test_who_is_stuck_looks_whether_the_hub_was_put_back() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from syncer.contexts import context
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Refused, Stored, StreamFull, StreamSpec, Unavailable
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive, archives_of, read_tape
 from diloco_shared.protocol import subjects
@@ -463,6 +465,36 @@ async def test_where_the_oldest_snapshot_frees_nothing_the_newest_sound_one_does
     assert [s.seq for s in await bus.fetch(tape.stream, tape.subject)] == [6, 7]
     assert "no snapshot" in await archiver.make_room()
     assert len(await tape.read()) == 7
+
+
+@pytest.mark.virtual
+async def test_the_archive_is_tried_again_after_trouble_and_while_standbys_are_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And then not before something more may go."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
+    archive = TapeArchive(str(tmp_path / "root"), "r")
+    archiver = TapeArchiver(context(spec, bus), Tape(bus, "r", 0, archive), archive)
+    behind = [Unavailable("away"), OSError("full"), True, False, False]
+    at: list[float] = []
+
+    async def archived(*, forced: bool) -> bool:
+        at.append(ambient.monotonic())
+        came = behind.pop(0)
+        if isinstance(came, Exception):
+            raise came
+        return came
+
+    monkeypatch.setattr(archiver, "_archive", archived)
+    working = asyncio.create_task(archiver.work())
+    archiver.want()
+    await asyncio.sleep(60.0)
+    assert [round(b - a, 3) for a, b in pairwise(at)] == [archiving.RETRY_S] * 3
+    archiver.want()
+    await asyncio.sleep(60.0)
+    working.cancel()
+    assert not behind
 
 
 class Refusing(MemoryBus):

@@ -21,6 +21,7 @@ from diloco_cli.up.process import PAUSE_S, STOP_S, Child, bound, last_line
 from diloco_cli.words import CONFLICT, INVALID, CliError, counted
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError
+from diloco_shared.bus.repeating import until_done
 from diloco_shared.gpus import VISIBLE, gpus_here, shared_out
 from diloco_shared.process import crash_points
 from diloco_shared.process.chaos import Abilities, FaultAgent
@@ -45,8 +46,9 @@ NAMED = 4
 MESSAGES_MAX = 200
 # Between two looks at the sizes of logs, in seconds.
 LOGS_S = 10.0
-# Before the message server is started again: at once, and after a start that failed.
-NATS_PAUSE_S, NATS_RETRY_S = 0.2, 2.0
+# Before the message server is started again, and after a start or a connection that failed (the
+# first pause and the longest one).
+NATS_PAUSE_S, NATS_RETRIES = 0.2, (2.0, 2.0)
 HOST = "127.0.0.1"
 
 
@@ -246,11 +248,15 @@ class Stack:
             self.nats_restarts += 1
             self.told(f"nats ended ({code}), starting again")
             await asyncio.sleep(NATS_PAUSE_S)
-            try:
-                await self.nats.start()
-            except (BinaryError, OSError) as error:
-                self.told(f"nats does not start: {error}")
-                await asyncio.sleep(NATS_RETRY_S)
+            trouble = (BinaryError, OSError)
+            await until_done(self._start_nats, "nats", pauses=NATS_RETRIES, trouble=trouble)
+
+    async def _start_nats(self) -> None:
+        try:
+            await self.nats.start()
+        except (BinaryError, OSError) as error:
+            self.told(f"nats does not start: {error}")
+            raise
 
     async def _mend_nats(self) -> None:
         """End a server that never goes on by itself; it is started anew."""
@@ -271,12 +277,7 @@ class Stack:
     async def _be_member(self) -> None:
         """A member of role supervisor, and the one who can harm the message server."""
         while True:
-            try:
-                bus = await NatsBus.connect(self.nats.url, name="supervisor")
-            except BusError as error:
-                self.told(f"the supervisor is no member yet: {error}")
-                await asyncio.sleep(NATS_RETRY_S)
-                continue
+            bus = await until_done(self._connected, "the supervisor's bus", pauses=NATS_RETRIES)
             membership = Registration(bus, "supervisor", "supervisor", self.folder.lock)
             faults = FaultAgent(bus, "nats", enabled=self.chaos, abilities=self._abilities())
             try:
@@ -288,6 +289,13 @@ class Stack:
                     await membership.leave()
                 finally:  # also where that was cut short: what is open would try again for ever
                     await bus.close()
+
+    async def _connected(self) -> NatsBus:
+        try:
+            return await NatsBus.connect(self.nats.url, name="supervisor")
+        except BusError as error:
+            self.told(f"the supervisor is no member yet: {error}")
+            raise
 
     def _abilities(self) -> Abilities:
         loop = asyncio.get_running_loop()

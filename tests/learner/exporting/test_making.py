@@ -204,6 +204,31 @@ async def test_what_never_comes_is_given_up_with_its_reason(
 
 
 @pytest.mark.virtual
+async def test_a_bus_that_does_not_say_what_is_published_is_waited_for_and_given_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.syncer.prepare()
+    await rig.syncer.everything(1)
+    source = rig.source(Progress(rig.told.append))
+    source.stall_s = 60.0
+    asked, left = source.bus.fetch, [2]  # refusals to come
+
+    async def fetch(stream: str, subject: str, **more: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise observing_io.BusError("the server is away")
+        return await asked(stream, subject, **more)
+
+    monkeypatch.setattr(source.bus, "fetch", fetch)
+    await source.begin()
+    assert source.fetch_bytes > 0 and left == [-1]
+    left[0], began = 1000, ambient.monotonic()
+    with pytest.raises(Unreadable, match="message server does not answer: the server is away"):
+        await source.begin()
+    assert 59.0 <= ambient.monotonic() - began <= 60.0
+
+
+@pytest.mark.virtual
 @pytest.mark.timeout(600)
 async def test_what_stops_in_the_middle_is_given_up_but_not_for_a_machine_that_slept(
     rig: Rig, monkeypatch: pytest.MonkeyPatch

@@ -19,14 +19,11 @@ NAMED_MAX = 8
 
 
 class NotPublished(Exception):
-    """What is wanted is not among the publications; the text says what is.
+    """What is wanted is not among the publications; the text says what is."""
 
-    `soon`: it may be in a moment, without anybody's doing.
-    """
 
-    def __init__(self, text: str, *, soon: bool = False) -> None:
-        super().__init__(text)
-        self.soon = soon
+class NotYetPublished(NotPublished):
+    """It may be there in a moment, without anybody's doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ def choose(
     ours = [m for m in manifests if m.config_hash == config_hash and m.fragment < fragments]
     if not ours:
         text = f"run {run!r} has published nothing yet: try again once it trains"
-        raise NotPublished(text, soon=True)
+        raise NotYetPublished(text)
     epoch = max(m.epoch for m in ours)
     found = [
         chains([m for m in ours if (m.epoch, m.fragment) == (epoch, p)]) for p in range(fragments)
@@ -67,7 +64,7 @@ def choose(
             f"of run {run!r}, {_named(absent)} not published in epoch {epoch} yet: try again in a "
             "minute"
         )
-        raise NotPublished(text, soon=True)
+        raise NotYetPublished(text)
     if version is None:
         return View(epoch, tuple(of_p[max(of_p)] for of_p in found))
     if any(version not in of_p for of_p in found):

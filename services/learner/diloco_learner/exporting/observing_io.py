@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Callable
 import structlog
 
 from diloco_learner.exporting.assembling import NotAsPublished, Values, applied
-from diloco_learner.exporting.choosing import Chain, NotPublished, View, choose, layout_of
+from diloco_learner.exporting.choosing import Chain, NotYetPublished, View, choose, layout_of
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import BlobIncomplete, get_blob, manifest_subject, receiving
-from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.port import Bus, BusError, Stored
+from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.status_key import shown
 from diloco_shared.bus.stored_records import messages_of
 from diloco_shared.numerics.arrays import Layout
@@ -78,15 +79,13 @@ class PublishedView:
 
     async def begin(self) -> None:
         """Decide which publications it is. Raises NotPublished, Unreadable."""
-        until = ambient.monotonic() + self.wait_s
-        while True:
-            try:
-                self.view = await self._chosen()
-                break
-            except NotPublished as error:
-                if not error.soon or ambient.monotonic() >= until:
-                    raise
-            await asyncio.sleep(LOOK_S)
+        self.view = await until_done(
+            self._chosen,
+            "what the run publishes",
+            pauses=(LOOK_S, LOOK_S),
+            trouble=NotYetPublished,
+            until=ambient.monotonic() + self.wait_s,
+        )
         try:
             self.layout = layout_of(self.spec, self.view)
         except ValueError as error:
@@ -94,19 +93,23 @@ class PublishedView:
         self._total = self.fetch_bytes
 
     async def _chosen(self) -> View:
-        subject = f"dn.{self.spec.name}.*.*.*.*.m"
-        until = ambient.monotonic() + self.stall_s
-        while True:
-            try:
-                stored = await self.bus.fetch(self.stream, subject, start_seq=1)
-                break
-            except BusError as error:
-                if ambient.monotonic() >= until:
-                    raise Unreadable(f"the message server does not answer: {error}") from None
-            await asyncio.sleep(LOOK_S)
+        stored = await self._manifests()
         fragments = self.spec.algorithm.fragments
         manifests = [m for m in messages_of(stored, PublicationManifest) if m.run == self.spec.name]
         return choose(self.spec.name, manifests, fragments, self.hash, self.version)
+
+    async def _manifests(self) -> list[Stored]:
+        """Of all publications that are there, however often the bus goes away meanwhile."""
+        subject = f"dn.{self.spec.name}.*.*.*.*.m"
+        try:
+            return await until_done(
+                lambda: self.bus.fetch(self.stream, subject, start_seq=1),
+                "manifests of publications",
+                pauses=(LOOK_S, LOOK_S),
+                until=ambient.monotonic() + self.stall_s,
+            )
+        except BusError as error:
+            raise Unreadable(f"the message server does not answer: {error}") from None
 
     async def fragments(self) -> AsyncIterator[tuple[ExportedFragment, Values]]:
         """Every fragment once, in order. Raises NotPublished, Unreadable."""
@@ -164,23 +167,26 @@ class PublishedView:
                 stalled_s, most = 0.0, chunks
             self.moved(behind + min(chunks * blob.chunk_bytes, blob.bytes), self._total)
 
-        while True:
+        async def fetched() -> memoryview:
+            nonlocal stalled_s
             began = ambient.monotonic()
             fetching = asyncio.ensure_future(
                 get_blob(self.bus, self.stream, blob, into=incoming, moved=moved)
             )
             try:
-                payload = await self._unless_replaced(fetching, blob)
-                self.moved(behind + blob.bytes, self._total)
-                return payload
-            except BlobIncomplete:
-                raise
+                return await self._unless_replaced(fetching, blob)
             except BusError as error:
                 stalled_s += min(ambient.monotonic() - began, ATTEMPT_S_MAX) + LOOK_S
-                if stalled_s > self.stall_s:
+                if stalled_s > self.stall_s and not isinstance(error, BlobIncomplete):
                     text = f"nothing has arrived for {self.stall_s:.0f} s: {error}"
                     raise Unreadable(text) from None
-            await asyncio.sleep(LOOK_S)
+                raise
+
+        payload = await until_done(
+            fetched, blob.subject, pauses=(LOOK_S, LOOK_S), fatal=BlobIncomplete
+        )
+        self.moved(behind + blob.bytes, self._total)
+        return payload
 
     async def _unless_replaced(
         self, fetching: "asyncio.Future[memoryview]", blob: Blob

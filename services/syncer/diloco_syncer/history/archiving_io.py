@@ -12,6 +12,7 @@ import structlog
 
 from diloco_shared.budget.streams import RECORDS_IN_STREAM
 from diloco_shared.bus.port import BusError, StreamInfo
+from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.checkpoints.tape_archive_io import SEGMENT_RECORDS, TapeArchive
 from diloco_shared.process.crash_points import passing
 from diloco_syncer.context import RunContext
@@ -50,18 +51,16 @@ class TapeArchiver:
 
     async def work(self) -> None:
         """For ever."""
+
+        async def look() -> bool:
+            self.wanted.clear()
+            async with self.turn:
+                return not await self._archive(forced=False)
+
         while True:
             await self.wanted.wait()
-            self.wanted.clear()
-            try:
-                async with self.turn:
-                    behind = await self._archive(forced=False)
-            except (BusError, OSError) as error:
-                log.warning("the tape is not archived", error=str(error))
-                behind = True
-            if behind:
-                await asyncio.sleep(RETRY_S)
-                self.wanted.set()
+            trouble = (BusError, OSError)
+            await again_and_again(look, "the tape's archive", RETRY_S, trouble=trouble)
 
     async def make_room(self) -> str:
         """The stream is full: archive what may go, at once; why that is nothing, or "" """

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
 from diloco_shared.budget import assumed, limits
-from diloco_shared.bus.port import BusError
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.bus.stored_records import event_now, tell
@@ -128,6 +128,7 @@ class Candidate:
                 # The same snapshot and the same records would end here again; a repaired folder,
                 # or a newer snapshot, would not.
                 await stuck.unfit(str(fault), str(fault), follower.history.seq)
+            # No repeating of `until_done`: each time it begins with a new follower, and is shown.
             await asyncio.sleep(10 * RETRY_S)
 
     async def _follow_on(self, follower: Follower, stuck: StateSearch) -> tuple[Tape, Recovered]:
@@ -145,30 +146,34 @@ class Candidate:
         return Follower(self.spec, self.data, tape, self.finder)
 
     async def _follow(self, follower: Follower) -> Recovered:
-        keeper = self.keeper
+        pauses = (RETRY_S / 4, RETRY_S / 4)
         while True:
-            leading = keeper.leading
-            keeper.changed.clear()
-            try:
-                complete = await follower.catch_up()
-                over = bool(follower.history.outcome) and await self._end_is_shown()
-                if complete and leading and keeper.leading:
-                    return await follower.recovered()
-            except BusError as error:
-                log.debug("standby: bus away", error=str(error))
-                await asyncio.sleep(RETRY_S / 4)
-                continue
-            seq = follower.history.seq
-            if not complete:
-                self.show("", "", seq)
-                continue
-            # Whoever led knows who did what until the end: a successor would show less.
-            keeper.fit("the run is over" if over else "")
-            self.show("standby", "", seq)
-            if not keeper.leading:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(FOLLOW_S):
-                        await keeper.changed.wait()
+            found = await until_done(partial(self._look, follower), "the tape", pauses=pauses)
+            if found is not None:
+                return found
+
+    async def _look(self, follower: Follower) -> Recovered | None:
+        """Executes what is new on the tape. Returns None unless that was all of it and this
+        process leads. Raises BusError."""
+        keeper = self.keeper
+        leading = keeper.leading
+        keeper.changed.clear()
+        complete = await follower.catch_up()
+        over = bool(follower.history.outcome) and await self._end_is_shown()
+        if complete and leading and keeper.leading:
+            return await follower.recovered()
+        seq = follower.history.seq
+        if not complete:
+            self.show("", "", seq)
+            return None
+        # Whoever led knows who did what until the end: a successor would show less.
+        keeper.fit("the run is over" if over else "")
+        self.show("standby", "", seq)
+        if not keeper.leading:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FOLLOW_S):
+                    await keeper.changed.wait()
+        return None
 
     async def _end_is_shown(self) -> bool:
         """By all shards: until then a learner that returns needs a leader of each."""

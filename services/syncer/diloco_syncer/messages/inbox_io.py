@@ -7,10 +7,9 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from diloco_shared.bus.blobs import get_blob, receiving
 from diloco_shared.bus.port import BusError, Delivery, Stored, Unavailable
+from diloco_shared.bus.repeating import until_done
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
@@ -34,8 +33,6 @@ from diloco_syncer.events import (
 from diloco_syncer.leadership.initial_parameters_io import InitialSets
 from diloco_syncer.merging.payloads_io import FETCHES, Payloads, PayloadsFull
 from diloco_syncer.rounds.norms import inspect
-
-log = structlog.get_logger()
 
 # Between two looks at whether a round still waits for what is being fetched, in seconds.
 LOOK_S = 0.3
@@ -214,19 +211,19 @@ class Inbox:
         """
         stream, blob = subjects.up_stream(self.run), manifest.blob
         incoming = receiving(self.data, blob)
-        while self.wanted(manifest):
+
+        async def fetched() -> memoryview | None:
+            if not self.wanted(manifest):
+                return None
             fetching = asyncio.ensure_future(get_blob(self.data, stream, blob, into=incoming))
             try:
                 while not fetching.done() and self.wanted(manifest):
                     await asyncio.wait({fetching}, timeout=LOOK_S)
-                if fetching.done():
-                    return fetching.result()
-            except Unavailable as error:
-                log.debug("contribution not fetched yet", subject=blob.subject, error=str(error))
-                await asyncio.sleep(LOOK_S)
+                return fetching.result() if fetching.done() else None
             finally:
                 fetching.cancel()
-        return None
+
+        return await until_done(fetched, blob.subject, pauses=(LOOK_S, LOOK_S), trouble=Unavailable)
 
     async def initial(self) -> None:
         """Initial parameters, set after set, until there are parameters."""
