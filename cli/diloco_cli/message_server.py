@@ -1,20 +1,18 @@
 """The message server itself, for what REST does not have."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from diloco_cli.cluster import endpoint_of
 from diloco_cli.words import INVALID, NO_CLUSTER, CliError, why
-from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.bus.nats.keys import read_credentials
 from diloco_shared.bus.port import Unavailable
+from diloco_shared.process.connecting import connection
+from diloco_shared.process.settings import HubSettings, said_of
 
 # For a server that is there; a command should not hang on one that is not.
 CONNECT_S = 5.0
-# As every process of the cluster is told; no options, since people have them in their profile.
-_TLS = ("CA", "CLIENT_CERT", "CLIENT_KEY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +26,35 @@ class Login:
 
 async def bus_of(login: Login, data: Path) -> NatsBus:
     """A connection, which the caller closes; CliError says what is missing."""
-    where, key = login.url, login.token or None
-    file = Path(login.credentials) if login.credentials else None
-    told = [os.environ.get(f"DILOCO_NATS_{of}", "") for of in _TLS]
+    given = {"nats_url": login.url, "nats_credentials": login.credentials}
     try:
-        tls = TlsFiles.named(*told) if where else None
-        if file is not None:
-            read_credentials(file)
+        settings = HubSettings(**(given | (_token(login) if login.url else _here(data))))
+        settings.hub.identity()
     except ValueError as error:
-        raise CliError(str(error), INVALID) from None
-    if not login.url:
-        where = f"nats://{endpoint_of(data)['nats']}"
-        try:
-            key = (data / "nats-token").read_text(encoding="ascii").strip()
-        except OSError as error:
-            raise CliError(
-                f"the token of the message server cannot be read: {why(error)}"
-            ) from None
+        raise CliError(said_of(error), INVALID) from None
     try:
-        return await NatsBus.connect(
-            where, name="diloco", token=key, credentials=file, tls=tls, timeout_s=CONNECT_S
-        )
+        return await connection(settings, "diloco", timeout_s=CONNECT_S)
     except Unavailable as error:
         raise CliError(
-            f"no message server answers at {where.rpartition('@')[2]} ({error}): start the "
-            "cluster with 'diloco up', or name another with --nats-url",
+            f"no message server answers at {settings.nats_url.rpartition('@')[2]} ({error}): start "
+            "the cluster with 'diloco up', or name another with --nats-url",
             NO_CLUSTER,
         ) from None
+
+
+def _token(login: Login) -> dict[str, Any]:
+    """One that is given beats a file of the profile. TLS: as every process of the cluster is told;
+    no options, since people have them in their profile."""
+    return {"nats_token": login.token, "nats_token_file": None} if login.token else {}
+
+
+def _here(data: Path) -> dict[str, Any]:
+    """Of the cluster of this machine, which has its own secret, and no TLS; whatever is in the
+    profile is for another one."""
+    where = f"nats://{endpoint_of(data)['nats']}"
+    try:
+        key = (data / "nats-token").read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise CliError(f"the token of the message server cannot be read: {why(error)}") from None
+    plain = dict.fromkeys(("nats_ca", "nats_client_cert", "nats_client_key"), "")
+    return {"nats_url": where, "nats_token": key, "nats_token_file": None, **plain}

@@ -28,7 +28,6 @@ from diloco_cli.words import FAILED, INVALID, CliError
 from diloco_learner.hosts.place import WrongHosts, checkpoints_at
 from diloco_shared.budget import Job, Need, known, streams
 from diloco_shared.budget.memory import disks
-from diloco_shared.bus.nats.access import Address
 from diloco_shared.process.settings import WorkerSettings, said_of
 from diloco_shared.spec.mesh import AUTO, mesh_of
 
@@ -133,19 +132,13 @@ def _settings(examined: Examination) -> WorkerSettings | None:
         examined.tell(judging.failed("settings", said_of(error), remedy))
         examined.leave_out((*AT_THE_HUB, "disk"))
         return None
-    where = Address(settings.nats_url).shown
+    where = settings.hub.shown
     examined.tell(Finding("settings", "ok", f"the hub is {where}, as {settings.id or 'no id yet'}"))
     return settings
 
 
 def _hub(examined: Examination, settings: WorkerSettings, probe: int, job: Job | None) -> None:
-    credentials = Path(settings.nats_credentials) if settings.nats_credentials else None
-    address = Address(
-        settings.nats_url,
-        settings.nats_token or None,
-        tls=settings.nats_tls,
-        credentials=credentials,
-    )
+    address = settings.hub
     try:
         named = [f"{host}:{port}" for host, port in address.endpoints()]
     except ValueError as error:

@@ -41,11 +41,11 @@ from diloco_coordinator.runs.registry_io import MIRRORED, Registry
 from diloco_coordinator.runs.sweeping_io import keep_swept
 from diloco_shared.bus.port import Bus
 from diloco_shared.process.chaos import FaultAgent
+from diloco_shared.process.connecting import connected
 from diloco_shared.process.crash_points import arm
 from diloco_shared.process.health import Health, HealthServer, bus_state
 from diloco_shared.process.loop_watch import LoopWatch
 from diloco_shared.process.membership import DataFolder, Registration
-from diloco_shared.process.serving import connected
 from diloco_shared.process.settings import ProcessSettings
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.subjects import Id

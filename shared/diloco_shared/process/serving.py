@@ -5,9 +5,7 @@ Two connections, for control and for data: a link full of chunks never delays a 
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 import structlog
@@ -16,11 +14,11 @@ from prometheus_client.core import Metric
 from pydantic import ValidationError
 
 from diloco_shared import VERSION
-from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.bus.run_streams import ensure_buckets, spec_of
 from diloco_shared.process.chaos import Abilities, FaultAgent
+from diloco_shared.process.connecting import connected, connected_for_data
 from diloco_shared.process.crash_points import arm
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.process.disk_watch import remove_deleted, watch_disk
@@ -33,7 +31,7 @@ from diloco_shared.process.health import (
 )
 from diloco_shared.process.loop_watch import HELD_S, LoopWatch
 from diloco_shared.process.membership import DataFolder, Registration
-from diloco_shared.process.settings import ProcessSettings, WorkerSettings
+from diloco_shared.process.settings import WorkerSettings
 from diloco_shared.protocol.wire import WireError
 from diloco_shared.spec.run import RunSpec
 
@@ -143,39 +141,6 @@ def _fault(error: ValidationError | WireError) -> str:
         return str(error)
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-
-
-@asynccontextmanager
-async def connected(settings: ProcessSettings, name: str, **links: Any) -> AsyncIterator[Bus]:
-    """The bus that a process is told of, until the context ends. Raises Unavailable.
-
-    `links`: what carries payloads, as `NatsBus.connect` takes it.
-    """
-    token = settings.nats_token or None
-    credentials = Path(settings.nats_credentials) if settings.nats_credentials else None
-    bus = await NatsBus.connect(
-        settings.nats_url,
-        name=name,
-        token=token,
-        credentials=credentials,
-        tls=settings.nats_tls,
-        **links,
-    )
-    try:
-        yield bus
-    finally:
-        await bus.close()
-
-
-def connected_for_data(settings: WorkerSettings, name: str) -> AbstractAsyncContextManager[Bus]:
-    """The same, for payloads: as fast, and on as many connections, as the settings say."""
-    return connected(
-        settings,
-        name,
-        connections=settings.connections,
-        uplink_bytes_per_s=settings.uplink_bytes_per_s,
-        downlink_bytes_per_s=settings.downlink_bytes_per_s,
-    )
 
 
 async def serve(settings: S, kind: type[Worker[S]], **more: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from diloco_shared.bus.nats.access import TlsFiles
+from diloco_shared.bus.nats.access import Address, TlsFiles
 from diloco_shared.process.crash_points import CrashAt
 from diloco_shared.protocol.subjects import Id
 from diloco_shared.reach.places import roots_of
@@ -47,8 +47,8 @@ def said_of(error: ValueError) -> str:
     )
 
 
-class ProcessSettings(BaseSettings):
-    """One per process; every field may be set as DILOCO_<FIELD>."""
+class HubSettings(BaseSettings):
+    """Where the bus is, and how it lets a process in; every field may be set as DILOCO_<FIELD>."""
 
     # What is wrong is told without what was given, since that may be a secret.
     model_config = SettingsConfigDict(env_prefix="DILOCO_", frozen=True, hide_input_in_errors=True)
@@ -78,6 +78,36 @@ class ProcessSettings(BaseSettings):
         description="PEM file of its key, without a password; not needed where the key lies in the "
         "file of the certificate.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _token_of_file(cls, given: Any) -> Any:
+        """The token is read once, here; whoever needs it finds it in `nats_token`."""
+        if not isinstance(given, dict) or not (file := given.get("nats_token_file")):
+            return given
+        token = secret_in(Path(file))
+        if given.get("nats_token", "") not in ("", token):
+            raise ValueError(
+                f"DILOCO_NATS_TOKEN and {file} differ: unset the one that is not to be used"
+            )
+        return {**given, "nats_token": token}
+
+    @property
+    def nats_tls(self) -> TlsFiles | None:
+        """None: as the URL and the bus say, with the authorities of the system."""
+        return TlsFiles.named(self.nats_ca, self.nats_client_cert, self.nats_client_key)
+
+    @property
+    def hub(self) -> Address:
+        """All of it, as every kind of connection takes it."""
+        credentials = Path(self.nats_credentials) if self.nats_credentials else None
+        token = self.nats_token or None
+        return Address(self.nats_url, token, tls=self.nats_tls, credentials=credentials)
+
+
+class ProcessSettings(HubSettings):
+    """One per process; every field may be set as DILOCO_<FIELD>."""
+
     data: Path = Field(Path("diloco-data"), description="What a member keeps is in <data>/<id>/.")
     checkpoints: str = Field(
         "",
@@ -101,24 +131,6 @@ class ProcessSettings(BaseSettings):
     )
     health_port: int = Field(0, ge=0, le=65535, description="Their port; 0 takes any free one.")
     crash_at: CrashAt = Field("", description="For tests: where to die; see crash_points.py.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _token_of_file(cls, given: Any) -> Any:
-        """The token is read once, here; whoever needs it finds it in `nats_token`."""
-        if not isinstance(given, dict) or not (file := given.get("nats_token_file")):
-            return given
-        token = secret_in(Path(file))
-        if given.get("nats_token", "") not in ("", token):
-            raise ValueError(
-                f"DILOCO_NATS_TOKEN and {file} differ: unset the one that is not to be used"
-            )
-        return {**given, "nats_token": token}
-
-    @property
-    def nats_tls(self) -> TlsFiles | None:
-        """None: as the URL and the bus say, with the authorities of the system."""
-        return TlsFiles.named(self.nats_ca, self.nats_client_cert, self.nats_client_key)
 
     @property
     def checkpoint_root(self) -> str:

@@ -27,8 +27,8 @@ from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.hf.tokenizer import files_of, special_tokens, tokenizer_of
+from diloco_shared.process.connecting import connected
 from diloco_shared.process.logs import configure
-from diloco_shared.process.serving import connected
 from diloco_shared.process.settings import said_of
 from diloco_shared.process.stopping import die_with, until_stopped
 from diloco_shared.protocol import subjects

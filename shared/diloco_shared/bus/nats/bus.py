@@ -55,7 +55,27 @@ class NatsBus(NatsStreams):
         within the byte budgets (0: no limit); everything else is small and is not held back.
         `credentials` is the file of an identity, and beats all other ways to be let in.
         """
-        address = Address(url, token, user, password, tls, credentials)
+        return await cls.to(
+            Address(url, token, user, password, tls, credentials),
+            name=name,
+            timeout_s=timeout_s,
+            connections=connections,
+            uplink_bytes_per_s=uplink_bytes_per_s,
+            downlink_bytes_per_s=downlink_bytes_per_s,
+        )
+
+    @classmethod
+    async def to(
+        cls,
+        address: Address,
+        *,
+        name: str,
+        timeout_s: float = 10.0,
+        connections: int = 1,
+        uplink_bytes_per_s: float = 0.0,
+        downlink_bytes_per_s: float = 0.0,
+    ) -> "NatsBus":
+        """As `connect`, with all that says where the server is and who we are in one."""
         link = await NatsLink.connect(address, name=name, timeout_s=timeout_s)
         lanes = NatsLanes(
             link,
