@@ -213,8 +213,6 @@ class Inbox:
         incoming = receiving(self.data, blob)
 
         async def fetched() -> memoryview | None:
-            if not self.wanted(manifest):
-                return None
             fetching = asyncio.ensure_future(get_blob(self.data, stream, blob, into=incoming))
             try:
                 while not fetching.done() and self.wanted(manifest):
