@@ -122,6 +122,16 @@ class DataBus(FarBus):
         for lane in self.beside:
             lane.disconnect()
 
+    def breaks(self) -> None:
+        super().breaks()
+        for lane in self.beside:
+            lane.breaks()
+
+    def mended(self) -> None:
+        for lane in self.beside:
+            lane.broken = False
+        super().mended()
+
     def reconnect(self) -> None:
         super().reconnect()
         for lane in self.beside:

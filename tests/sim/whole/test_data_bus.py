@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.bus.port import StreamSpec
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.data_bus import DataBus, is_chunk
 from diloco_simulator.hub.net import Net, Way
@@ -51,6 +51,40 @@ def test_a_later_payload_overtakes_one_on_a_slow_connection() -> None:
 
     stored, expected = play(main(), Random(1))
     assert stored == expected
+
+
+def test_connections_that_break_fail_what_is_on_its_way_and_are_mended_together() -> None:
+    """A payload's is given up at once, as on a socket that is reset; what is asked meanwhile
+    waits."""
+
+    async def main() -> tuple[float, int, list[int]]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        options, broker = Options.calm(), MemoryBroker()
+        scene = Scene(loop, options)
+        net = Net(loop, Random(1), options, scene.counts)
+        bus = DataBus(
+            broker, "a-data", "a", net, None, options, Chance(scene, Random(1)), lambda s, p: p
+        )
+        await bus.ensure_stream(StreamSpec("UP-sim", ("up.sim.>",), 10_000))
+        chunk = "up.sim.a.0.0.1.1"
+        began = loop.now
+        sending = asyncio.create_task(bus.append(chunk, b"x", timeout_s=60.0))
+        await asyncio.sleep(0)
+        bus.breaks()
+        with pytest.raises(Unavailable, match="was lost"):
+            await sending
+        gave_up_s = loop.now - began
+        again = asyncio.create_task(bus.append(chunk, b"x", timeout_s=60.0))
+        await asyncio.sleep(5.0)
+        assert not again.done(), "it waits"
+        bus.mended()
+        return gave_up_s, await again, [b.reconnects for b in (bus, *bus.beside)]
+
+    gave_up_s, seq, reconnects = play(main(), Random(1))
+    assert gave_up_s == 0.0
+    assert seq == 2, "what was on its way to the hub arrives"
+    assert set(reconnects) == {1}
 
 
 def two_lanes(bus: DataBus) -> tuple[str, str]:
