@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -84,6 +85,37 @@ async def test_message_ids_are_forgotten_after_two_minutes() -> None:
     assert await bus.append("s.a", b"", msg_id="x") == 1
     now = 120.0
     assert await bus.append("s.a", b"", msg_id="x") == 2
+
+
+async def test_a_power_cut_takes_nothing_that_is_synced() -> None:
+    """But a disk may, which loses what it had written."""
+    broker = MemoryBroker()
+    bus = MemoryBus(broker, "a")
+    await bus.ensure_stream(SPEC)
+    await bus.ensure_stream(replace(SPEC, name="U", subjects=("u.>",), synced=False))
+    for subject in ("s.a", "u.a"):
+        for n in range(3):
+            await bus.append(subject, bytes([n]), msg_id=f"{subject}{n}")
+    life = bus.life
+    assert broker.lose("S", 2) == 0 and broker.lose("U", 2) == 2
+    assert int(bus.life) == int(life) + 2, "each has begun a new life"
+    assert [(await bus.stream_info(name)).last_seq for name in "SU"] == [3, 1]
+    assert await bus.append("u.a", b"", msg_id="u.a2") == 2, "a repeat of what is lost is new"
+    assert broker.lose("S", 2, synced=True) == 2
+    assert (await bus.stream_info("S")).last_seq == 1
+
+
+async def test_how_a_stream_persists_is_settled_when_it_is_made() -> None:
+    broker = MemoryBroker()
+    bus = MemoryBus(broker, "a")
+    for synced in (False, True):
+        await bus.ensure_stream(replace(SPEC, synced=synced))
+    await bus.append("s.a", b"")
+    assert broker.lose("S", 1) == 1
+    broker.nodes = 3  # where nobody would notice that the one with the copy began a new life
+    await bus.ensure_stream(replace(SPEC, name="U", subjects=("u.>",), synced=False))
+    await bus.append("u.a", b"")
+    assert broker.lose("U", 1) == 0
 
 
 async def test_a_client_that_is_cut_off_hears_nothing_and_catches_up() -> None:

@@ -34,7 +34,8 @@ PAYLOAD = bytes(3000)
 async def hub(bytes_max: int = 1 << 20) -> MemoryBus:
     bus = MemoryBus(MemoryBroker(), "s")
     for name, captured in subjects.run_streams("t").items():
-        await bus.ensure_stream(StreamSpec(name, (captured,), bytes_max))
+        synced = name == subjects.tape_stream("t")
+        await bus.ensure_stream(StreamSpec(name, (captured,), bytes_max, synced=synced))
     return bus
 
 

@@ -25,7 +25,9 @@ class Down:
         self.outbox = Outbox(context(init_spec(), self.bus))
 
     async def prepare(self) -> None:
-        await self.bus.ensure_stream(StreamSpec(subjects.dn_stream("t"), ("dn.t.>",), 1 << 20))
+        captured = ("dn.t.>",)
+        down = StreamSpec(subjects.dn_stream("t"), captured, 1 << 20, synced=False)
+        await self.bus.ensure_stream(down)
 
     async def chunks(self, version: int, term: int) -> str:
         subject = subjects.publication("t", 0, 0, version, term)

@@ -283,7 +283,7 @@ async def test_a_snapshot_past_the_end_of_the_tape_goes_if_the_tape_was_taken_ba
     await hub.prepare()
     await hub.initialise()
     await covered(hub)
-    hub.broker.lose(subjects.tape_stream("r"), 3)
+    hub.broker.lose(subjects.tape_stream("r"), 3, synced=True)
     if epoch:
         await hub.append(TapeEpoch(epoch=epoch, term=1, reason="restored", at=50.0))
     end = len(await hub.tape())
@@ -314,7 +314,7 @@ async def covered(hub: Hub) -> None:
 async def overtaken_by_a_power_cut(hub: Hub) -> None:
     """s1 covers a record, which is lost with the one after; others stand there now."""
     await covered(hub)
-    hub.broker.lose(subjects.tape_stream("r"), 2)
+    hub.broker.lose(subjects.tape_stream("r"), 2, synced=True)
     for term in (3, 4, 5):
         await hub.append(TapeTerm(epoch=0, term=term, leader="other", at=50.0 + term))
 

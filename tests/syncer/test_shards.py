@@ -319,7 +319,7 @@ async def test_the_first_shards_marks_are_found_also_after_the_hub_lost_some(
     looking.want()
     assert await found.get() == MarkFound(1)
     await bus.append(subjects.tape("t", 0), b"damaged")
-    bus.broker.lose(subjects.tape_stream("t"), 3)
+    bus.broker.lose(subjects.tape_stream("t"), 3, synced=True)
     await marks_of(bus, mark(2), term, term)
     looking.want()
     assert await found.get() == MarkFound(2)

@@ -262,7 +262,7 @@ async def test_on_a_hub_that_was_put_back_all_read_the_tape_again(tmp_path: Path
     async with hub.syncer("s1") as first, hub.syncer("s2") as second:
         await within(hub.comes(lambda r: isinstance(r, TapeTerm) and r.leader in ("s1", "s2")))
         await asyncio.sleep(0.5)  # the other one executes that, too
-        hub.broker.lose(subjects.tape_stream("r"), 1)
+        hub.broker.lose(subjects.tape_stream("r"), 1, synced=True)
         again = TapeEpoch(epoch=1000, term=1001, reason="the hub was restored", at=3.0)
         await hub.append(again)
         record = await within(hub.comes(lambda r: isinstance(r, TapeTerm) and r.epoch == 1000))
@@ -280,7 +280,7 @@ async def test_who_stands_by_leads_from_what_a_hub_that_was_put_back_has(tmp_pat
         await within(hub.comes(lambda r: isinstance(r, TapeTerm) and r.leader in ("s1", "s2")))
         await asyncio.sleep(0.5)  # the other one executes that, too
         (_, leader) = await hub.terms()
-        hub.broker.lose(subjects.tape_stream("r"), 1)
+        hub.broker.lose(subjects.tape_stream("r"), 1, synced=True)
         await hub.append(TapeEpoch(epoch=1000, term=1001, reason="put back", at=3.0))
         place = subjects.LEASES, subjects.leader_lease("r", 0)
         await hub.bus.kv_delete(*place)  # as on a hub that was put back

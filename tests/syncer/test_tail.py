@@ -32,7 +32,7 @@ class Seen:
         self.tail = Tail(self.bus, "r", lambda: self.covered, lambda *lost: self.told.append(lost))
 
     async def begin(self, contributions: int = 0) -> None:
-        await self.bus.ensure_stream(StreamSpec(UP, ("up.r.>",), 1 << 20))
+        await self.bus.ensure_stream(StreamSpec(UP, ("up.r.>",), 1 << 20, synced=False))
         for n in range(contributions):
             await self.put(n, seen=True)
 

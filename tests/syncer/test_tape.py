@@ -55,7 +55,7 @@ async def test_a_deposed_leader_cannot_append() -> None:
 
 async def put_back(bus: MemoryBus, *, lost: int, added: int) -> None:
     """Of a backup: without the newest records, and with some of its own."""
-    bus.broker.lose(subjects.tape_stream("r"), lost)
+    bus.broker.lose(subjects.tape_stream("r"), lost, synced=True)
     for _ in range(added):
         await bus.append(subjects.tape("r", 0), encode(AGAIN))
 
@@ -258,7 +258,7 @@ async def test_what_is_left_of_a_tape_in_its_archive_alone_is_its_end(tmp_path: 
         await tape.append(term(number, "a"))
     archive.write((await bus.fetch(tape.stream, tape.subject))[:2])
     await bus.purge(tape.stream, tape.subject, below_seq=3)
-    bus.broker.lose(tape.stream, 3)
+    bus.broker.lose(tape.stream, 3, synced=True)
     fresh = Tape(bus, "r", 0, archive)
     assert await fresh.newest() == 2
     assert [seq for seq, _ in await fresh.read()] == [1, 2]
@@ -277,7 +277,7 @@ async def test_an_archive_of_what_a_backup_has_not_counts_no_more(tmp_path: Path
     stored = await bus.fetch(tape.stream, tape.subject)
     for first in (0, 4, 8):
         archive.write(stored[first : first + 4])
-    bus.broker.lose(tape.stream, 7)
+    bus.broker.lose(tape.stream, 7, synced=True)
     for number in range(13, 17):
         await bus.append(tape.subject, encode(term(number, "b")))
     await bus.purge(tape.stream, tape.subject, below_seq=3)  # as the backup had it
@@ -305,7 +305,7 @@ async def test_an_archive_counts_also_where_another_shard_has_the_first_record(
         await tape.append(term(number, "a"))
     archive.write((await bus.fetch(tape.stream, tape.subject))[:2])
     await bus.purge(tape.stream, tape.subject, below_seq=4)
-    bus.broker.lose(tape.stream, 1)
+    bus.broker.lose(tape.stream, 1, synced=True)
     fresh = Tape(bus, "r", 0, archive, shards=2)
     assert await fresh.newest() == 3
     assert [seq for seq, _ in await fresh.read()] == [2, 3]

@@ -85,6 +85,11 @@ class _Stream:
         """How many messages of a subject there may be; 0: as many as fit."""
         return max(int(self.config.get("max_msgs_per_subject", 0)), 0)
 
+    @property
+    def synced(self) -> bool:
+        """Whether what it acknowledges is on disk."""
+        return self.config.get("persist_mode") != "async"
+
     def fit(self, subjects_: Iterable[str]) -> None:
         """The oldest go that are too many of their subject, or too many bytes."""
         for subject in subjects_ if self.per_subject else ():
@@ -200,6 +205,8 @@ class MemoryBroker:
         config = {**config, "num_replicas": copies}
         if min(config.get("max_bytes", -1), there.get("max_bytes", -1)) > 0:  # a raised one stays
             config["max_bytes"] = max(config["max_bytes"], there["max_bytes"])
+        if there:  # how a stream persists cannot be changed
+            config["persist_mode"] = there.get("persist_mode", "default")
         for other, stream in self._streams.items():
             if other != name and any(
                 overlap(a, b) for a in config["subjects"] for b in stream.config["subjects"]
@@ -354,13 +361,17 @@ class MemoryBroker:
         self.disk_full = False
         self.unwritten.clear()
 
-    def lose(self, name: str, count: int) -> int:
-        """The newest were acknowledged and not on disk: how many of `count` there were to lose.
+    def lose(self, name: str, count: int, *, synced: bool = False) -> int:
+        """A power cut takes the newest that were acknowledged and not on disk: how many of `count`
+        there were to lose. None of a stream that is synced, unless the disk itself loses what it
+        had `synced`.
 
         Their sequences come again, and repeats of them are new.
         """
         self.life += 1
         stream = self._named(name)
+        if stream.synced and not synced:
+            return 0
         gone = list(stream.messages)[-count:] if count else []
         for seq in reversed(gone):
             stream.remove(seq)

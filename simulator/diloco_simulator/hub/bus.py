@@ -234,8 +234,12 @@ class MemoryBus(StreamKv):
                 "max_msg_size": spec.message_bytes_max or -1,
                 "max_age": int(spec.age_s_max * NS_PER_S),
                 "num_replicas": spec.replicas,
+                "persist_mode": "async" if self._may_lose(spec) else "default",
             }
         )
+
+    def _may_lose(self, spec: StreamSpec) -> bool:
+        return not spec.synced and spec.replicas == 1 and not self.several_nodes
 
     async def delete_stream(self, name: str) -> None:
         await self._api(name, lambda: self.broker.delete_stream(name))

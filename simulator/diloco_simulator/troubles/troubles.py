@@ -286,7 +286,7 @@ class Troubles:
         self.loop.call_later(back_s, setattr, self.net, "away", False)
 
     def lose_tails(self, dice: Random) -> None:
-        """A power cut at the hub: of every stream but the tape, which is synced."""
+        """A power cut at the hub: of every stream but those that are synced, as the tape is."""
         name, broker = self.world.spec.name, self.world.broker
         streams = (subjects.up_stream(name), subjects.dn_stream(name), subjects.state_stream(name))
         lost = [broker.lose(s, dice.randint(0, 3)) for s in streams if broker.exists(s)]
@@ -311,7 +311,7 @@ class Troubles:
         lost = min(self.rng.randint(1, 3), loose)
         if lost:
             self.counts["power cuts"] += 1
-            broker.lose(tape, lost)
+            broker.lose(tape, lost, synced=True)
             world.observer.lost()
             for machine in world.syncers:
                 world.crash(machine, self.rng.uniform(0.5, 3.0))

@@ -12,7 +12,7 @@ from diloco_shared.bus.port import Bus, StreamSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
-SPEC = StreamSpec("S", ("s.>",), 1 << 20)
+SPEC = StreamSpec("S", ("s.>",), 1 << 20, synced=False)
 
 
 async def fill(bus: Bus, *texts: str, subject: str = "s.a") -> None:
