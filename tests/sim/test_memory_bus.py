@@ -87,6 +87,19 @@ async def test_message_ids_are_forgotten_after_two_minutes() -> None:
     assert await bus.append("s.a", b"", msg_id="x") == 2
 
 
+async def test_a_server_that_begins_anew_knows_the_ids_of_what_it_holds() -> None:
+    """As it reads them from its disk."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await bus.ensure_stream(SPEC)
+    await bus.append("s.a", b"", msg_id="x")
+    await bus.append("s.b", b"", msg_id="y")
+    await bus.purge("S", "s.b")
+    assert await bus.append("s.b", b"", msg_id="y") == 2, "known, although it is gone"
+    bus.broker.restart()
+    assert await bus.append("s.a", b"", msg_id="x") == 1
+    assert await bus.append("s.b", b"", msg_id="y") == 3
+
+
 async def test_a_power_cut_takes_nothing_that_is_synced() -> None:
     """But a disk may, which loses what it had written."""
     broker = MemoryBroker()
@@ -116,6 +129,40 @@ async def test_how_a_stream_persists_is_settled_when_it_is_made() -> None:
     await bus.ensure_stream(replace(SPEC, name="U", subjects=("u.>",), synced=False))
     await bus.append("u.a", b"")
     assert broker.lose("U", 1) == 0
+
+
+async def test_a_deletion_that_outlives_its_lifetime_is_told_once_more() -> None:
+    """As a server tells it, in buckets that tell of lifetimes at all."""
+    now = 0.0
+    broker = MemoryBroker(clock=lambda: now)
+    bus = MemoryBus(broker, "a")
+    await bus.ensure_bucket("b")
+    await bus.kv_put("b", "k", b"1")
+    await bus.kv_put("b", "l", b"1")
+    assert await bus.kv_delete("b", "k") == 3
+    now = 60.0
+    marker = await bus.last("KV_b", "$KV.b.k")
+    assert marker is not None and (marker.seq, marker.payload) == (4, b"")
+    assert await bus.kv_get("b", "k") is None
+    now = 120.0
+    info = await bus.stream_info("KV_b")
+    assert (info.messages, info.last_seq) == (1, 4)
+
+
+async def test_what_is_older_than_a_stream_keeps_is_gone() -> None:
+    now = 0.0
+    bus = MemoryBus(MemoryBroker(clock=lambda: now), "a")
+    await bus.ensure_stream(replace(SPEC, age_s_max=600.0))
+    await bus.append("s.a", b"")
+    now = 300.0
+    await bus.append("s.a", b"")
+    with pytest.raises(Refused, match="TTL is disabled"):
+        await bus.append("s.a", b"", headers={"Nats-TTL": "60s"})
+    now = 600.0
+    assert [m.seq for m in await bus.fetch("S", "s.a")] == [2]
+    now = 900.0
+    info = await bus.stream_info("S")
+    assert (info.messages, info.first_seq, info.last_seq) == (0, 3, 2)
 
 
 async def test_a_client_that_is_cut_off_hears_nothing_and_catches_up() -> None:

@@ -8,6 +8,7 @@ itself.
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -116,6 +117,10 @@ class _Stream:
             else:
                 del self.last_by_subject[message.subject]
         return message
+
+    def remember(self) -> None:
+        """What a server that begins reads of message ids: those of messages that are still here."""
+        self.ids = {key: at for key, at in self.ids.items() if at[0] in self.messages}
 
     def of(self, subject: str) -> list[int]:
         """Sequences of a subject's messages."""
@@ -295,6 +300,8 @@ class MemoryBroker:
         stream = self._of_subject(subject)
         if 0 < stream.config.get("max_msg_size", -1) < len(payload) + head_bytes(headers):
             raise Refused(f"append on {subject}: message size exceeds maximum allowed")
+        if "Nats-TTL" in headers and not stream.config.get("allow_msg_ttl"):
+            raise Refused(f"append on {subject}: per-message TTL is disabled")
         last = stream.last_by_subject.get(subject, 0)
         if expect_last is not None and expect_last != last:
             raise Conflict(f"append on {subject}: wrong last sequence: {last}")
@@ -313,7 +320,9 @@ class MemoryBroker:
             stream.ids[msg_id] = (message.seq, now)
             _forget_ids(stream, now)
         if "Nats-TTL" in headers:
-            self._schedule_expiry(stream, message.seq, float(headers["Nats-TTL"].rstrip("s")))
+            self._schedule_expiry(stream, message.seq, _seconds(headers["Nats-TTL"]))
+        elif age_ns := stream.config.get("max_age", 0):
+            self._expire_at(stream, message.seq, now + age_ns / 1e9)
         self.on_store(stream.config["name"], message)
         self.wake(stream.config["name"])
         return message.seq
@@ -360,6 +369,8 @@ class MemoryBroker:
         self.life += 1
         self.disk_full = False
         self.unwritten.clear()
+        for stream in self._streams.values():
+            stream.remember()
 
     def lose(self, name: str, count: int, *, synced: bool = False) -> int:
         """A power cut takes the newest that were acknowledged and not on disk: how many of `count`
@@ -378,7 +389,7 @@ class MemoryBroker:
         if gone:
             stream.last_seq = gone[0] - 1
             self.ends.setdefault(name, []).append(stream.last_seq)
-            stream.ids = {key: at for key, at in stream.ids.items() if at[0] < gone[0]}
+            stream.remember()
             self.wake(name)
         return len(gone)
 
@@ -409,6 +420,7 @@ class MemoryBroker:
         """A stream as it was saved."""
         stream: _Stream = saved
         name, stream.config = config["name"], config
+        stream.remember()
         self._streams[name] = stream
         self._by_subject.clear()
         if stream.last_seq < self._gone.get(name, 0):
@@ -446,18 +458,22 @@ class MemoryBroker:
             return
         self._expires_at = math.inf
         for name, stream in self._streams.items():
-            for seq in [s for s, when in stream.expiries.items() if when <= now]:
-                message = stream.remove(seq)
-                marker_ns = stream.config.get("subject_delete_marker_ttl", 0)
-                if marker_ns and "Nats-Marker-Reason" not in message.headers:
-                    headers = {
-                        "Nats-Marker-Reason": "MaxAge",
-                        "Nats-TTL": f"{marker_ns // 1_000_000_000}s",
-                    }
-                    if message.headers.get("KV-Operation") is None:
-                        self._store(message.subject, b"", headers)
+            for _, seq in sorted((when, s) for s, when in stream.expiries.items() if when <= now):
+                self._mark(stream, stream.remove(seq))
                 self.wake(name)
             self._expires_at = min([self._expires_at, *stream.expiries.values()])
+
+    def _mark(self, stream: _Stream, gone: Stored) -> None:
+        """Tell that the last message of a subject has outlived its lifetime, where a stream does.
+        Nothing follows a marker, nor what has removed all of a subject."""
+        marker_ns = stream.config.get("subject_delete_marker_ttl", 0)
+        if not marker_ns or gone.subject in stream.last_by_subject:
+            return
+        if "Nats-Marker-Reason" in gone.headers or gone.headers.get("KV-Operation") == "PURGE":
+            return
+        ttl = _duration(marker_ns // 1_000_000_000)
+        headers = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": ttl, "Nats-Rollup": "sub"}
+        self._store(gone.subject, b"", headers)
 
     def changed(self, stream: str) -> "asyncio.Future[None]":
         """Done by the next change of a stream, there or not."""
@@ -472,9 +488,13 @@ class MemoryBroker:
                 if not change.done():
                     change.set_result(None)
 
+    def _expire_at(self, stream: _Stream, seq: int, when: float) -> None:
+        """By whoever looks first after it: nobody is told."""
+        stream.expiries[seq] = when
+        self._expires_at = min(self._expires_at, when)
+
     def _schedule_expiry(self, stream: _Stream, seq: int, ttl_s: float) -> None:
-        stream.expiries[seq] = self.now() + ttl_s
-        self._expires_at = min(self._expires_at, stream.expiries[seq])
+        self._expire_at(stream, seq, self.now() + ttl_s)
         if self._clock is None:
             # A timer may fire within the clock's resolution before its time.
             asyncio.get_running_loop().call_later(ttl_s + 0.001, self.expire)
@@ -516,6 +536,19 @@ class MemoryBroker:
 
 def _size(message: Stored) -> int:
     return stored_bytes(message.subject, head_bytes(message.headers), len(message.payload))
+
+
+def _duration(seconds: int) -> str:
+    """As a server writes it: 59s, 1m0s, 1h0m0s."""
+    minutes, s = divmod(seconds, 60)
+    h, m = divmod(minutes, 60)
+    return f"{h}h{m}m{s}s" if h else f"{m}m{s}s" if m else f"{s}s"
+
+
+def _seconds(duration: str) -> float:
+    """Of one that is written so."""
+    parts = re.findall(r"([\d.]+)([hms])", duration)
+    return sum(float(number) * {"h": 3600, "m": 60, "s": 1}[unit] for number, unit in parts)
 
 
 def _forget_ids(stream: _Stream, now: float) -> None:

@@ -1,6 +1,7 @@
 """The bus in memory answers as a server does: random operations on both, one after another.
 
-What the simulator shows of the product holds as far as this does. Errors compare by their kind.
+What the simulator shows of the product holds as far as this does. Errors compare by their kind. Now
+and then both are stopped in order and begin anew; how lifetimes end shows test_lifetimes.py.
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import (
@@ -31,6 +33,8 @@ SUBJECTS = ["s.a", "s.b", "s.a.x", "s.b.x", "s.a.y.z"]
 FILTERS = [*SUBJECTS, "s.*", "s.>", "s.*.x", "s.a.>", "s.*.*", "s.none"]
 KEYS = ["k", "l", "k.m", "k.n"]
 OPERATIONS = 250
+# After so many of them the server is stopped and started.
+LIFE = 70
 # Of errors, the narrowest first.
 KINDS = (Conflict, StreamFull, NoStream, Refused, Unavailable)
 
@@ -54,6 +58,8 @@ class Dice:
         more: dict[str, Any] = {}
         if rng.random() < 0.3:
             more["headers"] = {rng.choice(["A", "b"]): rng.choice(["", "1", "x y"])}
+        if rng.random() < 0.05:
+            more["headers"] = {"Nats-TTL": "60s"}  # which is for buckets
         if rng.random() < 0.3:
             self.ids.append(f"m{len(self.ids)}")
             more["msg_id"] = rng.choice(self.ids[-3:])
@@ -99,17 +105,27 @@ class Dice:
             drop_oldest=rng.random() < 0.5,
             subject_messages_max=rng.choice([0, 0, 1, 3]),
             message_bytes_max=rng.choice([0, 0, 1000]),
+            age_s_max=rng.choice([0.0, 0.0, 600.0]),
+            synced=rng.random() < 0.5,
         )
         return f"ensure {spec}", lambda bus: bus.ensure_stream(spec)
 
     def keys(self) -> tuple[str, Ask]:
         rng = self.rng
         key, value, revision = rng.choice(KEYS), rng.randbytes(3), rng.randrange(1, 30)
+        ttl_s = rng.choice([None, 600.0])  # longer than any of this
         asks: list[tuple[str, Ask]] = [
             (f"kv_get {key}", lambda bus: bus.kv_get("B", key)),
-            (f"kv_create {key}", lambda bus: bus.kv_create("B", key, value)),
-            (f"kv_put {key}", lambda bus: bus.kv_put("B", key, value)),
-            (f"kv_update {key} {revision}", lambda bus: bus.kv_update("B", key, value, revision)),
+            (
+                f"kv_create {key} {ttl_s}",
+                lambda bus: bus.kv_create("B", key, value, ttl_s=ttl_s),
+            ),
+            (f"kv_put {key} {ttl_s}", lambda bus: bus.kv_put("B", key, value, ttl_s=ttl_s)),
+            (
+                f"kv_update {key} {revision} {ttl_s}",
+                lambda bus: bus.kv_update("B", key, value, revision, ttl_s=ttl_s),
+            ),
+            ("info of the bucket", lambda bus: bus.stream_info("KV_B")),
             (f"kv_delete {key}", lambda bus: bus.kv_delete("B", key)),
             (
                 f"kv_delete {key} {revision}",
@@ -131,18 +147,31 @@ async def answer(bus: Bus, ask: Ask) -> Any:
     return said
 
 
+async def begin_anew(server: NatsServer, real: NatsBus, broker: MemoryBroker) -> None:
+    """The server is stopped in order, and starts with what it has on its disk."""
+    life = real.life
+    await server.stop()
+    await server.start()
+    broker.restart()
+    await until(lambda: real.connected and real.life != life, "connected to the new server")
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_operations_are_answered_alike(nats_server: NatsServer, seed: int) -> None:
     dice, told = Dice(seed), []
     async with AsyncExitStack() as stack:
         real = await NatsBus.connect(nats_server.url, name="real")
         stack.push_async_callback(real.close)
-        memory = MemoryBus(MemoryBroker(), "memory")
+        broker = MemoryBroker()
+        memory = MemoryBus(broker, "memory")
         stack.push_async_callback(memory.close)
         for bus in (real, memory):
             await bus.ensure_stream(StreamSpec("S", ("s.>",), 10_000))
             await bus.ensure_bucket("B")
-        for _ in range(OPERATIONS):
+        for n in range(1, OPERATIONS + 1):
+            if n % LIFE == 0:
+                await begin_anew(nats_server, real, broker)
+                told.append("begun anew")
             what, ask = dice.drawn()
             expected, found = await answer(real, ask), await answer(memory, ask)
             told.append(what)
