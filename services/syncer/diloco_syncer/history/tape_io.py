@@ -171,6 +171,7 @@ class Tape:
         return self.end
 
     async def _append(self, payload: bytes) -> int:
+        # Not by `until_done`: what has failed may be stored, so that is settled before it is tried.
         while True:
             try:
                 await self.look_back()

@@ -128,7 +128,7 @@ class Candidate:
                 # The same snapshot and the same records would end here again; a repaired folder,
                 # or a newer snapshot, would not.
                 await stuck.unfit(str(fault), str(fault), follower.history.seq)
-            # No repeating of `until_done`: each time it begins with a new follower, and is shown.
+            # This is not left to `until_done`: a new follower begins, and it is shown why.
             await asyncio.sleep(10 * RETRY_S)
 
     async def _follow_on(self, follower: Follower, stuck: StateSearch) -> tuple[Tape, Recovered]:
