@@ -8,8 +8,8 @@ from diloco_cli.cluster import endpoint_of
 from diloco_cli.words import INVALID, NO_CLUSTER, CliError, why
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Unavailable
-from diloco_shared.process.connecting import connection
-from diloco_shared.process.settings import HubSettings, said_of
+from diloco_shared.process.connecting import HubSettings, connection
+from diloco_shared.process.settings import said_of
 
 # For a server that is there; a command should not hang on one that is not.
 CONNECT_S = 5.0

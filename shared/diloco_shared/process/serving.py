@@ -6,6 +6,7 @@ Two connections, for control and for data: a link full of chunks never delays a 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Generic, TypeVar
 
 import structlog
@@ -18,7 +19,7 @@ from diloco_shared.bus.port import Bus
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.bus.run_streams import ensure_buckets, spec_of
 from diloco_shared.process.chaos import Abilities, FaultAgent
-from diloco_shared.process.connecting import connected, connected_for_data
+from diloco_shared.process.connecting import connected
 from diloco_shared.process.crash_points import arm
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.process.disk_watch import remove_deleted, watch_disk
@@ -141,6 +142,17 @@ def _fault(error: ValidationError | WireError) -> str:
         return str(error)
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def connected_for_data(settings: WorkerSettings, name: str) -> AbstractAsyncContextManager[Bus]:
+    """As `connected`, for payloads: as fast, and on as many connections, as the settings say."""
+    return connected(
+        settings,
+        name,
+        connections=settings.connections,
+        uplink_bytes_per_s=settings.uplink_bytes_per_s,
+        downlink_bytes_per_s=settings.downlink_bytes_per_s,
+    )
 
 
 async def serve(settings: S, kind: type[Worker[S]], **more: Any) -> None:

@@ -199,7 +199,7 @@ class HubWay:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[FarBus]:
-        """As `connecting.connected_for_data`. Raises Unavailable where nobody can be reached."""
+        """As `serving.connected_for_data`. Raises Unavailable where nobody can be reached."""
         bus = self.client(self.name, self.host, self.process.passes)
         self.buses.append(bus)
         try:

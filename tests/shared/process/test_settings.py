@@ -5,12 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from diloco_shared.process.settings import (
-    SECRET_BYTES_MAX,
-    ProcessSettings,
-    WorkerSettings,
-    said_of,
-)
+from diloco_shared.process.connecting import SECRET_BYTES_MAX
+from diloco_shared.process.settings import ProcessSettings, WorkerSettings, said_of
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ from diloco_learner.training.speed import Island
 from diloco_learner.training.train import TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.checkpoints.parameters_io import beginning_of
-from diloco_shared.process.connecting import connected_for_data
+from diloco_shared.process.serving import connected_for_data
 from diloco_shared.reach.local import Reach
 from diloco_shared.spec.mesh import MeshSizes, fitted, mesh_of
 from diloco_shared.spec.run import RunSpec
