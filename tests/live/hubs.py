@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from live.processes import diloco
+from live.processes import diloco_says
 from waiting import until
 
 from diloco_cli.up.stack import free_port
@@ -46,8 +46,7 @@ class Hub:
         assert await asyncio.to_thread(hub_folder.reload, self.folder) == ""
 
 
-def started(folder: Path, name: str = hub_folder.CONFIG) -> "subprocess.Popen[bytes]":
-    """The server of a hub's folder; its address will be in `ports/`."""
+def _started(folder: Path, name: str) -> "subprocess.Popen[bytes]":
     (folder / "ports").mkdir()
     config = folder / name
     with config.open("a") as file:
@@ -60,12 +59,34 @@ def started(folder: Path, name: str = hub_folder.CONFIG) -> "subprocess.Popen[by
     )
 
 
-async def address(folder: Path) -> str:
-    """Of a server that was started."""
+@asynccontextmanager
+async def serving(folder: Path, name: str = hub_folder.CONFIG) -> AsyncIterator[tuple[int, str]]:
+    """The server of a hub's folder, with a port of its own: its process id, and its address.
+
+    It writes into `log` of that folder, and is killed afterwards.
+    """
     ports = folder / "ports"
-    await until(lambda: any(p.stat().st_size for p in ports.glob("*.ports")), "its port")
-    url: str = json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
-    return url
+    process = _started(folder, name)
+    try:
+        await until(lambda: any(p.stat().st_size for p in ports.glob("*.ports")), "its port")
+        yield process.pid, json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
+        assert process.poll() is None, f"the server of {folder} was started anew, or died"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def encrypted(url: str) -> str:
+    """The address of a server that demands TLS, which does not say so itself."""
+    return f"tls://{url.partition('://')[2]}"
+
+
+async def prepare(bus: NatsBus) -> None:
+    """The streams of the run `r`, and all buckets."""
+    await ensure_buckets(bus, (*s.BUCKETS, *s.PRIVATE_BUCKETS))
+    specs = [StreamSpec(n, (f,), 64 << 20) for n, f in s.run_streams("r").items()]
+    for spec in (*specs, StreamSpec(s.EVENTS_STREAM, (s.EVENTS_FILTER,), 64 << 20)):
+        await bus.ensure_stream(spec)
 
 
 @asynccontextmanager
@@ -75,11 +96,8 @@ async def a_leaf(hub: Hub, site: str) -> AsyncIterator[None]:
     folder.mkdir()
     told = ("--credentials", str(hub.file(site)), "--hub-url", f"nats://127.0.0.1:{hub.leaf_port}")
     made = ("--to", str(folder / "leaf.conf"), "--listen", "127.0.0.1:-1")
-    done = await asyncio.to_thread(diloco, "site", "leaf", *told, *made)
-    assert done.returncode == 0, done.stderr
-    process = started(folder, "leaf.conf")
-    try:
-        hub.leaves[site] = await address(folder)
+    await asyncio.to_thread(diloco_says, "site", "leaf", *told, *made)
+    async with serving(folder, "leaf.conf") as (_, hub.leaves[site]):
 
         async def known() -> bool:
             async with hub.bus(site) as bus:
@@ -87,10 +105,6 @@ async def a_leaf(hub: Hub, site: str) -> AsyncIterator[None]:
 
         await until(known, "what the hub offers", tolerated=(BusError,))
         yield
-        assert process.poll() is None, "the site's server was started anew, or died"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @asynccontextmanager
@@ -110,20 +124,12 @@ async def a_hub(
         hub_folder.add(folder, learner, "learner")
     if backup is not None:
         await hub_backup.put_back(backup, folder / "store", of_hub=True)
-    process = started(folder)
-    try:
-        hub = Hub(folder, process.pid, await address(folder), port)
+    async with serving(folder) as (pid, url):
+        hub = Hub(folder, pid, url, port)
+        if backup is not None:
+            yield hub
+            return
         async with hub.bus("coordinator") as bus:
-            if backup is not None:
-                yield hub
-                return
-            await ensure_buckets(bus, (*s.BUCKETS, *s.PRIVATE_BUCKETS))
-            specs = [StreamSpec(n, (f,), 64 << 20) for n, f in s.run_streams("r").items()]
-            for spec in (*specs, StreamSpec(s.EVENTS_STREAM, (s.EVENTS_FILTER,), 64 << 20)):
-                await bus.ensure_stream(spec)
+            await prepare(bus)
         async with a_leaf(hub, leaf) if leaf else AsyncExitStack():
             yield hub
-        assert process.poll() is None, "the server was started anew, or died"
-    finally:
-        process.kill()
-        process.wait()

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from waiting import wait_until
+
+from diloco_client import Client
 
 # Starting jax in several processes on two busy cores takes its time.
 PATIENCE_S = 180.0
@@ -44,6 +47,13 @@ def diloco(
         timeout=patience_s,
         check=False,
     )
+
+
+def diloco_says(*arguments: str, status: int = 0) -> str:
+    """What a command prints on its standard output, if it ends with `status` as it shall."""
+    done = diloco(*arguments)
+    assert done.returncode == status, done.stderr + done.stdout[-2000:]
+    return done.stdout
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -105,12 +115,47 @@ class Services:
         self.data = data
         self.environment = {"DILOCO_NATS_URL": nats_url, "DILOCO_DATA": str(data), **more}
         self.all: list[Process] = []
+        self.newest: dict[str, Process] = {}  # by name
 
     def start(self, module: str, name: str, **more: str) -> Process:
         shown = {"DILOCO_ID": name, "DILOCO_THREADS": "1", "OMP_NUM_THREADS": "1"}
         chosen = self.environment | shown | more
-        self.all.append(Process(self.data / f"{name}.log", module, **chosen))
-        return self.all[-1]
+        started = Process(self.data / f"{name}.log", module, **chosen)
+        self.all.append(started)
+        self.newest[name] = started
+        return started
+
+    def coordinator(self, **more: str) -> Process:
+        """Start one on a free port; `address` tells where it answers."""
+        self._url.unlink(missing_ok=True)  # of the one before
+        return self.start("diloco_coordinator", "coordinator", DILOCO_PORT="0", **more)
+
+    @property
+    def _url(self) -> Path:
+        return self.data / "coordinator" / "url"
+
+    def address(self) -> str:
+        """Of the coordinator's API, as soon as it has written that and `token`."""
+
+        def written() -> str:
+            self.check()
+            return self.token() and self._url.read_text().strip()
+
+        address: str = wait_until(
+            written, "the coordinator's address", patience_s=PATIENCE_S, tolerated=(OSError,)
+        )
+        return address
+
+    def token(self) -> str:
+        """The administrator's."""
+        return (self.data / "admin-token").read_text().strip()
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """The administrator's, as soon as the coordinator answers."""
+        with Client(self.address(), self.token()) as client:
+            wait_until(client.ready, "the coordinator", patience_s=PATIENCE_S)
+            yield client
 
     def check(self) -> None:
         """None has ended that was not told to."""

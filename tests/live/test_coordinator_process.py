@@ -22,12 +22,8 @@ pytestmark = pytest.mark.live
 @contextmanager
 def coordinator(running: Services) -> Iterator[Client]:
     """One life of a `diloco-coordinator` on a free port, which ends by a kill."""
-    url = running.data / "coordinator" / "url"
-    url.unlink(missing_ok=True)
-    process = running.start("diloco_coordinator", "coordinator", DILOCO_PORT="0")
-    address = wait_until(lambda: url.exists() and url.read_text().strip(), "its URL")
-    with Client(address, (running.data / "admin-token").read_text().strip()) as client:
-        wait_until(client.ready, "the coordinator")
+    process = running.coordinator()
+    with running.client() as client:
         yield client
     process.kill()
 
@@ -54,7 +50,7 @@ def test_a_coordinator_says_in_a_line_that_the_hub_has_too_few_nodes(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
     with services(tmp_path, nats_server.url, DILOCO_REPLICAS="3") as running:
-        process = running.start("diloco_coordinator", "coordinator", DILOCO_PORT="0")
+        process = running.coordinator()
         process.told = True
         assert process.ended() == 1
         log = process.log.read_text()

@@ -2,16 +2,15 @@
 
 import asyncio
 import signal
-import socket
 from pathlib import Path
 
 import httpx
 import pytest
+from live.bare_run import Run, a_run, spec
 from live.processes import Process
-from live.test_learner_process import Run, a_run, spec
 from waiting import NotYet, until
 
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.process.nats_server import NatsServer, free_port
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.messages import TapeRound
@@ -34,15 +33,12 @@ def large(corpus: Path) -> RunSpec:
 ALGORITHM = large(Path()).algorithm
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def island(run: Run, name: str, hosts: int) -> list[Process]:
     """Its processes, started as a supervisor of each host would; process 0 last."""
-    told = {"DILOCO_HOSTS": str(hosts), "DILOCO_HOST_ADDRESS": f"127.0.0.1:{free_port()}"}
+    told = {
+        "DILOCO_HOSTS": str(hosts),
+        "DILOCO_HOST_ADDRESS": f"127.0.0.1:{free_port('127.0.0.1')}",
+    }
     started = [
         run.start(
             "diloco_learner",

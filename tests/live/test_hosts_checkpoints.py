@@ -9,13 +9,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from live.bare_run import Run, a_run, spec
 from live.processes import Process
-from live.test_hosts import free_port
-from live.test_learner_process import Run, a_run, spec
 from waiting import NotYet, until
 
 from diloco_learner.recovery.checkpoint_io import sequence_of
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.process.nats_server import NatsServer, free_port
 from diloco_shared.protocol.records import Event
 from diloco_shared.spec.run import RunSpec
 
@@ -36,7 +35,7 @@ def start(run: Run, hosts: int, devices: int, place: Path, **other: str) -> list
     """The island's processes; `other`: the place of host 1, where it has another one."""
     told = {
         "DILOCO_HOSTS": str(hosts),
-        "DILOCO_HOST_ADDRESS": f"127.0.0.1:{free_port()}",
+        "DILOCO_HOST_ADDRESS": f"127.0.0.1:{free_port('127.0.0.1')}",
         "DILOCO_HOSTS_CHECKPOINTS": str(place),
         "DILOCO_ID": "l-1",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} " + os.environ["XLA_FLAGS"],

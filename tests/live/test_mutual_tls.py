@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from live.bare_run import Run
 from live.processes import services
-from live.test_learner_process import Run
 from live.test_nats_rights import PAYLOAD
 from live.tls_hub import TlsHub, a_tls_hub
 from waiting import until

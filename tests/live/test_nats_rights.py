@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from live.hubs import Hub, a_hub, address, started
+from live.hubs import Hub, a_hub, serving
 from shared.bus.test_rights import ALL, HEARD, PUBLISHED
 from waiting import until
 
@@ -468,9 +468,7 @@ async def test_a_server_that_cannot_read_the_change_is_not_said_to_know_it(tmp_p
     hub, (own, monitor) = tmp_path / "hub", (free_port(0), free_port(0))
     told = {"listen": f"127.0.0.1:{own}", "monitor": f"127.0.0.1:{monitor}"}
     hub_folder.create(hub, store=tmp_path / "store", **told)
-    process = started(hub)
-    try:
-        await address(hub)
+    async with serving(hub):
         hub_folder.add(hub, "oslo", "learner")
         assert await asyncio.to_thread(hub_folder.reload, hub, between_s=0.2) == ""
         with (hub / hub_folder.CONFIG).open("a") as config:
@@ -478,9 +476,6 @@ async def test_a_server_that_cannot_read_the_change_is_not_said_to_know_it(tmp_p
         hub_folder.revoke(hub, "oslo")
         rest = await asyncio.to_thread(hub_folder.reload, hub, between_s=0.2)
         assert f"the message server of {hub} goes on with what it knew before" in rest
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_without_a_server_at_hand_it_is_said_how_to_reload(tmp_path: Path) -> None:

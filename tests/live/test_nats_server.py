@@ -24,7 +24,7 @@ from diloco_shared.process import hub_folder, hub_watch, keep_hub
 from diloco_shared.process import nats_server as nats_server_module
 from diloco_shared.process.hub_watch import answers
 from diloco_shared.process.nats_binary import BinaryError, find_binary
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.process.nats_server import NatsServer, free_port
 
 pytestmark = pytest.mark.live
 
@@ -218,7 +218,7 @@ async def revoked_is_out(folder: Path, port: int) -> None:
 )
 async def test_the_keeper_starts_anew_what_answers_nothing(closed: bool, tmp_path: Path) -> None:
     """Told to end, it ends the server too."""
-    port, monitor = free_port(), free_port()
+    port, monitor = free_port("127.0.0.1"), free_port("127.0.0.1")
     config = tmp_path / "nats.conf"
     if closed:
         hub_folder.create(
@@ -262,7 +262,7 @@ async def test_the_keeper_says_that_nobody_is_shut_out_while_the_list_cannot_be_
     tmp_path: Path,
 ) -> None:
     """The server goes on with the list of before, and would have said so in its log alone."""
-    port, monitor = free_port(), free_port()
+    port, monitor = free_port("127.0.0.1"), free_port("127.0.0.1")
     hub = tmp_path / "hub"
     hub_folder.create(
         hub,
@@ -296,7 +296,7 @@ async def test_the_keeper_says_that_nobody_is_shut_out_while_the_list_cannot_be_
 
 async def test_a_closed_server_is_asked_at_its_monitoring_alone(tmp_path: Path) -> None:
     """What of a suspended one shows above, and what nobody can tell: then it is left alone."""
-    port, monitor, other = free_port(), free_port(), free_port()
+    port, monitor, other = free_port("127.0.0.1"), free_port("127.0.0.1"), free_port("127.0.0.1")
     said: list[bytes] = []
     greeted: list[str] = []
 
@@ -336,11 +336,6 @@ async def test_a_closed_server_is_asked_at_its_monitoring_alone(tmp_path: Path) 
             said[:] = [text.encode()]
             assert await asyncio.to_thread(asked, monitor) == expected
         assert not greeted
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def listens(port: int) -> bool:

@@ -1,19 +1,14 @@
 """A hub with a folder of identities, whose own authority certifies its message server."""
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from live.hubs import Hub, started
-from waiting import until
+from live.hubs import Hub, encrypted, prepare, serving
 
 from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.bus.port import StreamSpec
-from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.process import hub_folder
-from diloco_shared.protocol import subjects as s
 
 
 class TlsHub(Hub):
@@ -60,18 +55,8 @@ async def a_tls_hub(folder: Path, *learners: str, mutual: bool = False) -> Async
     )
     for learner in learners:
         hub_folder.add(folder, learner, "learner")
-    process, ports = started(folder), folder / "ports"
-    try:
-        await until(lambda: any(p.stat().st_size for p in ports.glob("*.ports")), "its port")
-        url = json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
-        hub = TlsHub(folder, process.pid, f"tls://{url.partition('://')[2]}")
+    async with serving(folder) as (pid, url):
+        hub = TlsHub(folder, pid, encrypted(url))
         async with hub.bus("coordinator") as bus:
-            await ensure_buckets(bus, (*s.BUCKETS, *s.PRIVATE_BUCKETS))
-            specs = [StreamSpec(n, (f,), 64 << 20) for n, f in s.run_streams("r").items()]
-            for spec in (*specs, StreamSpec(s.EVENTS_STREAM, (s.EVENTS_FILTER,), 64 << 20)):
-                await bus.ensure_stream(spec)
+            await prepare(bus)
         yield hub
-        assert process.poll() is None, "the server was started anew, or died"
-    finally:
-        process.kill()
-        process.wait()

@@ -12,23 +12,22 @@ import shutil
 import ssl
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from live.processes import PATIENCE_S, Services, diloco, services
-from live.test_learner_process import spec as small
-from live.test_learner_process import write_corpus
-from waiting import NotYet, until, wait_until
+from live.hubs import encrypted, serving
+from live.processes import PATIENCE_S, Services, diloco, diloco_says, services
+from live.tiny import tiny, write_corpus
+from waiting import NotYet, until
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.process import hub_folder
-from diloco_shared.process.nats_binary import find_binary
 from diloco_shared.protocol import subjects as s
 from diloco_shared.protocol.messages import TapeRound
 from diloco_shared.protocol.records import Assignment, Deleted, LeaderLease, MemberRecord, RunStatus
@@ -68,32 +67,6 @@ def certificates(folder: Path) -> None:
         files = ["-keyout", folder / f"{name}.key", "-out", folder / f"{name}.pem"]
         command = [*new, "-nodes", "-days", "2", "-subj", f"/CN={name}", *files, *more]
         subprocess.run([str(c) for c in command], check=True, capture_output=True)
-
-
-def hub_command(*arguments: str) -> str:
-    """A command of `diloco`, as who runs the hub types it."""
-    done = diloco(*arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@contextmanager
-def message_server(folder: Path) -> Iterator[str]:
-    """The server of a hub's folder on a free port; its address."""
-    (folder / "ports").mkdir()
-    config = folder / hub_folder.CONFIG
-    with config.open("a") as file:
-        file.write(f'ports_file_dir: "{folder / "ports"}"\nlog_file: "{folder / "log"}"\n')
-    process = subprocess.Popen([str(find_binary(None)), "-c", str(config)])
-    try:
-        ports = folder / "ports"
-        wait_until(lambda: any(p.stat().st_size for p in ports.glob("*.ports")), "its port")
-        said = json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
-        yield f"tls://{said.partition('://')[2]}"
-        assert process.poll() is None, "the message server was started anew, or died"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @dataclass(slots=True)
@@ -334,7 +307,7 @@ class Watcher:
 def identities(folder: Path) -> None:
     """The hub's folder, and what was handed out: each credentials file in `kept/`."""
     hub, tls = str(folder / "hub"), folder / "tls"
-    hub_command(
+    diloco_says(
         *("hub", "init", hub, "--listen", "127.0.0.1:-1", "--store", str(folder / "store")),
         *("--cert", str(tls / "cert.pem"), "--key", str(tls / "cert.key")),
     )
@@ -363,51 +336,41 @@ async def scene(folder: Path) -> AsyncIterator[tuple[Scene, Watcher]]:
     (folder / "outside").mkdir()
     (folder / "outside" / "secret.txt").write_text("not for runs\n" * 1000)
     trust = ssl.create_default_context(cafile=str(tls / "ca.pem"))
-    with (
-        message_server(folder / "hub") as url,
-        services(
-            data,
-            url,
-            SSL_CERT_FILE=str(tls / "ca.pem"),
-            DILOCO_DATA_ROOT=str(corpus),
-            DILOCO_CHAOS="1",
-        ) as running,
-    ):
-        for module, name, site in (
-            ("diloco_coordinator", "coordinator", "coordinator"),
-            ("diloco_syncer", "syncer-a", "syncer-a"),
-            ("diloco_syncer", "syncer-b", "syncer-b"),
-            ("diloco_learner", "a-1", "a"),
-            ("diloco_learner", "a-2", "a"),
-            ("diloco_learner", "a-3", "a"),
-        ):
-            own = {"DILOCO_NATS_CREDENTIALS": str(folder / "kept" / site)}
-            own |= {"DILOCO_DUTY_CYCLE": "0.2"}  # that it trains is enough
-            if name == "coordinator":
-                own |= {"DILOCO_PORT": "0"}
-                own |= {"DILOCO_TLS_CERT": str(tls / "cert.pem")}
-                own |= {"DILOCO_TLS_KEY": str(tls / "cert.key")}
-            running.start(module, name, **own)
-        place, secret = data / "coordinator" / "url", data / "admin-token"
+    outer = {"SSL_CERT_FILE": str(tls / "ca.pem"), "DILOCO_DATA_ROOT": str(corpus)}
+    async with serving(folder / "hub") as (_, address):
+        url = encrypted(address)
+        with services(data, url, DILOCO_CHAOS="1", **outer) as running:
+            _start(running, folder)
+            found = Scene(folder, url, running.address(), running.token(), trust, running)
+            await until(lambda: _ready(found), "the coordinator", tolerated=(httpx.HTTPError,))
+            async with found.bus("coordinator") as bus:
+                watcher = Watcher(found, bus)
+                await _submitted(found)
+                await _tokens(found)
+                await asyncio.to_thread(out_of_date, found)
+                await until(lambda: _trains(found, watcher), "a run that trains", every_s=0.2)
+                try:
+                    yield found, watcher
+                finally:
+                    for client in found.clients.values():
+                        await client.aclose()
 
-        def answered() -> str:
-            running.check()
-            return place.read_text().strip() if secret.exists() else ""
 
-        rest = wait_until(answered, "the coordinator", tolerated=(OSError,))
-        found = Scene(folder, url, rest, secret.read_text().strip(), trust, running)
-        await until(lambda: _ready(found), "the coordinator", tolerated=(httpx.HTTPError,))
-        async with found.bus("coordinator") as bus:
-            watcher = Watcher(found, bus)
-            await _submitted(found)
-            await _tokens(found)
-            await asyncio.to_thread(out_of_date, found)
-            await until(lambda: _trains(found, watcher), "a run that trains", every_s=0.2)
-            try:
-                yield found, watcher
-            finally:
-                for client in found.clients.values():
-                    await client.aclose()
+def _start(running: Services, folder: Path) -> None:
+    """All processes, each with its credentials."""
+
+    def of(site: str) -> dict[str, str]:
+        credentials = str(folder / "kept" / site)
+        # That it trains is enough.
+        return {"DILOCO_NATS_CREDENTIALS": credentials, "DILOCO_DUTY_CYCLE": "0.2"}
+
+    tls = folder / "tls"
+    certified = {"DILOCO_TLS_CERT": str(tls / "cert.pem"), "DILOCO_TLS_KEY": str(tls / "cert.key")}
+    running.coordinator(**of("coordinator"), **certified)
+    for name in ("syncer-a", "syncer-b"):
+        running.start("diloco_syncer", name, **of(name))
+    for name in ("a-1", "a-2", "a-3"):
+        running.start("diloco_learner", name, **of("a"))
 
 
 async def _ready(found: Scene) -> bool:
@@ -429,10 +392,8 @@ async def _submitted(found: Scene) -> None:
 
 def small_run(found: Scene, name: str, **changes: dict[str, Any]) -> dict[str, Any]:
     """A run of a tiny model, as it is submitted."""
-    spec = small(found.folder / "corpora")
-    given: dict[str, Any] = spec.model_dump(mode="json", exclude={"id"}, exclude_defaults=True)
-    given |= {"name": name, "budget": {"steps": 10_000_000}}
-    given["data"] |= {"source": "."}
+    budget, data = {"steps": 10_000_000}, {"virtual_shards": 8, "validation_fraction": 0.2}
+    given = tiny(name=name, budget=budget, data={"source": ".", **data})
     for section, fields in changes.items():
         given[section] = given.get(section, {}) | fields
     return given
