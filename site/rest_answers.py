@@ -5,7 +5,7 @@ from the program itself: from what it shows of a run or a member, and from the r
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 from wire_fields import meanings
 
@@ -13,6 +13,7 @@ from diloco_coordinator import access, audit
 from diloco_coordinator.api import checkpoints_io, exports_io, tokens_io, views
 from diloco_coordinator.exports import exports
 from diloco_coordinator.runs.membership import MemberNote
+from diloco_coordinator.runs.reasons import ReasonCode
 from diloco_shared.protocol import checkpoints, records
 from diloco_shared.protocol.records import MemberRecord, RunRecord
 
@@ -104,6 +105,9 @@ ADDED = {
     "a run": {
         "state": "what it is doing; `queued` before it begins, `leaderless` while nobody leads it",
         "reason": "why it is in that state, and what is amiss",
+        "reason_codes": "a word for each sentence of `reason`, in their order: "
+        f"{', '.join(f'`{code}`' for code in get_args(ReasonCode))}, or the run's state where its "
+        "leader says why",
         "waiting": "what it waits for before it can begin; null: nothing",
         "created_at": "when it was submitted, in seconds since 1970",
         "members": "names of those that work for it",

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_coordinator.runs.reasons import Why
 from diloco_coordinator.runs.scheduler import (
     GRACE_S,
     RETURN_S,
     MemberView,
+    Plan,
     RunView,
     needed,
     schedule,
@@ -40,6 +43,10 @@ def written(members: list[MemberView], runs: list[RunView], had: dict[str, str])
     return {c.member: c.run for c in schedule(members, runs, had).changes}
 
 
+def lacks(plan: Plan) -> dict[str, list[str]]:
+    return {run: [why.code for why in whys] for run, whys in plan.waiting.items()}
+
+
 def syncers(*names: str) -> list[MemberView]:
     return [MemberView(name, "syncer", alive=True) for name in names]
 
@@ -67,7 +74,7 @@ def test_a_run_that_waits_for_a_syncer_gets_anothers_standby_and_not_its_leader(
 def test_a_run_waits_whole_until_enough_learners_are_free() -> None:
     plan = schedule([SYNCER, learner("a")], [run(least=2)], {})
     assert plan.changes == ()
-    assert plan.waiting == {"r": "queued: 1 of 2 learners free"}
+    assert lacks(plan) == {"r": ["learners-missing"]}
 
 
 def test_a_run_that_was_led_before_goes_on_with_fewer_learners() -> None:
@@ -78,7 +85,7 @@ def test_a_run_that_was_led_before_goes_on_with_fewer_learners() -> None:
 def test_the_older_run_is_served_first_and_the_younger_waits() -> None:
     plan = schedule([SYNCER, learner("a")], [run("old"), run("young")], {})
     assert {c.member: c.run for c in plan.changes} == {"s": "old", "a": "old"}
-    assert plan.waiting == {"young": "queued: no free syncer"}
+    assert lacks(plan) == {"young": ["syncers-missing"]}
 
 
 def test_learners_above_the_most_stay_free() -> None:
@@ -89,7 +96,7 @@ def test_an_assignment_outlives_the_death_of_its_member() -> None:
     had = {"s": "r", "a": "r"}
     plan = schedule([SYNCER, learner("a", alive=False)], [run()], had)
     assert plan.changes == ()
-    assert plan.waiting == {"r": "0 of 1 learners alive"}
+    assert lacks(plan) == {"r": ["learners-missing"]}
 
 
 def test_the_dead_count_against_nothing() -> None:
@@ -109,10 +116,34 @@ def test_whoever_comes_back_goes_on_if_there_is_room_and_else_is_free() -> None:
     assert [(c.member, c.run) for c in plan.changes] == [("a", "")], "the last to come goes"
 
 
+DEAD = MemberView("s", "syncer", alive=False)
+
+
+@pytest.mark.parametrize(
+    ("members", "wanted", "had", "why"),
+    [
+        ([], run(), {}, Why("syncers-missing", "queued: no free syncer")),
+        ([SYNCER], run(shards=2), {}, Why("syncers-missing", "queued: 1 of 2 syncers free")),
+        ([SYNCER], run(), {}, Why("learners-missing", "queued: 0 of 1 learners free")),
+        ([SYNCER], run(), {"s": "r"}, Why("learners-missing", "0 of 1 learners alive")),
+        (
+            [DEAD, learner("a")],
+            run(),
+            {"s": "r", "a": "r"},
+            Why("syncers-gone", "syncer s is gone: the run goes on once it is back"),
+        ),
+    ],
+)
+def test_what_a_run_lacks_is_said_in_a_sentence_and_in_a_word(
+    members: list[MemberView], wanted: RunView, had: dict[str, str], why: Why
+) -> None:
+    assert schedule(members, [wanted], had).waiting == {"r": (why,)}
+
+
 def test_a_run_does_not_begin_with_the_dead() -> None:
     members = [SYNCER, learner("a", alive=False), learner("b")]
     plan = schedule(members, [run(least=2)], {"a": "r"})
-    assert (plan.changes, plan.waiting) == ((), {"r": "queued: 1 of 2 learners free"})
+    assert (plan.changes, lacks(plan)) == ((), {"r": ["learners-missing"]})
 
 
 def test_the_only_syncers_of_a_run_that_have_its_state_are_not_forgotten() -> None:
@@ -146,7 +177,7 @@ def test_a_dead_syncer_keeps_its_place_and_another_stands_by() -> None:
     members = [dead, MemberView("s2", "syncer", alive=True), learner("a")]
     plan = schedule(members, [run()], {"s": "r", "a": "r"})
     assert {c.member: c.run for c in plan.changes} == {"s2": "r"}
-    assert plan.waiting == {"r": "syncer s is gone: the run goes on once it is back"}
+    assert lacks(plan) == {"r": ["syncers-gone"]}
     assert schedule(members, [run()], {"s": "r", "a": "r", "s2": "r"}).waiting == {}
 
 
@@ -159,8 +190,10 @@ def test_a_run_that_nobody_can_lead_says_why() -> None:
     plan = schedule(members, [run()], {"s": "r", "s2": "r", "a": "r"})
     assert plan.changes == ()
     assert plan.waiting == {
-        "r": "syncer s is gone: the run goes on once it is back; "
-        "s2 cannot lead: a contribution is gone"
+        "r": (
+            Why("syncers-gone", "syncer s is gone: the run goes on once it is back"),
+            Why("syncers-unfit", "s2 cannot lead: a contribution is gone"),
+        )
     }
 
 
@@ -169,7 +202,7 @@ def test_a_run_that_began_takes_newcomers_even_below_its_least() -> None:
     members = [SYNCER, learner("a", draining=True), learner("b")]
     plan = schedule(members, [run(least=2)], had)
     assert {c.member: c.run for c in plan.changes} == {"a": "", "b": "r"}
-    assert plan.waiting == {"r": "1 of 2 learners alive"}
+    assert lacks(plan) == {"r": ["learners-missing"]}
 
 
 def test_a_run_that_is_over_gives_its_members_to_the_next() -> None:
@@ -259,7 +292,7 @@ def test_every_shard_gets_a_leader_before_any_gets_a_standby() -> None:
     given_ = {c.member: c.shard for c in plan.changes if c.member != "a"}
     assert given_ == {"s": 0, "s2": 1, "s3": 0, "s4": 1}, "and nobody more than it wants"
     few = schedule([SYNCER, learner("a")], [sharded], {})
-    assert (few.changes, few.waiting) == ((), {"r": "queued: 1 of 2 syncers free"})
+    assert (few.changes, lacks(few)) == ((), {"r": ["syncers-missing"]})
     # One of them died for good, and a free one is there: it takes that shard.
     had = {"s": "r", "s2": "r", "a": "r"}
     members = [

@@ -23,13 +23,14 @@ from diloco_coordinator.api.views import (
     unfit,
 )
 from diloco_coordinator.runs.membership import MemberNote
-from diloco_coordinator.runs.statuses import UNLED_S
+from diloco_coordinator.runs.reasons import UNLED_S, Why
 from diloco_shared import VERSION
 from diloco_shared.protocol.records import Event, MemberRecord, RecoveryRecord, RunRecord, boot_of
 from diloco_shared.spec import quorum
 from diloco_shared.spec.quorum import QuorumAnswer
 
 RECORD = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0)
+FREE = Why("learners-missing", "queued: 1 of 2 learners free")
 
 
 def test_floats_that_json_cannot_say_become_null() -> None:
@@ -54,21 +55,44 @@ def test_a_run_says_who_is_of_which_release() -> None:
 
 
 def test_a_run_in_the_queue_says_what_it_waits_for() -> None:
-    view = run_view(RECORD, None, "queued: 1 of 2 learners free", [])
-    assert (view["state"], view["reason"]) == ("queued", "queued: 1 of 2 learners free")
+    view = run_view(RECORD, None, [FREE], [])
+    assert (view["state"], view["reason"], view["waiting"]) == ("queued", FREE.text, FREE.text)
+    assert view["reason_codes"] == ["learners-missing"]
+    two = (Why("syncers-gone", "syncer s is gone"), Why("syncers-unfit", "t cannot lead"))
+    view = run_view(RECORD, None, two, ["s", "t"])
+    assert view["reason"] == view["waiting"] == "syncer s is gone; t cannot lead"
+    assert view["reason_codes"] == ["syncers-gone", "syncers-unfit"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "members", "state", "code", "words"),
+    [
+        ({}, [], "queued", "unassigned", "members are being assigned"),
+        ({"desired": "stopped"}, [], "stopped", "not-begun", "stopped before it began"),
+        ({"phase": "submitting"}, [], "queued", "submitting", "submit it again or delete it"),
+        ({"phase": "deleting"}, ["s"], "stopped", "deleting", "delete it again"),
+    ],
+)
+def test_a_run_without_a_status_says_why_in_a_word(
+    changes: dict[str, Any], members: list[str], state: str, code: str, words: str
+) -> None:
+    view = run_view(RECORD.model_copy(update=changes), None, (), members)
+    assert (view["state"], view["reason_codes"]) == (state, [code])
+    assert words in view["reason"] and view["waiting"] is None
 
 
 def test_a_leading_syncer_speaks_for_its_run(status: Callable[..., Any]) -> None:
-    view = run_view(RECORD, status(run="r"), "1 of 2 learners alive", ["s"])
+    alive = Why("learners-missing", "1 of 2 learners alive")
+    view = run_view(RECORD, status(run="r"), [alive], ["s"])
     assert (view["state"], view["reason"]) == ("running", "2 of 2 ready")
-    assert view["waiting"] == "1 of 2 learners alive"
+    assert (view["waiting"], view["reason_codes"]) == (alive.text, ["running"])
     assert not over_view(view)
 
 
 def test_a_run_stopped_in_the_queue_is_over() -> None:
     stopped = RECORD.model_copy(update={"desired": "stopped"})
-    assert over_view(run_view(stopped, None, None, []))
-    assert not over_view(run_view(stopped, None, None, ["s"])), "its syncer has to end it"
+    assert over_view(run_view(stopped, None, (), []))
+    assert not over_view(run_view(stopped, None, (), ["s"])), "its syncer has to end it"
 
 
 def test_syncers_show_what_they_do_and_how_far_behind_they_are() -> None:
@@ -112,8 +136,11 @@ def test_members_whose_disks_are_full_are_named() -> None:
     assert full(notes) == "s: /d takes nothing more"
     many = [member(f"x{n}", full="none left") for n in range(5)]
     assert full(many).endswith("x2: none left; and 2 more")
-    view = run_view(RECORD, None, "queued", [], beside=full(notes))
-    assert view["reason"] == f"queued; {full(notes)}"
+    view = run_view(RECORD, None, [FREE], [], beside=[Why("members-full", full(notes))])
+    assert view["reason"] == f"{FREE.text}; {full(notes)}"
+    assert view["reason_codes"] == ["learners-missing", "members-full"]
+    view = run_view(RECORD, None, [FREE], [], beside=[Why("members-full", "")])
+    assert view["reason_codes"] == ["learners-missing"], "all of them have room"
 
 
 def test_learners_that_cannot_work_are_named_with_why_and_what_to_do() -> None:
@@ -139,20 +166,23 @@ def test_a_run_that_waits_for_learners_says_first_which_of_them_cannot_work(
 ) -> None:
     cannot = unfit([member("a", state="unfit", reason="there is no /text")])
     waits = status(run="r", state="waiting", reason="1 of 2 learners have joined")
-    view = run_view(RECORD, waits, None, ["a", "b"], cannot=cannot)
+    view = run_view(RECORD, waits, (), ["a", "b"], cannot=cannot)
     assert (view["state"], view["reason"]) == ("waiting", f"{cannot}; 1 of 2 learners have joined")
-    view = run_view(RECORD, None, "queued: 1 of 2 learners free", ["a"], cannot=cannot)
-    assert view["reason"] == f"{cannot}; queued: 1 of 2 learners free"
+    assert view["reason_codes"] == ["learners-unfit", "waiting"]
+    view = run_view(RECORD, None, [FREE], ["a"], cannot=cannot)
+    assert view["reason"] == f"{cannot}; {FREE.text}"
+    assert view["reason_codes"] == ["learners-unfit", "learners-missing"]
 
 
 def test_a_run_goes_on_without_those_that_cannot_work_and_says_so(
     status: Callable[..., Any],
 ) -> None:
     cannot = unfit([member("c", state="unfit", reason="there is no /text")])
-    view = run_view(RECORD, status(run="r"), None, ["a", "b", "c"], cannot=cannot)
+    view = run_view(RECORD, status(run="r"), (), ["a", "b", "c"], cannot=cannot)
     assert (view["state"], view["reason"]) == ("running", f"2 of 2 ready; {cannot}")
-    over = run_view(RECORD, status(run="r", state="finished"), None, ["c"], cannot=cannot)
-    assert "cannot work" not in over["reason"]
+    assert view["reason_codes"] == ["running", "learners-unfit"]
+    over = run_view(RECORD, status(run="r", state="finished"), (), ["c"], cannot=cannot)
+    assert over["reason_codes"] == ["finished"]
 
 
 def test_faults_are_told_from_plan_to_healing() -> None:
@@ -201,27 +231,34 @@ def test_a_run_that_nobody_leads_does_not_say_that_it_runs(status: Callable[...,
         *syncers: dict[str, Any], state: str = "running", wordless_s: float = 0.0
     ) -> tuple[str, str]:
         said = status(run="r", state=state)
-        view = run_view(RECORD, said, None, ["s1"], list(syncers), wordless_s=wordless_s)
-        return view["state"], view["reason"]
+        view = run_view(RECORD, said, (), ["s1"], list(syncers), wordless_s=wordless_s)
+        sentences.append(view["reason"])
+        (code,) = view["reason_codes"]
+        return view["state"], code
 
+    sentences: list[str] = []
     nothing = "learners step on, nothing is merged"
     gone = f"s1 is gone and nobody else leads: {nothing} until you start it again"
-    assert shown(syncer("s1", "gone")) == ("leaderless", gone)
-    assert shown(syncer("s1", "gone"), syncer("s2", "standby")) == ("running", "2 of 2 ready")
-    assert shown(syncer("s0", "leading"), syncer("s1", "gone", 1)) == ("leaderless", gone)
-    why = "cannot go on, no syncer has its state: no snapshot"
-    assert shown(syncer("s1", "ineligible"), syncer("s2", "gone")) == ("leaderless", why)
-    assert shown(syncer("s1", "gone"), state="finished") == ("finished", "2 of 2 ready")
-    assert "s1, s2 are gone" in shown(syncer("s1", "gone"), syncer("s2", "gone"))[1]
+    assert shown(syncer("s1", "gone")) == ("leaderless", "syncers-gone")
+    assert sentences[-1] == gone
+    assert shown(syncer("s1", "gone"), syncer("s2", "standby")) == ("running", "running")
+    assert shown(syncer("s0", "leading"), syncer("s1", "gone", 1)) == ("leaderless", "syncers-gone")
+    assert sentences[-1] == gone
+    without = (syncer("s1", "ineligible"), syncer("s2", "gone"))
+    assert shown(*without) == ("leaderless", "syncers-unfit")
+    assert sentences[-1] == "cannot go on, no syncer has its state: no snapshot"
+    assert shown(syncer("s1", "gone"), state="finished") == ("finished", "finished")
+    assert shown(syncer("s1", "gone"), syncer("s2", "gone")) == ("leaderless", "syncers-gone")
+    assert sentences[-1].startswith("s1, s2 are gone")
     both = (syncer("s1", "standby"), syncer("s2", "standby"))
-    assert shown(*both, wordless_s=UNLED_S) == ("running", "2 of 2 ready"), "one may lead soon"
-    said, why = shown(*both, wordless_s=UNLED_S + 0.1)
-    assert said == "leaderless" and why.startswith("no syncer has led it for more than 12 s")
-    assert "the logs of s1, s2, and at the message server's disk" in why
-    assert shown(*both, state="full", wordless_s=99.0)[0] == "full", "it says why itself"
-    assert shown(*both, state="finished", wordless_s=99.0)[0] == "finished"
-    unassigned = f"no syncer is assigned to it: {nothing} until you start one"
-    assert shown(wordless_s=99.0) == ("leaderless", unassigned)
+    assert shown(*both, wordless_s=UNLED_S) == ("running", "running"), "one may lead soon"
+    assert shown(*both, wordless_s=UNLED_S + 0.1) == ("leaderless", "leader-silent")
+    assert sentences[-1].startswith("no syncer has led it for more than 12 s")
+    assert "the logs of s1, s2, and at the message server's disk" in sentences[-1]
+    assert shown(*both, state="full", wordless_s=99.0) == ("full", "full"), "it says why itself"
+    assert shown(*both, state="finished", wordless_s=99.0) == ("finished", "finished")
+    assert shown(wordless_s=99.0) == ("leaderless", "syncers-missing")
+    assert sentences[-1] == f"no syncer is assigned to it: {nothing} until you start one"
 
 
 def test_what_a_learner_makes_up_about_its_return_is_passed_over() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from diloco_coordinator.runs.statuses import cannot_go_on
+from diloco_coordinator.runs.reasons import cannot_go_on
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.people.requests import Requests
 from diloco_simulator.people.rest import ADDRESS, NoAnswer, RestCalls

@@ -4,7 +4,7 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from diloco_coordinator.runs.statuses import cannot_go_on
+from diloco_coordinator.runs.reasons import cannot_go_on
 from diloco_shared.protocol import subjects
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers import at_the_end

@@ -40,7 +40,8 @@ async def test_the_run_says_that_it_cannot_go_on_and_what_to_do(world: Any, stat
     async with world.coordinator() as desk:
         await begun(desk, world, status, ("s1", "ineligible"), ("s2", "ineligible"))
         run = await desk.get("/v1/runs/demo")
-        assert run["reason"] == f"cannot go on, no syncer has its state: {WHY}"
+        assert (run["state"], run["reason_codes"]) == ("leaderless", ["syncers-unfit"])
+        assert run["reason"].endswith(WHY), "which names the command"
 
 
 async def test_the_wish_names_the_end_of_the_tape(world: Any, status: Any) -> None:
@@ -56,7 +57,7 @@ async def test_it_is_refused_while_somebody_leads_or_may(world: Any, status: Any
     for state in ("leading", "standby", "catching up"):
         async with world.coordinator() as desk:
             await begun(desk, world, status, ("s1", "ineligible"), ("s2", state))
-            assert not (await desk.get("/v1/runs/demo"))["reason"].startswith("cannot go on")
+            assert (await desk.get("/v1/runs/demo"))["reason_codes"] == ["running"]
             answer = await desk.ask("POST", "/v1/runs/demo/begin-again")
             assert answer.status_code == 409
             assert "need not begin again" in answer.json()["title"]

@@ -131,7 +131,7 @@ async def test_a_hub_that_lost_its_majority_is_named(world: Any) -> None:
         answer = await desk.http.get("/readyz")
         assert answer.status_code == 503 and "lost its majority" in answer.text
         run = (await desk.ask("GET", "/v1/runs/demo")).json()
-        assert "lost its majority" in run["reason"]
+        assert run["reason_codes"][-1] == "hub-away" and "lost its majority" in run["reason"]
         world.broker.elected()
         assert (await desk.http.get("/readyz")).status_code == 200
 

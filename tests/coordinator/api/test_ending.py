@@ -187,12 +187,12 @@ async def test_whatever_keeps_a_run_waiting_is_its_reason_until_it_is_mended(
         joined = "0 of 1 learners have joined"
         await world.says(status(state="waiting", reason=joined, run_id=run_id))
         view = await until(lambda: _state(desk, "waiting"))
-        view = await until(lambda: _reason(desk, "cannot work"))
+        view = await until(lambda: _because(desk, "learners-unfit", "waiting"))
         assert view["reason"] == f"learner-1 cannot work: {reason} ({MEND}); {joined}"
         member = await desk.get("/v1/members/learner-1")
         assert (member["state"], member["reason"]) == ("unfit", reason)
         await world.joins("learner-1", run="demo", state="working", reason="")
-        view = await until(lambda: _reason(desk, joined, without="cannot work"))
+        view = await until(lambda: _because(desk, "waiting"))
         assert view["reason"] == joined
 
 
@@ -202,15 +202,15 @@ async def test_a_run_works_with_those_of_its_learners_that_can(world: Any, statu
         await world.joins("learner-1", run="demo", state="working")
         await world.joins("learner-2", run="demo", state="unfit", reason="there is no /text")
         await world.says(status(run_id=run_id))
-        view = await until(lambda: _reason(desk, "cannot work"))
+        view = await until(lambda: _because(desk, "running", "learners-unfit"))
         assert view["state"] == "running"
         told = f"2 of 2 ready; learner-2 cannot work: there is no /text ({MEND})"
         assert view["reason"] == told
 
 
-async def _reason(desk: Any, words: str, without: str = "nothing of this") -> Any:
+async def _because(desk: Any, *codes: str) -> Any:
     view = await desk.get("/v1/runs/demo")
-    return view if words in view["reason"] and without not in view["reason"] else None
+    return view if view["reason_codes"] == [*codes] else None
 
 
 async def test_a_quorum_that_nobody_can_reach_names_its_consequence(

@@ -11,6 +11,7 @@ from waiting import until
 
 from diloco_coordinator.api.sse_io import STREAMS_MAX, STREAMS_OF_ONE_MAX
 from diloco_coordinator.runs.membership import SPEED_S_MAX, UNRENEWED_S, MemberNote
+from diloco_coordinator.runs.reasons import Why
 from diloco_shared import ambient
 from diloco_shared.bus.port import KeyEntry
 from diloco_shared.protocol import subjects
@@ -125,9 +126,10 @@ async def test_syncers_show_who_leads_and_how_far_behind_a_standby_is(world: Any
         # One that cannot lead says why, and a run that nobody can lead says it of all.
         await world.joins("syncer-1", role="syncer", state="ineligible", reason="record 41")
         await world.joins("syncer-2", role="syncer", state="ineligible", reason="record 38")
-        await until(lambda: desk.registry.waiting.get("demo"))
         why = "syncer-1 cannot lead: record 41; syncer-2 cannot lead: record 38"
-        await until(lambda: desk.registry.waiting["demo"] == why)
+        await until(lambda: desk.registry.waiting.get("demo") == (Why("syncers-unfit", why),))
+        run = await desk.get("/v1/runs/demo")
+        assert (run["waiting"], run["reason_codes"]) == (why, ["syncers-unfit"])
 
 
 async def test_the_dead_stay_assigned_until_they_are_forgotten(world: Any) -> None:

@@ -27,22 +27,19 @@ async def test_a_run_waits_for_members_and_then_gets_them(world: Any) -> None:
         assert made.headers["Location"] == "/v1/runs/demo"
         assert made.json()["state"] == "queued"
         await until(lambda: desk.registry.waiting)
-        assert (await desk.get("/v1/runs/demo"))["reason"] == "queued: no free syncer"
+        assert (await desk.get("/v1/runs/demo"))["reason_codes"] == ["syncers-missing"]
         await world.joins("syncer-1", role="syncer")
         await world.joins("a")
 
-        async def reason() -> bool:
-            return bool((await desk.get("/v1/runs/demo"))["reason"] == ONE_OF_TWO)
+        async def learners_are_missing() -> bool:
+            return bool((await desk.get("/v1/runs/demo"))["reason_codes"] == ["learners-missing"])
 
-        await until(reason)
+        await until(learners_are_missing)
         await world.joins("b")
         await until(lambda: len(desk.registry.assigned) == 3)
         assert (await desk.get("/v1/runs/demo"))["members"] == ["a", "b", "syncer-1"]
         kinds = [e["kind"] for e in (await desk.get("/v1/events?run=demo"))["events"]]
         assert kinds[0] == "run-created" and "assigned" in kinds
-
-
-ONE_OF_TWO = "queued: 1 of 2 learners free"
 
 
 async def test_three_faults_are_named_with_their_three_paths(world: Any) -> None:

@@ -29,8 +29,9 @@ from diloco_coordinator.api.views import (
 )
 from diloco_coordinator.runs.budgets import used
 from diloco_coordinator.runs.ending_io import delete_run
+from diloco_coordinator.runs.reasons import Why, cannot_go_on
 from diloco_coordinator.runs.registry_io import Registry
-from diloco_coordinator.runs.statuses import cannot_go_on, run_id_of
+from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared import ambient
 from diloco_shared.budget import Need, assumed, limits, streams
 from diloco_shared.budget.terms import shown
@@ -185,13 +186,14 @@ class Runs:
     def view(self, record: RunRecord) -> dict[str, Any]:
         r = self.registry
         members = sorted(m for m, run in r.assigned.items() if run == record.name)
-        status, waiting = r.statuses.get(record.name), r.waiting.get(record.name)
+        status, waiting = r.statuses.get(record.name), r.waiting.get(record.name, ())
         notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
         # Cut off from the bus it knows how members were, not how they are.
         cut_off = CUT_OFF if not r.bus.connected else r.bus.ails
-        beside, cannot = (cut_off, "") if cut_off else (full(notes), unfit(notes))
+        beside = Why("hub-away", cut_off) if cut_off else Why("members-full", full(notes))
+        cannot = "" if cut_off else unfit(notes)
         syncers, wordless_s = syncer_views(notes), r.wordless_s(record.name)
-        view = run_view(record, status, waiting, members, syncers, beside, cannot, wordless_s)
+        view = run_view(record, status, waiting, members, syncers, [beside], cannot, wordless_s)
         view["speeds"] = speed_views(r.speed_of(m) for m in members)
         view["releases"] = releases(notes)
         view["budget"] = used(record, status, [n.record for n in notes])
@@ -425,7 +427,8 @@ class Runs:
 
     def _may_change(self, record: RunRecord, changes: dict[str, Any]) -> None:
         if record.phase != "there":
-            raise Problem(409, "The run is not there", f"{record.name!r}: {PHASES[record.phase]}")
+            why = PHASES[record.phase].text
+            raise Problem(409, "The run is not there", f"{record.name!r}: {why}")
         status = self.registry.statuses.get(record.name)
         if status is not None and status.state in ("finished", "stopped"):
             if changes.get("desired") == "stopped" and status.state == "stopped":

@@ -1,14 +1,14 @@
 """What the API shows of runs, members, rounds, events and faults: plain dictionaries."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
 
 from diloco_coordinator.runs.membership import MemberNote
-from diloco_coordinator.runs.statuses import leaderless
+from diloco_coordinator.runs.reasons import Why, leaderless
 from diloco_shared import VERSION
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import (
@@ -33,9 +33,11 @@ AWAITING = ("queued", "waiting")
 # Release of a process that does not say it.
 BEFORE = "0.2 or before"
 # Why a run is not there for others; both are momentary unless a process died over it.
-PHASES: dict[RunPhase, str] = {
-    "submitting": "it is being submitted; if that was cut off, submit it again or delete it",
-    "deleting": "it is being deleted; if that was cut off, delete it again",
+PHASES: dict[RunPhase, Why] = {
+    "submitting": Why(
+        "submitting", "it is being submitted; if that was cut off, submit it again or delete it"
+    ),
+    "deleting": Why("deleting", "it is being deleted; if that was cut off, delete it again"),
 }
 
 
@@ -55,10 +57,10 @@ def jsonable(value: Any) -> Any:
 def run_view(
     record: RunRecord,
     status: RunStatus | None,
-    waiting: str | None,
+    waiting: Sequence[Why],
     members: list[str],
     syncers: list[dict[str, Any]] | None = None,
-    beside: str = "",
+    beside: Sequence[Why] = (),
     cannot: str = "",
     wordless_s: float = 0.0,
 ) -> dict[str, Any]:
@@ -66,22 +68,24 @@ def run_view(
 
     `reason` is the syncer's while one leads the run (`standing`). With it comes which learners are
     `unfit` (`cannot`): first of all where the run waits for learners, since that is why; and what
-    else is amiss (`beside`). What the scheduler misses is in `waiting`. `wordless_s`: seconds for
-    which no leader has said anything.
+    else is amiss (`beside`). What the scheduler misses is in `waiting`. `reason_codes` has a word
+    for each of its sentences, in their order. `wordless_s`: seconds for which no leader has said
+    anything.
     """
-    state, reason = standing(record, status, members, syncers or [], wordless_s)
-    if state == "queued":
-        reason = waiting or reason
+    state, why = standing(record, status, members, syncers or [], wordless_s)
+    whys = [*waiting] if state == "queued" and waiting else [why]
     if state not in OVER:
-        told = (cannot, reason) if state in AWAITING else (reason, cannot)
-        reason = "; ".join(text for text in (*told, beside) if text)
-    reason = PHASES.get(record.phase, reason)
+        unable = Why("learners-unfit", cannot)
+        whys = [unable, *whys] if state in AWAITING else [*whys, unable]
+        whys += beside
+    whys = [PHASES[record.phase]] if record.phase in PHASES else [why for why in whys if why.text]
     shown: dict[str, Any] = {
         "name": record.name,
         "desired": record.desired,
         "state": state,
-        "reason": reason,
-        "waiting": waiting if state not in OVER else None,
+        "reason": _sentence(whys),
+        "reason_codes": [why.code for why in whys],
+        "waiting": _sentence(waiting) if waiting and state not in OVER else None,
         "created_at": record.created_at,
         "quorum": record.quorum,
         "members": members,
@@ -93,21 +97,25 @@ def run_view(
     return result
 
 
+def _sentence(whys: Iterable[Why]) -> str:
+    return "; ".join(why.text for why in whys)
+
+
 def standing(
     record: RunRecord,
     status: RunStatus | None,
     members: list[str],
     syncers: list[dict[str, Any]],
     wordless_s: float,
-) -> tuple[str, str]:
+) -> tuple[str, Why]:
     """(state, reason) of a run: its leader's word, unless nobody leads it any more."""
     if status is None:
         if record.phase == "deleting" or (record.desired == "stopped" and not members):
-            return "stopped", "stopped before it began"
-        return "queued", "members are being assigned"
+            return "stopped", Why("not-begun", "stopped before it began")
+        return "queued", Why("unassigned", "members are being assigned")
     if status.state not in OVER and (why := leaderless(syncers, status.state, wordless_s)):
         return "leaderless", why
-    return status.state, status.reason
+    return status.state, Why(status.state, status.reason)
 
 
 def unfit(notes: Iterable[MemberNote]) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from diloco_coordinator.runs.reasons import Why
+
 # A learner that is gone keeps its place among `learners_max` for this many seconds, and a syncer
 # its shard: a process that is started again, or a container that is made anew, is back by then and
 # goes on where it was.
@@ -62,7 +64,7 @@ class Plan:
     """What to write, and what each run lacks, if anything."""
 
     changes: tuple[AssignmentChange, ...]
-    waiting: dict[str, str]
+    waiting: dict[str, tuple[Why, ...]]
 
 
 def schedule(
@@ -107,7 +109,7 @@ class _Scheduling:
         self.now: dict[str, str] = {}
         self.shards: dict[str, int] = {}  # of the syncers among them
         self.reasons: dict[str, str] = {}
-        self.waiting: dict[str, str] = {}
+        self.waiting: dict[str, tuple[Why, ...]] = {}
 
     def plan(self) -> Plan:
         self._keep()
@@ -181,11 +183,13 @@ class _Scheduling:
             candidates += self._standbys() if len(candidates) < len(unled) else []
             if not led and len(candidates) < len(unled):
                 least = f"{len(candidates)} of {run.shards} syncers free"
-                self.waiting[run.name] = "queued: " + (least if candidates else "no free syncer")
+                text = f"queued: {least if candidates else 'no free syncer'}"
+                self.waiting[run.name] = (Why("syncers-missing", text),)
                 return
             # One that was led before goes on with fewer: it says itself what it lacks.
             if not led and not any(run.leaders) and have < run.learners_min:
-                self.waiting[run.name] = f"queued: {have} of {run.learners_min} learners free"
+                text = f"queued: {have} of {run.learners_min} learners free"
+                self.waiting[run.name] = (Why("learners-missing", text),)
                 return
             for shard, candidate in zip(unled, candidates, strict=False):
                 self._give(candidate, run, self._named("a free syncer for", run, shard), shard)
@@ -197,7 +201,8 @@ class _Scheduling:
             self._give(member, run, f"run {run.name} may have {run.learners_max} learners")
         living = sum(m.alive for m in learners) + len(taken)
         if run.name not in self.waiting and living < run.learners_min:
-            self.waiting[run.name] = f"{living} of {run.learners_min} learners alive"
+            text = f"{living} of {run.learners_min} learners alive"
+            self.waiting[run.name] = (Why("learners-missing", text),)
 
     def _replace(self, run: RunView, shard: int) -> None:
         """The standby of another shard, or run, for one whose syncers are gone for long.
@@ -231,10 +236,11 @@ class _Scheduling:
         unfit = "; ".join(f"{m.id} cannot lead: {m.unfit}" for m in syncers if m.alive)
         # Snapshots lie in each syncer's own folder: who has one can go on with the run.
         if gone:
-            self.waiting[run.name] = f"syncer {gone} is gone: the run goes on once it is back"
+            text = f"syncer {gone} is gone: the run goes on once it is back"
+            self.waiting[run.name] = (Why("syncers-gone", text),)
         if unfit:
-            before = self.waiting.get(run.name)
-            self.waiting[run.name] = f"{before}; {unfit}" if before else unfit
+            before = self.waiting.get(run.name, ())
+            self.waiting[run.name] = (*before, Why("syncers-unfit", unfit))
 
     def _standbys(self) -> list[str]:
         """Syncers that a run could do without: not its leader, and another one lives."""

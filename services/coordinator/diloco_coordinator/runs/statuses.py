@@ -1,9 +1,7 @@
-"""Where runs stand, as their leaders show it; whose end is overdue; who is not led. Pure."""
+"""Where runs stand, as their leaders show it; whose end is overdue. Pure."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from diloco_coordinator.runs.shards import fitted, merged
 from diloco_shared.protocol import subjects
@@ -19,9 +17,6 @@ SILENT_S = 4.0
 # A leader that beats and has not renewed its status for this long cannot write it: where the hub's
 # disk is full no key takes anything, while what is only passed on still comes.
 UNWRITTEN_S = 2.0
-# Nobody leads a run of which nobody has said anything for this long: a leader that dies is replaced
-# within its lease of 3 s, and the next one speaks as soon as it leads.
-UNLED_S = 12.0
 # One that speaks but does not end the run in this time cannot: its tape may take no record.
 FORCE_S_MAX = 30.0
 # An end that its leader did not live to settle is settled after this many seconds of silence.
@@ -219,49 +214,3 @@ def forced(
         forced=True,
         at=at,
     )
-
-
-# --------------------------------------------------------------------------------------------------
-# Whether anybody leads a run, and what to do where nobody does. Pure.
-#
-# A run's syncers are given as its view shows them (`api/views.py`).
-
-# What a run without a leader does and does not do.
-MEANWHILE = "learners step on, nothing is merged"
-
-
-def leaderless(syncers: Sequence[dict[str, Any]], state: str, wordless_s: float) -> str:
-    """Why nobody leads some shard of a run, and what to do; "" while somebody does, or may soon.
-
-    `state`: the last word of its leader, `wordless_s` seconds ago. A hub out of disk explains the
-    silence by itself.
-    """
-    if why := cannot_go_on(syncers):
-        return why
-    for shard in sorted({s["shard"] for s in syncers}):
-        mine = [s for s in syncers if s["shard"] == shard]
-        if all(s["state"] == "gone" for s in mine):
-            return _gone([s["id"] for s in mine])
-    return _silent([s["id"] for s in syncers]) if wordless_s > UNLED_S and state != "full" else ""
-
-
-def _gone(ids: list[str]) -> str:
-    gone, are = ", ".join(ids), "are" if len(ids) > 1 else "is"
-    one = "one of them" if len(ids) > 1 else "it"
-    return f"{gone} {are} gone and nobody else leads: {MEANWHILE} until you start {one} again"
-
-
-def _silent(ids: list[str]) -> str:
-    if not ids:
-        return f"no syncer is assigned to it: {MEANWHILE} until you start one"
-    text = f"no syncer has led it for more than {UNLED_S:.0f} s: {MEANWHILE}"
-    return f"{text}. Look at the logs of {', '.join(ids)}, and at the message server's disk"
-
-
-def cannot_go_on(syncers: Sequence[dict[str, Any]]) -> str:
-    """Why a shard has nobody who could lead it, of those that live; "" if none has nobody."""
-    for shard in sorted({s["shard"] for s in syncers}):
-        living = [s for s in syncers if s["shard"] == shard and s["state"] != "gone"]
-        if living and all(s["state"] == "ineligible" for s in living):
-            return f"cannot go on, no syncer has its state: {living[0]['reason']}"
-    return ""
