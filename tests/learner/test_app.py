@@ -195,7 +195,7 @@ async def test_a_learner_whose_assignment_is_taken_back_delivers_what_it_has_don
         assert last.step == held.step and last.c_tokens == (0, 0, 0)
         await until(lambda: app.membership.record.state == "idle")
         leave = (await syncer.events("leave"))[-1]
-        assert leave.text.startswith("drained: not assigned any more")
+        assert leave.data == {"outcome": "drained"}
         async with syncer.bus.kv_watch(subjects.MEMBERS, "a") as entries:
             async for entry in entries:
                 if decode(entry.value, MemberRecord).run == "":
@@ -291,7 +291,7 @@ async def test_a_restarted_learner_is_another_incarnation_and_the_older_one_leav
             # It has the key of the id itself, so nobody can live under that number.
             await syncer.reported("a", lambda p: p.incarnation == 3)
             leave = (await syncer.events("leave"))[-1]
-            assert leave.text.startswith("superseded")
+            assert leave.data == {"outcome": "superseded"}
 
 
 async def test_a_process_whose_id_was_taken_works_again_once_the_other_is_gone(

@@ -52,8 +52,9 @@ def named(stack: Stack, member: str) -> bool:
     """In the member list, the run's state line and the metrics."""
     folder, shown = str(stack.folder / member), stack.client.member(member)["full"]
     line = f"{member}: {folder}"
-    reason = stack.client.run("r")["reason"]
-    return folder in shown and "free disk space there" in shown and line in reason
+    run = stack.client.run("r")
+    told = "members-full" in run["reason_codes"] and line in run["reason"]
+    return folder in shown and "free disk space there" in shown and told
 
 
 @pytest.mark.long
@@ -76,9 +77,7 @@ def test_nobody_waits_for_a_member_whose_disk_is_full(stack: Stack) -> None:
         filler.unlink()
         stack.wait_until(lambda m=member: not stack.client.member(m)["full"], f"room for {member}")
         stack.wait_until(lambda m=member, b=before: kept(stack, m) - b, f"what {member} keeps")
-        stack.wait_until(
-            lambda: "full" not in stack.client.run("r")["reason"], "a reason without it"
-        )
+        stack.wait_until(lambda: "members-full" not in stack.codes(), "a reason without it")
         assert metrics(stack, member) == ["0.0", "0.0"]
     by_kind = {k: [e["source"] for e in stack.told(k)] for k in ("full", "room-again")}
     assert by_kind == {k: ["learner-1", leader, standby] for k in by_kind}

@@ -3,14 +3,12 @@
 import json
 import pydoc_data.topics
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
-from live.processes import ALWAYS
+from live.processes import ALWAYS, diloco_says
 from live.stack import Stack, up
 
 from diloco_shared.corpora.prepared import digest_of, open_corpus
@@ -57,13 +55,6 @@ def run_file(file: Path, name: str, steps: int, **tables: Any) -> Path:
     return file
 
 
-def here(*arguments: str) -> None:
-    """A command that needs no cluster."""
-    command = [sys.executable, "-m", "diloco_cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def losses(stack: Stack, run: str) -> list[float]:
     found = stack.client.metrics(run)["evaluations"]
     return [float(e["val_loss"]) for e in sorted(found, key=lambda e: e["steps"])]
@@ -82,10 +73,10 @@ def test_from_a_folder_of_text_to_a_model_and_on_to_a_better_one(
     tokenizer, model = tmp_path / "tokenizer", tmp_path / "model"
     with up(tmp_path / "data", "--learners", "2", **ALWAYS) as stack:
         size = ("--vocabulary", str(VOCABULARY))
-        here("data", "train-tokenizer", str(text), *size, "--to", str(tokenizer))
+        diloco_says("data", "train-tokenizer", str(text), *size, "--to", str(tokenizer))
         prepared = ("--tokenizer", str(tokenizer), "--to")
-        here("data", "prepare", str(text), *prepared, str(corpus))
-        here("data", "prepare", str(numbers), *prepared, str(more))
+        diloco_says("data", "prepare", str(text), *prepared, str(corpus))
+        diloco_says("data", "prepare", str(numbers), *prepared, str(more))
 
         first = run_file(
             tmp_path / "first.toml",

@@ -53,8 +53,8 @@ def test_a_run_names_the_learner_that_cannot_work_and_begins_with_enough_others(
 
     def named() -> bool:
         view = stack.client.run("r")
-        first = view["reason"].startswith(why) or state != "waiting"
-        return view["state"] == state and why in view["reason"] and first
+        codes = ["running", "learners-unfit"] if state == "running" else ["learners-unfit", state]
+        return view["state"] == state and view["reason_codes"] == codes and why in view["reason"]
 
     stack.wait_until(named, f"{state}, with the reason")
     assert why in stack.run("status", "r")
@@ -63,6 +63,6 @@ def test_a_run_names_the_learner_that_cannot_work_and_begins_with_enough_others(
         stack.wait_until(lambda: len(stack.committed()) > 6, "rounds with one of the two")
     model.with_name("mended").touch()
     stack.wait_until(lambda: stack.learner("learner-2").get("step"), "steps of the mended one")
-    stack.wait_until(lambda: "cannot work" not in stack.client.run("r")["reason"], "no more of it")
+    stack.wait_until(lambda: "learners-unfit" not in stack.codes(), "no more of it")
     assert len(stack.told("unfit")) == 1
     stack.end()

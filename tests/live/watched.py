@@ -43,6 +43,10 @@ class Watched:
         syncers = {s["id"]: s["state"] for s in view["syncers"]}
         return f"the run is {view['state']}: {view['reason']}; syncers {syncers}"
 
+    def codes(self) -> list[str]:
+        """A word for each sentence of the run's reason."""
+        return list(self.client.run("r")["reason_codes"])
+
     def rounds(self) -> list[dict[str, Any]]:
         return list(self.client.rounds("r"))
 

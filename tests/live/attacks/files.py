@@ -24,7 +24,7 @@ async def unfit(scene: Scene, name: str, words: str, **changes: Any) -> None:
             scene.running.check()
             run = (await scene.ask("GET", f"/v1/runs/{name}")).json()
             member = (await scene.ask("GET", f"/v1/members/{IDLE}")).json()
-            if words not in member["reason"] or words not in run["reason"]:
+            if words not in member["reason"] or "learners-unfit" not in run["reason_codes"]:
                 raise NotYet(f"{member['reason']} | {run['reason']}")
             assert run["status"] is None or not run["status"]["learners"]
             return True

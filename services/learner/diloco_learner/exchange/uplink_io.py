@@ -103,7 +103,8 @@ class Uplink:
                 case Tell():
                     await self.tell(item.effect.kind, item.effect.text, item.effect.data)
                 case Leave():
-                    await self.tell("leave", f"{item.effect.outcome}: {item.effect.reason}", {})
+                    outcome, reason = item.effect.outcome, item.effect.reason
+                    await self.tell("leave", f"{outcome}: {reason}", {"outcome": outcome})
                 case _:
                     pass
         except (BusError, WireError, OSError) as error:
