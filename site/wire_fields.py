@@ -1,7 +1,7 @@
 """What each field of a message means, in the words that stand beside it in the source.
 
 A field has a comment on its line, or above it. What comes again and again with one meaning, such as
-`epoch`, has none: RECURRING says it once for all. What a docstring names is explained there.
+`epoch`, has none: RECURRING says it once for all. A docstring may explain one too, as `name`: so.
 """
 
 import ast
@@ -82,7 +82,7 @@ def _meaning(
         return " ".join([*([before] if before else []), *own])
     if said := re.search(rf"`{name}`: ([^;.]+)", told):
         return " ".join(said[1].split())
-    return "see above" if f"`{name}`" in told else RECURRING.get(name, "")
+    return RECURRING.get(name, "")
 
 
 def _comments(source: str) -> tuple[dict[int, str], dict[int, str]]:

@@ -117,7 +117,7 @@ def test_every_field_of_a_message_and_of_the_rest_interface_has_a_meaning() -> N
     for name in ("messages", "rest"):
         rows = [r for r in _made()[f"reference/{name}.md"].splitlines() if r.startswith("| `")]
         assert len(rows) > 150
-        assert not [row for row in rows if row.endswith("|  |")]
+        assert not [row for row in rows if row.endswith("|  |") or "see above" in row]
 
 
 def test_the_diagram_of_a_round_shows_every_phase_and_every_move() -> None:

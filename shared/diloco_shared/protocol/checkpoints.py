@@ -24,18 +24,18 @@ _REFERENCE = re.compile(r"(?:(?P<root>.*)/)?(?P<folder>[a-z0-9][a-z0-9.-]*)/(?P<
 class Object(Message):
     """One stored object, beside the manifest: no key leads elsewhere."""
 
-    key: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
-    bytes: Count
-    digest: Digest
+    key: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]  # name of the object
+    bytes: Count  # its length
+    digest: Digest  # of those bytes
 
 
 class ShardPart(Message):
-    """A syncer shard as of one tape record: `History.meta` and `FragmentStore.meta`."""
+    """A syncer shard as of one tape record."""
 
-    shard: Count
-    history: dict[str, Any]
-    store: dict[str, Any]
-    arrays: tuple[Object, ...]
+    shard: Count  # number of the shard
+    history: dict[str, Any]  # `History.meta`, as JSON
+    store: dict[str, Any]  # `FragmentStore.meta`, as JSON
+    arrays: tuple[Object, ...]  # master, anchor and outer state of the shard's fragments
 
 
 class LearnerPart(Message):
@@ -44,27 +44,27 @@ class LearnerPart(Message):
     learner: Id
     incarnation: Count
     epoch: Count
-    step: Count
-    versions: tuple[Version, ...]  # adopted
-    arrays: tuple[Object, ...]
+    step: Count  # inner steps that this life had taken
+    versions: tuple[Version, ...]  # per fragment: what it had adopted
+    arrays: tuple[Object, ...]  # the moments, in one object or several
 
 
 class CheckpointManifest(Message):
     """A whole run as of one cut."""
 
-    version: Literal[1] = 1
+    version: Literal[1] = 1  # of this format
     run: Id
     run_id: str
-    number: Count
-    reason: Reason
+    number: Count  # of the checkpoint in its run
+    reason: Reason  # why it was made
     at: Seconds  # when it was begun
     epoch: Count
     stamp: Stamp
     versions: tuple[Version, ...]  # one per fragment
-    parameters: Count
-    spec: dict[str, Any]
-    shards: tuple[Object, ...]
-    learners: dict[str, Object]
+    parameters: Count  # of the model
+    spec: dict[str, Any]  # the run's specification
+    shards: tuple[Object, ...]  # a `ShardPart` of each syncer shard, in their order
+    learners: dict[str, Object]  # by learner: its `LearnerPart`
     missing: dict[str, str]  # learners that gave no part, and why
     leases: tuple[ShardLease, ...]  # every data shard ever read
     incarnations: dict[str, int]  # newest, of every learner ever seen

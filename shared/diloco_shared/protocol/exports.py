@@ -26,18 +26,18 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 
 
 class ExportedFile(Message):
-    """One file of the folder; anybody can check its digest with `sha256sum`."""
+    """One file of the folder."""
 
-    name: FileName
-    bytes: Count
-    sha256: Sha256
+    name: FileName  # in the folder
+    bytes: Count  # its length
+    sha256: Sha256  # of its bytes, in hex: as `sha256sum` prints it
 
 
 class ExportedFragment(Message):
     """The publication that a fragment was taken from."""
 
     fragment: Count
-    version: Count
+    version: Count  # of the fragment
     round: Version  # -1 before the first
     steps: Count  # of the run, when it was published
     digest: Digest  # of the fragment's fp32 values, as its publication says
@@ -46,17 +46,17 @@ class ExportedFragment(Message):
 class ExportManifest(Message):
     """What `diloco.json` holds: where the weights come from, and every other file."""
 
-    format: Literal[1] = 1
+    format: Literal[1] = 1  # version of this format
     run: Id
     run_id: str
     epoch: Count
-    fragments: tuple[ExportedFragment, ...]
+    fragments: tuple[ExportedFragment, ...]  # one per fragment, in their order
     round: Version  # the newest of them
     steps: Count  # of the newest of them: inner steps per learner
     tokens_merged: Count | None  # as the run's status said at that time; null: it said nothing
-    tokens_processed: Count | None
-    parameters: Count
-    dtype: Dtype
+    tokens_processed: Count | None  # that learners had trained on, from the same status
+    parameters: Count  # of the model
+    dtype: Dtype  # of the weights in the files
     config_hash: Digest
     checkpoint: str  # the run-wide checkpoint that it was made from; empty: of what is published
     spec: dict[str, Any]  # the run's specification
@@ -71,9 +71,9 @@ class ExportMoved(Message):
     """How far it is: bytes that were fetched and written, of all that will be."""
 
     kind: Literal["moved"] = "moved"
-    stage: Stage
-    done: Count
-    total: Count
+    stage: Stage  # what it does now
+    done: Count  # bytes fetched and written so far, in both stages
+    total: Count  # bytes that will be fetched and written in all
 
 
 class ExportDone(Message):

@@ -39,29 +39,22 @@ class Message(BaseModel):
 
 
 class Stamp(Message):
-    """How far the run is: what inner schedules are functions of.
+    """How far the run is: what inner schedules are functions of."""
 
-    `steps` is the run's progress in inner steps per learner (round * H / P), `fraction` of the
-    budget that is used, `fraction_per_step` its estimated growth per inner step.
-    """
-
-    round: Version
-    steps: Count
-    fraction: Finite
-    fraction_per_step: Finite
+    round: Version  # newest round that is closed; -1: none
+    steps: Count  # inner steps per learner by then: rounds closed, times steps between two
+    fraction: Finite  # share of the run's budget that is used, 0 to 1
+    fraction_per_step: Finite  # estimated growth of `fraction` per inner step
 
 
 class Cursor(Message):
-    """A place in the corpus: `sequences` already consumed of data shard `shard`.
+    """A place in the corpus: how far a learner has read the data shard that it reads now."""
 
-    `passes` counts how often the shard had been read to its end before. `finished` are shards
-    that this learner read to their end before this one, with the pass: they are still its own,
-    because not all of what it read there is known to be merged.
-    """
-
-    shard: Count
-    sequences: Count
-    passes: Count = 0
+    shard: Count  # number of the data shard
+    sequences: Count  # that were read of the shard in this pass
+    passes: Count = 0  # how often the shard had been read to its end before
+    # Pairs (data shard, pass) that the learner read to their end before this one. They are still
+    # its own, because not all of what it read there is known to be merged.
     finished: Annotated[tuple[tuple[Count, Count], ...], Field(max_length=16)] = ()
 
 
@@ -87,9 +80,9 @@ class TensorSpec(Message):
 
 
 class Blob(Message):
-    """A chunked payload: the chunks are messages on `subject`, indices 0..chunks-1."""
+    """A payload in chunks, which are messages with indices 0..chunks-1."""
 
-    subject: str
+    subject: str  # on which the chunks were published
     bytes: Count  # of the whole payload
     chunk_bytes: Count  # of every chunk but the last
     chunks: Count  # how many there are
@@ -132,8 +125,8 @@ class RecoveryTimes(Message):
     """How this process came to train, in seconds since it was started; None: not (yet).
 
     `granted_s`: the syncer admitted it; `donor_s`: somebody was asked to give inner state;
-    `settled_s`: the inner state is in hand, from `source` (donor, checkpoint or fresh);
-    `stepping_s`: anchors and compiled programs as well. `age_s`: now.
+    `settled_s`: the inner state is in hand; `stepping_s`: anchors and compiled programs as well.
+    `age_s`: now.
     """
 
     age_s: Seconds
@@ -142,7 +135,7 @@ class RecoveryTimes(Message):
     settled_s: Seconds | None = None
     stepping_s: Seconds | None = None
     donor: Word = ""  # who was asked last; empty: nobody
-    source: Word = ""
+    source: Word = ""  # of the inner state: donor, checkpoint or fresh; empty: not in hand yet
     attempts: Count = 0  # joins of this life so far
 
 
@@ -153,22 +146,18 @@ LearnerState = Literal["joining", "recovering", "stepping", "paused", "draining"
 
 
 class Progress(Message):
-    """After inner steps, and at least every heartbeat: where a learner stands.
-
-    `step` and `tokens` count within the incarnation. Per fragment: `c_steps` and `c_tokens` since
-    adoption, `adopted` version (-1 none), `adopted_at` the local step of the adoption.
-    """
+    """After inner steps, and at least every heartbeat: where a learner stands."""
 
     learner: Id
     incarnation: Count
     epoch: Count
     state: LearnerState  # what it is doing
-    step: Count
-    tokens: Count
-    c_steps: tuple[Count, ...]
-    c_tokens: tuple[Count, ...]
-    adopted: tuple[Version, ...]
-    adopted_at: tuple[Count, ...]
+    step: Count  # inner steps that this incarnation has taken
+    tokens: Count  # that this incarnation has trained on
+    c_steps: tuple[Count, ...]  # per fragment: inner steps since its newest adoption
+    c_tokens: tuple[Count, ...]  # per fragment: tokens trained on since its newest adoption
+    adopted: tuple[Version, ...]  # per fragment: version that was adopted last; -1: none
+    adopted_at: tuple[Count, ...]  # per fragment: `step` at its newest adoption
     loss: float  # of the newest step, nats per token; NaN before the first
     step_s: Seconds  # moving average of one inner step
     wait_s: Seconds  # total the train loop spent on anything but its own computation
@@ -232,9 +221,9 @@ class InitManifest(Message):
 
 
 class Restored(Message):
-    """The run was last restored: its history from epoch `epoch` on is that of `source`."""
+    """How the run was last restored to a checkpoint."""
 
-    epoch: Count
+    epoch: Count  # from this one on, the run's history is that of the checkpoint
     serial: Count  # of the user's wish
     source: str  # reference of the checkpoint
 
@@ -278,7 +267,7 @@ class Beat(Message):
 
 
 class Grant(Message):
-    """Answer to a Join. `donor` is empty when nobody healthy can give inner moments."""
+    """Answer to a Join."""
 
     learner: Id
     incarnation: Count
@@ -288,7 +277,7 @@ class Grant(Message):
     epoch: Count
     term: Count
     versions: tuple[Version, ...]  # the stamp: adopt at least these before stepping
-    donor: str
+    donor: str  # who gives its inner moments; empty: nobody healthy can
     stamp: Stamp
     restored: Restored | None = None
     shard: Count = 0  # of the syncer; versions of others' fragments are -1
@@ -296,32 +285,32 @@ class Grant(Message):
 
 
 class Donate(Message):
-    """Asks `donor` for its inner state once it has adopted `versions`."""
+    """Asks a learner for its inner state, for one that begins or comes back."""
 
-    donor: Id
+    donor: Id  # who is asked
     donor_incarnation: Count
     newcomer: Id  # who shall get it
     newcomer_incarnation: Count
     nonce: str
     epoch: Count
-    versions: tuple[Version, ...]
+    versions: tuple[Version, ...]  # per fragment: what the donor must have adopted first
     run_id: str = ""
 
 
 class Pull(Message):
-    """Asks `participants` for fragment `fragment`; resent until answered or over."""
+    """Asks learners for their contributions to a round; resent until answered or over."""
 
     epoch: Count
     term: Count
     round: Count  # the round that asks
-    fragment: Index
-    participants: tuple[Id, ...]
+    fragment: Index  # number of the fragment that is wanted
+    participants: tuple[Id, ...]  # learners that are asked
     timeout_s: Seconds  # from receipt
     run_id: str = ""
 
 
 class PublicationManifest(Message):
-    """Last message of a publication. `prev_version` is -1 for a keyframe, else what it adds to."""
+    """Last message of a publication: names exactly the chunk set that counts."""
 
     run: Id
     epoch: Count
@@ -329,7 +318,7 @@ class PublicationManifest(Message):
     round: Version  # that made it; -1: none did
     fragment: Index
     version: Count  # of the fragment
-    prev_version: Version
+    prev_version: Version  # version to which the payload is added; -1: a keyframe, which has all
     codec: str
     values: Count
     anchor_digest: Digest  # of the whole fragment, once this is applied
@@ -473,11 +462,11 @@ class TapeRestore(Message):
 
 
 class TapeSnapshot(Message):
-    """A durable snapshot covers every record up to and including sequence `covers`."""
+    """A durable snapshot of the syncer's state is on a disk."""
 
     kind: Literal["snapshot"] = "snapshot"
     term: Count
-    covers: Count
+    covers: Count  # sequence of the newest tape record in it, and so of all before
     round: Version  # newest round that it covers; -1: none
     path: str  # where it lies on the writer's disk
     at: Seconds

@@ -206,9 +206,9 @@ class Place(Message):
 
 
 class Restore(Message):
-    """A wish to restore a checkpoint; `serial` tells a repeat from another wish."""
+    """A wish to restore a checkpoint."""
 
-    serial: Count
+    serial: Count  # number of the wish: the same again is a repeat, a higher one another wish
     source: str  # reference of the checkpoint
 
 
@@ -246,16 +246,15 @@ class TokenCounts(Message):
 class RecoveryRecord(Message):
     """A learner that came back, or came new to a running run: when each phase was reached.
 
-    Wall clock, seconds since 1970; 0: not (yet). `lost_at` is the last word of its former life, of
-    which there is none if it is new; `detected_at`: that life's lease ran out, or this one spoke.
+    Wall clock, seconds since 1970; 0: not (yet).
     `rounds`: closed from the start of the process up to the one that merged it first; -1: not
     merged yet, or the leader that saw it start is gone.
     """
 
     learner: Id
     incarnation: Count
-    lost_at: Seconds = 0.0
-    detected_at: Seconds = 0.0
+    lost_at: Seconds = 0.0  # its former life was heard last; 0: it had none
+    detected_at: Seconds = 0.0  # the former life's lease ran out, or this life spoke first
     restarted_at: Seconds = 0.0  # its process began
     joined_at: Seconds = 0.0  # the syncer admitted it
     donor_at: Seconds = 0.0  # somebody was asked to give inner state

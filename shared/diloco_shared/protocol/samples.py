@@ -31,10 +31,10 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 class SampleAsked(Message):
     """What to write. `chat`: the prompt is a user's message, and is answered."""
 
-    prompt: Prompt = ""
-    tokens: Tokens
-    temperature: Temperature
-    seed: Seed = 0
+    prompt: Prompt = ""  # text that the model goes on with
+    tokens: Tokens  # that it writes at most
+    temperature: Temperature  # logits are divided by it; 0: always the likeliest token
+    seed: Seed = 0  # of the random choices: the same again gives the same text
     chat: bool = False
 
 
@@ -48,14 +48,14 @@ class SampleText(Message):
     """What comes next: whole characters, of one token or some."""
 
     kind: Literal["text"] = "text"
-    text: str
+    text: str  # to be appended to what came before
 
 
 class SampleDone(Message):
     """That was all: so many pieces of text."""
 
     kind: Literal["done"] = "done"
-    pieces: Count
+    pieces: Count  # how many `SampleText` lines came before
 
 
 class SampleFailed(Message):
