@@ -71,7 +71,7 @@ def host(
     from diloco_learner.hosts.computing_io import followed, gathered
     from diloco_learner.hosts.place import HostPlace
     from diloco_learner.settings import Settings
-    from diloco_learner.training.kept import keep_for_user
+    from diloco_learner.training.compilation_cache import keep_for_user
 
     keep_for_user("")
     where = HostPlace(hosts, index, "127.0.0.1", port)

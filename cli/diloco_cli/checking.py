@@ -16,7 +16,7 @@ from typing import Any
 
 from diloco_learner.preflight.findings import CHECKS, SOFTWARE, Finding, read, wrong
 from diloco_shared.process.stopping import how_ended
-from diloco_shared.reach.places import roots_of
+from diloco_shared.reach.checkpoint_roots import roots_of
 from diloco_shared.spec.mesh import AUTO
 from diloco_shared.spec.run import RunSpec
 

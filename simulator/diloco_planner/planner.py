@@ -91,18 +91,18 @@ class PlannedTraffic(NamedTuple):
     sync_s: float
 
 
-def plan(wishes: PlanRequest) -> dict[str, Any]:
+def plan(request: PlanRequest) -> dict[str, Any]:
     """Settings, why, and predictions, JSON-ready; raises Infeasible with what is short."""
-    learners, why_learners = _learners(wishes)
-    settings, why = _exchange(wishes, learners)
-    settings, why_shards = _sharded(wishes, settings)
+    learners, why_learners = _learners(request)
+    settings, why = _exchange(request, learners)
+    settings, why_shards = _sharded(request, settings)
     reasons = {
         "learners": why_learners,
         **why,
         "quorum": "the paper's: one learner suffices, a grace window waits for the others",
         "syncer_shards": why_shards,
     }
-    predicted, hub = predict(wishes, settings), _hub(wishes, settings)
+    predicted, hub = predict(request, settings), _hub(request, settings)
     algorithm = {
         "preset": "long",
         "shards": settings.syncer_shards,
@@ -113,13 +113,13 @@ def plan(wishes: PlanRequest) -> dict[str, Any]:
         "reasons": reasons,
         "predicted": predicted,
         "hub": hub,
-        "notes": _notes(wishes, settings, predicted, hub),
-        "budget_gb": _budget(wishes, settings, algorithm, predicted["steps"]),
+        "notes": _notes(request, settings, predicted, hub),
+        "budget_gb": _budget(request, settings, algorithm, predicted["steps"]),
         "algorithm": algorithm,
     }
 
 
-def sensitivity(wishes: PlanRequest) -> list[dict[str, Any]]:
+def sensitivity(request: PlanRequest) -> list[dict[str, Any]]:
     """The plan again with one wish halved or doubled at a time, and failures ten times as often."""
     changes: list[tuple[str, float]] = [
         (name, factor)
@@ -130,7 +130,7 @@ def sensitivity(wishes: PlanRequest) -> list[dict[str, Any]]:
     for name, factor in [*changes, ("mtbi_years", 0.1), ("round_trip_s", 4.0)]:
         row: dict[str, Any] = {"changed": f"{name} x {factor:g}"}
         try:
-            found = plan(_changed(wishes, name, factor))
+            found = plan(_changed(request, name, factor))
         except ValueError as error:
             row["error"] = str(error).splitlines()[0]
         else:
@@ -140,44 +140,44 @@ def sensitivity(wishes: PlanRequest) -> list[dict[str, Any]]:
     return rows
 
 
-def _changed(wishes: PlanRequest, name: str, factor: float) -> PlanRequest:
+def _changed(request: PlanRequest, name: str, factor: float) -> PlanRequest:
     """Only what is named changes: tokens stay, and a measured step time goes as the work does."""
-    value = getattr(wishes, name) * factor
-    changed = wishes.model_dump() | {"tokens": wishes.tokens_total}
+    value = getattr(request, name) * factor
+    changed = request.model_dump() | {"tokens": request.tokens_total}
     changed[name] = max(1, round(value)) if name == "chips" else value
-    if wishes.step_s is not None and name in ("params", "chips"):
-        changed["step_s"] = wishes.step_s * (factor if name == "params" else 1 / factor)
+    if request.step_s is not None and name in ("params", "chips"):
+        changed["step_s"] = request.step_s * (factor if name == "params" else 1 / factor)
     return PlanRequest.model_validate(changed)
 
 
-def _goodput(wishes: PlanRequest, learners: int) -> float:
+def _goodput(request: PlanRequest, learners: int) -> float:
     """Of M learners; one of a single slice cannot scale down, and stands until it is back."""
-    chips = wishes.chips / learners
-    return job_goodput(wishes.failures, chips, elastic=chips >= 2 * wishes.slice_chips)
+    chips = request.chips / learners
+    return job_goodput(request.failures, chips, elastic=chips >= 2 * request.slice_chips)
 
 
-def _learners(wishes: PlanRequest) -> tuple[int, str]:
-    if wishes.centers > wishes.chips:
-        raise Infeasible(f"chips must be at least one per data center ({wishes.centers})")
-    most = max(LEARNERS_MAX, wishes.centers)
-    able = [m for m in range(wishes.centers, most + 1, wishes.centers) if m <= wishes.chips]
+def _learners(request: PlanRequest) -> tuple[int, str]:
+    if request.centers > request.chips:
+        raise Infeasible(f"chips must be at least one per data center ({request.centers})")
+    most = max(LEARNERS_MAX, request.centers)
+    able = [m for m in range(request.centers, most + 1, request.centers) if m <= request.chips]
     for learners in able:
-        reached = _goodput(wishes, learners)
-        if reached >= wishes.goodput_min:
-            text = f"fewest that reach a goodput of {wishes.goodput_min:.0%} ({reached:.1%})"
+        reached = _goodput(request, learners)
+        if reached >= request.goodput_min:
+            text = f"fewest that reach a goodput of {request.goodput_min:.0%} ({reached:.1%})"
             return learners, text
-    best = max(able, key=lambda m: _goodput(wishes, m))
-    text = f"none of up to {able[-1]} reaches {wishes.goodput_min:.0%}: the best one"
-    return best, f"{text} ({_goodput(wishes, best):.1%})"
+    best = max(able, key=lambda m: _goodput(request, m))
+    text = f"none of up to {able[-1]} reaches {request.goodput_min:.0%}: the best one"
+    return best, f"{text} ({_goodput(request, best):.1%})"
 
 
-def _exchange(wishes: PlanRequest, learners: int) -> tuple[Settings, dict[str, str]]:
+def _exchange(request: PlanRequest, learners: int) -> tuple[Settings, dict[str, str]]:
     """H, codec, P and tau: the first that the links carry."""
-    step_s = wishes.seconds_per_step
+    step_s = request.seconds_per_step
     tried = [
-        (found, _traffic(wishes, found))
+        (found, _traffic(request, found))
         for every in SYNC_EVERY
-        for fragments in [_fragments(wishes, every)]
+        for fragments in [_fragments(request, every)]
         for codec in CODECS
         for found in [Settings(learners, every, fragments, OVERLAPS[0], 1, codec, codec)]
     ]
@@ -185,7 +185,7 @@ def _exchange(wishes: PlanRequest, learners: int) -> tuple[Settings, dict[str, s
     if not carried:
         needed = min(traffic.gbit_per_s for _, traffic in tried) / LOAD_MAX
         raise Infeasible(
-            f"link_gbit_per_s must be at least {needed:.3g} (given {wishes.link_gbit_per_s:g}): "
+            f"link_gbit_per_s must be at least {needed:.3g} (given {request.link_gbit_per_s:g}): "
             f"H = {SYNC_EVERY[-1]} with {CODECS[-1]} needs it"
         )
     # Beyond the usual overlaps (steps so short that the round trip counts), the least share of H.
@@ -205,7 +205,7 @@ def _exchange(wishes: PlanRequest, learners: int) -> tuple[Settings, dict[str, s
         "sync_every_steps": f"the shortest that the links carry: {busy}",
         "codec_up": "the most bits that the links carry at that H",
         "codec_down": "as up",
-        "fragments": f"most of H at {wishes.round_s_min:g} s a round at least",
+        "fragments": f"most of H at {request.round_s_min:g} s a round at least",
         "overlap_steps": f"a round takes {traffic.sync_s:.2f} s, a step {step_s:.3g} s",
         "keyframe_every": "the default: what somebody who joins must read",
         "keyframe_codec": "the default: exact",
@@ -213,37 +213,37 @@ def _exchange(wishes: PlanRequest, learners: int) -> tuple[Settings, dict[str, s
     return replace(found, overlap_steps=overlap), why
 
 
-def _fragments(wishes: PlanRequest, every: int) -> int:
+def _fragments(request: PlanRequest, every: int) -> int:
     """The largest divisor of H whose rounds are neither too frequent nor too small."""
     for fragments in range(every, 1, -1):
-        apart_s = every / fragments * wishes.seconds_per_step
-        small = wishes.params / fragments < SMALLEST_FRAGMENT
-        if every % fragments == 0 and apart_s >= wishes.round_s_min and not small:
+        apart_s = every / fragments * request.seconds_per_step
+        small = request.params / fragments < SMALLEST_FRAGMENT
+        if every % fragments == 0 and apart_s >= request.round_s_min and not small:
             return fragments
     return 1
 
 
-def _traffic(wishes: PlanRequest, s: Settings) -> PlannedTraffic:
+def _traffic(request: PlanRequest, s: Settings) -> PlannedTraffic:
     """Learners of a data center share its link: their transfers of a round run side by side."""
-    beside = ceil(s.learners / wishes.centers)
-    values = wishes.params / s.fragments
-    every_s = s.sync_every_steps * wishes.seconds_per_step
-    gbit = beside * wishes.params * max(s.up_bits, s.down_bits) / GBIT / every_s
-    link = LOAD_MAX * wishes.link_gbit_per_s
+    beside = ceil(s.learners / request.centers)
+    values = request.params / s.fragments
+    every_s = s.sync_every_steps * request.seconds_per_step
+    gbit = beside * request.params * max(s.up_bits, s.down_bits) / GBIT / every_s
+    link = LOAD_MAX * request.link_gbit_per_s
     up_s, down_s = (
         beside * values * CODEC_BITS[codec] / GBIT / link for codec in (s.codec_up, s.codec_down)
     )
-    merge_s = hub_model.merge_s(s.learners, values, s.codec_up) / wishes.syncer_cores
+    merge_s = hub_model.merge_s(s.learners, values, s.codec_up) / request.syncer_cores
     # Pull and contribution, then the publication: a round trip and a half, rounded up.
-    sync_s = up_s + merge_s + down_s + 2 * wishes.round_trip_s
-    return PlannedTraffic(gbit, gbit / wishes.link_gbit_per_s, sync_s)
+    sync_s = up_s + merge_s + down_s + 2 * request.round_trip_s
+    return PlannedTraffic(gbit, gbit / request.link_gbit_per_s, sync_s)
 
 
-def _sharded(wishes: PlanRequest, s: Settings) -> tuple[Settings, str]:
+def _sharded(request: PlanRequest, s: Settings) -> tuple[Settings, str]:
     """With the fewest syncer shards of which each one's host has enough."""
     possible = [n for n in range(1, min(s.fragments, SHARDS_MAX) + 1) if s.fragments % n == 0]
     for shards in possible:
-        needs = _needs(wishes, s, shards)
+        needs = _needs(request, s, shards)
         most = max(needs, key=lambda need: needs[need])
         if needs[most] <= 1:
             text = f"{most} decides: {needs[most]:.2g} of what one host of {shards} has"
@@ -254,31 +254,31 @@ def _sharded(wishes: PlanRequest, s: Settings) -> tuple[Settings, str]:
     )
 
 
-def _needs(wishes: PlanRequest, s: Settings, shards: int) -> dict[str, float]:
+def _needs(request: PlanRequest, s: Settings, shards: int) -> dict[str, float]:
     """Of one shard's host, each as a share of what it may be used for."""
-    step_s, values = wishes.seconds_per_step, wishes.params / s.fragments
+    step_s, values = request.seconds_per_step, request.params / s.fragments
     rounds_per_s = s.fragments / (s.sync_every_steps * step_s) / shards
     round_bits = values * max(s.learners * s.up_bits, s.down_bits)
     merge_s = hub_model.merge_s(s.learners, values, s.codec_up)
     moved_s = hub_model.moved_s(round_bits / 8)
     held = hub_model.memory_bytes(
-        wishes.params / shards, values, s.learners, s.up_bits / 8, ceil(s.in_flight / shards)
+        request.params / shards, values, s.learners, s.up_bits / 8, ceil(s.in_flight / shards)
     )
     # What one thread does: it hears everybody and decides. Others fetch, merge and publish.
     thread_s = hub_model.report_s(s.learners, s.fragments) / step_s
     thread_s += hub_model.decision_s(s.learners) * rounds_per_s
     work_s = (merge_s + moved_s) * rounds_per_s + thread_s
     return {
-        "network": round_bits * rounds_per_s / GBIT / (LOAD_MAX * wishes.hub_gbit_per_s),
-        "memory": held / GIB / wishes.syncer_memory_gib,
-        "merging": work_s / (LOAD_MAX * wishes.syncer_cores),
+        "network": round_bits * rounds_per_s / GBIT / (LOAD_MAX * request.hub_gbit_per_s),
+        "memory": held / GIB / request.syncer_memory_gib,
+        "merging": work_s / (LOAD_MAX * request.syncer_cores),
         "one thread": thread_s / LOAD_MAX,
     }
 
 
-def _hub(wishes: PlanRequest, s: Settings) -> dict[str, float]:
+def _hub(request: PlanRequest, s: Settings) -> dict[str, float]:
     """What the syncers and the message server must carry and hold, all together."""
-    n, every_s = wishes.params, s.sync_every_steps * wishes.seconds_per_step
+    n, every_s = request.params, s.sync_every_steps * request.seconds_per_step
     up, down = (bits / 8 * n / every_s for bits in (s.up_bits, s.down_bits))  # of one learner
     round_bytes = s.learners * n / s.fragments * s.up_bits / 8
     # Contributions up to a snapshot; a keyframe and the deltas after it; one joiner's moments.
@@ -297,7 +297,7 @@ def _hub(wishes: PlanRequest, s: Settings) -> dict[str, float]:
 
 
 def _budget(
-    wishes: PlanRequest, s: Settings, algorithm: dict[str, Any], steps: float
+    request: PlanRequest, s: Settings, algorithm: dict[str, Any], steps: float
 ) -> dict[str, float]:
     """Of `diloco budget` for such a run: what its streams and processes need, in GB."""
     spec = RunSpec.model_validate(
@@ -309,24 +309,24 @@ def _budget(
             "budget": {"steps": min(max(ceil(steps), 1), STEPS_MAX)},
         }
     )
-    job = assumed(spec, learners=s.learners, parameters=ceil(wishes.params))
+    job = assumed(spec, learners=s.learners, parameters=ceil(request.params))
     needs = {f"stream_{kind}": need for kind, need in streams(job).items()}
     memory = {f"memory_{name.replace(' ', '_')}": need for name, need in processes(job).items()}
     return {name: need.bytes / 1e9 for name, need in (needs | memory).items()}
 
 
-def predict(wishes: PlanRequest, s: Settings) -> dict[str, float]:
+def predict(request: PlanRequest, s: Settings) -> dict[str, float]:
     """What a run under these settings comes to, and data-parallel training on the same hardware."""
-    traffic = _traffic(wishes, s)
-    step_s, steps = wishes.seconds_per_step, wishes.tokens_total / wishes.batch_tokens
-    goodput = _goodput(wishes, s.learners)
+    traffic = _traffic(request, s)
+    step_s, steps = request.seconds_per_step, request.tokens_total / request.batch_tokens
+    goodput = _goodput(request, s.learners)
     # One island per data center; inside it gradients travel for nothing.
-    bits = 2 * (1 - 1 / wishes.centers) * wishes.params * CODEC_BITS["bf16"]
-    waits = Bursts(bits, 1, 0, step_s).utilisation(wishes.link_gbit_per_s * GBIT)
-    synchronous = waits * _goodput(wishes, 1)
+    bits = 2 * (1 - 1 / request.centers) * request.params * CODEC_BITS["bf16"]
+    waits = Bursts(bits, 1, 0, step_s).utilisation(request.link_gbit_per_s * GBIT)
+    synchronous = waits * _goodput(request, 1)
     days = steps * step_s / DAY_S
     slack_s = s.overlap_steps * step_s - traffic.sync_s
-    per_step = wishes.params / s.sync_every_steps / 8
+    per_step = request.params / s.sync_every_steps / 8
     return {
         "days": days / goodput,
         "goodput": goodput,
@@ -341,7 +341,7 @@ def predict(wishes: PlanRequest, s: Settings) -> dict[str, float]:
         "round_s": traffic.sync_s,
         "staleness_steps": float(ceil(traffic.sync_s / step_s)),
         "grace_s": min(max(0.8 * slack_s, 0.0), step_s),
-        "loss_gap": loss_gap(wishes.params, s.learners),
+        "loss_gap": loss_gap(request.params, s.learners),
         "days_data_parallel": days / synchronous,
         "utilisation_data_parallel": waits,
         "times_faster_than_data_parallel": goodput / synchronous,
@@ -361,11 +361,11 @@ def loss_gap(params: float, learners: int) -> float:
 
 
 def _notes(
-    wishes: PlanRequest, s: Settings, predicted: dict[str, float], hub: dict[str, float]
+    request: PlanRequest, s: Settings, predicted: dict[str, float], hub: dict[str, float]
 ) -> list[str]:
     """What a reader should know before trusting the plan."""
     notes = []
-    limit, days = wishes.deadline_days, predicted["days"]
+    limit, days = request.deadline_days, predicted["days"]
     if limit is not None and days > limit:
         notes.append(
             f"takes {days:.1f} days, {limit:g} were wanted: about {days / limit:.2g} times the "
@@ -373,7 +373,7 @@ def _notes(
         )
     if s.learners > max(LOSS):
         notes.append(f"no published fit of the loss goes beyond {max(LOSS)} learners: extrapolated")
-    if not 3.5e7 <= wishes.params <= 1e10:
+    if not 3.5e7 <= request.params <= 1e10:
         notes.append("the fits of the loss are of models from 35M to 10B: extrapolated")
     if s.overlap_steps > OVERLAPS[-1]:
         notes.append(f"an overlap above {OVERLAPS[-1]} steps is untried: a round outlasts them")
@@ -385,6 +385,6 @@ def _notes(
             f"not relieve it, and {hub_model.STORED_GB_PER_S:g} GB/s is what two cores were seen "
             "to do: measure yours (bench/scale.py)"
         )
-    if wishes.step_s is None:
+    if request.step_s is None:
         notes.append("the step time follows from 6 N flops a token: measure it, and give step_s")
     return notes

@@ -205,7 +205,7 @@ def _written(monkeypatch: pytest.MonkeyPatch) -> None:
     decoding = SimpleNamespace(Sampling=lambda *_: None, writer=lambda *_: model)
     monkeypatch.setitem(sys.modules, "diloco_learner.models.decoding", decoding)
     kept = SimpleNamespace(keep_for_user=lambda _: "")
-    monkeypatch.setitem(sys.modules, "diloco_learner.training.kept", kept)
+    monkeypatch.setitem(sys.modules, "diloco_learner.training.compilation_cache", kept)
 
 
 def _checked(monkeypatch: pytest.MonkeyPatch) -> None:

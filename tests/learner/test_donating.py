@@ -10,7 +10,7 @@ from diloco_learner.events import (
     KeepPart,
 )
 from diloco_learner.exchange.counters import Counters
-from diloco_learner.recovery.donating import REQUESTS_MAX, SILENCE_S, Giving
+from diloco_learner.recovery.donating import REQUESTS_MAX, SILENCE_S, DonationRequests
 
 
 def test_one_copy_of_the_inner_state_is_on_its_way_at_a_time(rig: Rig) -> None:
@@ -54,16 +54,16 @@ def test_a_part_shares_the_copy_that_is_on_its_way(rig: Rig) -> None:
 
 
 def test_as_many_newcomers_as_fit_wait_and_then_the_one_silent_longest_does_not() -> None:
-    giving = Giving("a", 0)
+    requests = DonationRequests("a", 0)
     for n in range(REQUESTS_MAX):
-        assert giving.ask(donation(f"n{n}"), float(n)) == ""
-    assert len(giving.requests) == REQUESTS_MAX
-    giving.ask(donation("late"), 100.0)
-    assert len(giving.requests) == REQUESTS_MAX and "n0" not in giving.requests
+        assert requests.ask(donation(f"n{n}"), float(n)) == ""
+    assert len(requests.requests) == REQUESTS_MAX
+    requests.ask(donation("late"), 100.0)
+    assert len(requests.requests) == REQUESTS_MAX and "n0" not in requests.requests
 
 
 def test_a_newcomer_that_asks_no_more_is_forgotten() -> None:
-    giving, counters = Giving("a", 0), Counters([0, 0, 0], step=1)
-    giving.ask(donation("b"), 0.0)
-    assert giving.due(7, counters, SILENCE_S) is None and giving.requests, "of another epoch"
-    assert giving.due(7, counters, SILENCE_S + 0.1) is None and not giving.requests
+    requests, counters = DonationRequests("a", 0), Counters([0, 0, 0], step=1)
+    requests.ask(donation("b"), 0.0)
+    assert requests.due(7, counters, SILENCE_S) is None and requests.requests, "of another epoch"
+    assert requests.due(7, counters, SILENCE_S + 0.1) is None and not requests.requests

@@ -9,7 +9,7 @@ from waiting import until
 
 from diloco_learner.events import BeatSeen, PublicationMoved
 from diloco_learner.exchange import downlink_io as downlink
-from diloco_learner.exchange.turns_io import Turns
+from diloco_learner.exchange.priority_semaphore_io import PrioritySemaphore
 from diloco_shared.bus import blobs
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
@@ -28,7 +28,7 @@ async def test_so_many_are_fetched_at_a_time_and_what_is_lacking_comes_first(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uploads share the link, and no step is taken before every fragment is here."""
-    rig.down.turns = Turns(1)
+    rig.down.downloads = PrioritySemaphore(1)
     fetch, fetched, go_on = downlink.get_blob, list[tuple[int, int]](), asyncio.Event()
 
     async def held(bus: Any, stream: str, blob: Blob, **how: Any) -> memoryview:
@@ -45,7 +45,7 @@ async def test_so_many_are_fetched_at_a_time_and_what_is_lacking_comes_first(
         monkeypatch.setattr(downlink, "get_blob", held)
         for p in (0, 1, 2):
             await rig.syncer.publish(p, values(p + 5))
-        await until(lambda: len(rig.down.turns._waiting) == 2, "two that wait")
+        await until(lambda: len(rig.down.downloads._waiting) == 2, "two that wait")
         assert fetched == [(0, 1)]
         go_on.set()
         assert [seen(await rig.next())[:2] for _ in range(3)] == [(0, 1), (2, 0), (1, 1)]
@@ -64,13 +64,13 @@ async def test_one_of_which_nothing_comes_gives_its_turn_to_another(
 ) -> None:
     monkeypatch.setattr(downlink, "LOOK_S", 0.01)
     monkeypatch.setattr(downlink, "STILL_S", 0.03)
-    rig.down.turns = Turns(1)
+    rig.down.downloads = PrioritySemaphore(1)
     await rig.syncer.prepare()
     bus, subject = rig.syncer.bus, subjects.publication("r", 0, 0, 5, 1)
     blob = describe(subject, codec.encode("fp32", values(1)))
     await bus.append(subject + ".m", encode(manifest(rig, 0, 5, 1, values(1), blob)))
     async with rig.running(rig.down.publications()):
-        await until(lambda: not rig.down.turns.left, "that it is fetched")
+        await until(lambda: not rig.down.downloads.left, "that it is fetched")
         await rig.syncer.publish(1, values(2))
         assert seen(await rig.next()) == (1, 0, 2.0)
         assert not rig.down.refused, "it is still waited for"

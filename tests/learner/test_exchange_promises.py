@@ -273,7 +273,7 @@ class ExchangePromises(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         x = self.exchange
         assert len(x.pulls.pending) <= 8 and len(x.pulls.answered) <= 64
-        assert len(x.ready) <= P and len(x.giving.requests) <= 8
+        assert len(x.ready) <= P and len(x.donations.requests) <= 8
         assert all(len(rounds) <= 16 for rounds in x.undecided.sent.values())
 
 

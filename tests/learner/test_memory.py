@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from diloco_learner.models import tensor_specs, to_named, transformer
-from diloco_learner.models.attention import turns
+from diloco_learner.models.attention import rotary_tables
 from diloco_learner.recovery import moments
 from diloco_learner.training.evaluate import HeldOut
 from diloco_learner.training.fragment_ops import FragmentOps
@@ -242,10 +242,10 @@ def test_the_budget_counts_an_evaluation_only_beside_a_step(program: Program) ->
 def a_layer(shape: Shape, batch: int, length: int) -> tuple[Any, Any, Any]:
     """(what computes one layer, its input in two bytes, its parameters)."""
     params = transformer.init(shape, jax.random.key(0))
-    turned = turns(shape, length)
+    rotary = rotary_tables(shape, length)
 
     def block(x: Any, layer: Any) -> Any:
-        return transformer._block(shape, turned, None, x, layer, whole=True)[0]
+        return transformer._block(shape, rotary, None, x, layer, whole=True)[0]
 
     x_BxLxD = jax.numpy.ones((batch, length, shape.width), jax.numpy.bfloat16)
     return block, x_BxLxD, jax.tree.map(lambda x: x[0], params["layers"])

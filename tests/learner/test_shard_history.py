@@ -23,7 +23,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.ledger import Ledger
-from diloco_syncer.messages.data_places_io import Places
+from diloco_syncer.messages.merged_positions_io import MergedPositions
 
 SHARDS, PER_SHARD, CONTEXT, BATCH = 24, 8, 2, 3
 SPEC = RunSpec.model_validate(
@@ -75,7 +75,7 @@ class Run:
         self.rng = random.Random(seed)
         self.broker = MemoryBroker()
         self.ledger = Ledger.empty(1, SHARDS)
-        self.places = Places(MemoryBus(self.broker, "syncer"), "r", lambda: self.ledger)
+        self.places = MergedPositions(MemoryBus(self.broker, "syncer"), "r", lambda: self.ledger)
         self.lives: dict[str, Life] = {}
         self.over: list[Life] = []
         self.incarnations: Counter[str] = Counter()

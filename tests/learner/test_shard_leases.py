@@ -26,7 +26,7 @@ from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.ledger import Ledger
 from diloco_syncer.messages.data_leases_io import HELD_MAX, DataLeases
-from diloco_syncer.messages.data_places_io import Places
+from diloco_syncer.messages.merged_positions_io import MergedPositions
 
 pytestmark = pytest.mark.virtual
 
@@ -75,7 +75,7 @@ class Fleet:
             ledger.places[shard] = (passes, sequences)
         ledger.read(cursor)
         self.merged = ledger.places
-        await Places(self.bus, "r", lambda: ledger).write()
+        await MergedPositions(self.bus, "r", lambda: ledger).write()
 
     async def leases(self) -> dict[int, ShardLease]:
         found = (await self.bus.kv_all(subjects.SHARDS)).values()

@@ -108,7 +108,7 @@ class Driver:
             case Snapshot():
                 return self.give(SnapshotDone(effect.covers, effect.round, "here"))
             case FindMark():
-                told = self.machine.wishes.checkpoints.claims.newest
+                told = self.machine.user_requests.checkpoints.claims.newest
                 return self.give(MarkFound(told if self.first_mark is None else self.first_mark))
             case _:
                 return []

@@ -78,7 +78,7 @@ def test_a_checkpoint_is_sealed_once_every_learner_has_given_its_part(running: A
     assert of(running.step("b", 0, checkpoint=1), Seal) == [Seal(1, {"a": 0, "b": 0}, {})]
     running.give(Sealed(1, ("a", "b")))
     assert marks(running) == [(1, "begun"), (1, "complete")]
-    assert running.machine.wishes.checkpoints.state()[0] == "complete"
+    assert running.machine.user_requests.checkpoints.state()[0] == "complete"
     running.give(wanted(checkpoint=1))
     assert marks(running) == [(1, "begun"), (1, "complete")], "a wish is fulfilled once"
 
@@ -113,7 +113,7 @@ def test_a_learner_that_dies_is_not_waited_for_and_one_that_is_slow_not_for_ever
 def test_a_part_of_its_own_that_is_late_is_waited_for_without_a_deadline(running: Any) -> None:
     """A deadline that has passed and changes nothing would be looked at without a pause."""
     running.give(wanted(checkpoint=1))
-    checkpoints = running.machine.wishes.checkpoints
+    checkpoints = running.machine.user_requests.checkpoints
     until = checkpoints.deadline
     assert until is not None
     while running.now < until:
@@ -153,7 +153,7 @@ def test_what_becomes_of_a_checkpoint_after_the_end_of_its_run_is_shown(
     running: Any, fault: str, state: str, reason: str
 ) -> None:
     running.give(wanted(checkpoint=1))  # its parts are written, and no tape takes a record of it
-    decisions = running.machine.wishes.checkpoints
+    decisions = running.machine.user_requests.checkpoints
     running.machine.history.outcome = "stopped"
     assert decisions.making and decisions.state()[0] == "making"
     running.give(Kept(1))
@@ -164,7 +164,7 @@ def test_what_becomes_of_a_checkpoint_after_the_end_of_its_run_is_shown(
     assert not decisions.making and decisions.state() == (state, reason)
     decisions.given_up()
     assert decisions.state()[0] == state
-    successor = Machine(running.spec, running.machine.history).wishes.checkpoints
+    successor = Machine(running.spec, running.machine.history).user_requests.checkpoints
     assert successor.state()[0] == "failed" and not successor.making
     # A restore may take the end back, and the next checkpoint is another.
     decisions.recorded(decisions._record(2, "begun", "as the user asked", 0.0), 9, running.now)
@@ -185,7 +185,7 @@ def test_one_that_is_sealed_while_the_end_is_on_its_way_to_the_tape_is_complete(
     )
     assert of(running.machine._push(end), Append)
     running.give(Sealed(1, ("a", "b")))
-    decisions = running.machine.wishes.checkpoints
+    decisions = running.machine.user_requests.checkpoints
     running.machine.history.outcome = "stopped"
     assert not decisions.making and decisions.state() == ("complete", "parts of a, b")
     running.machine.history.outcome = ""  # a restore takes it back, and the record may follow
@@ -196,7 +196,7 @@ def test_one_that_is_sealed_while_the_end_is_on_its_way_to_the_tape_is_complete(
 def test_one_that_is_not_made_before_its_run_is_left_has_failed(running: Any) -> None:
     running.give(wanted(checkpoint=1))
     running.machine.history.outcome = "stopped"
-    decisions = running.machine.wishes.checkpoints
+    decisions = running.machine.user_requests.checkpoints
     decisions.given_up()
     assert decisions.state() == ("failed", "the run was over before it was complete")
 
@@ -445,7 +445,7 @@ def test_a_run_that_has_not_begun_begins_with_a_checkpoint(running: Any, driver_
     h = new.machine.history
     assert (h.initialised, h.versions, h.epoch, h.next_round) == (True, [1, 0], 1, 1)
     assert h.config_hash != meta["config_hash"]
-    assert new.machine.wishes.restoring.due is False
+    assert new.machine.user_requests.restoring.due is False
 
 
 def test_what_history_began_with_is_not_removed(running: Any) -> None:
@@ -489,7 +489,7 @@ def test_what_a_tape_goes_back_to_stays_until_a_snapshot_covers_it(running: Any)
         history.resume(meta, record, history.seq + 1)
     assert set(history.sources) == {"t/000001", "t/000002"}
     assert History.restore(running.spec, history.meta()).sources == history.sources
-    assert set(running.machine.wishes.checkpoints._needed()) >= {"t/000001", "t/000002"}
+    assert set(running.machine.user_requests.checkpoints._needed()) >= {"t/000001", "t/000002"}
     covers = history.sources["t/000001"]
     snapshot = TapeSnapshot(term=history.term, covers=covers, round=0, path="here", at=1.0)
     history.apply(snapshot, history.seq + 1)
@@ -532,7 +532,7 @@ def test_every_wish_is_answered_also_where_an_earlier_one_was_answered_so(runnin
         wish = Restore(serial=serial, source=f"t/00000{1 + serial % 2}")
         running.wait(RETRY_S)
         seen = running.give(wanted(checkpoint=1, restore=wish))
-        assert damaged not in running.machine.wishes.restoring.reason
+        assert damaged not in running.machine.user_requests.restoring.reason
         seen += running.give(loaded(meta, restore=wish, fault=fault))
         told += [e for e in of(seen, Tell) if e.kind.startswith("restore")]
         assert running.machine.history.restores == (2 if serial > 1 else 0)

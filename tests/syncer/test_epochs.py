@@ -99,7 +99,7 @@ def test_no_learner_uses_the_numbers_of_epochs_up_i11(driver_of: Any, shards: in
     driver.give(JoinSeen(ahead))
     assert driver.machine.history.epoch == 0
     assert driver.machine.refused["epoch"] == 3
-    assert driver.machine.wishes.restoring.heard == (0, 0)
+    assert driver.machine.user_requests.restoring.heard == (0, 0)
     driver.step("a", 1, epoch=300)
     assert driver.machine.history.epoch == 300 + (shards == 1)
 

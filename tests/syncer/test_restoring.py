@@ -70,8 +70,8 @@ def test_one_learner_alone_makes_no_shard_go_back(driver_of: Any) -> None:
     def tell(now: float, learner: str, restore: int, epoch: int = 1) -> None:
         told = progress(learner, restore, epoch)
         machine.roster.progress(told, now)
-        machine.wishes.progress(told, now)
-        known.append(machine.wishes.restoring.known)
+        machine.user_requests.progress(told, now)
+        known.append(machine.user_requests.restoring.known)
 
     machine.history.epoch, machine.roster.since = 1, 100.0
     tell(100.0, "a", 1)

@@ -218,7 +218,7 @@ def test_the_others_mark_when_a_learner_tells_of_it_before_they_merge_what_it_se
     second.give(wish)
     assert (marks(first), marks(second)) == ([(1, "begun")], [])
     begun = next(n for n, r in enumerate(first.tape, 1) if isinstance(r, TapeCheckpoint))
-    needed = [driver.machine.wishes.checkpoints.needed_from for driver in (first, second)]
+    needed = [driver.machine.user_requests.checkpoints.needed_from for driver in (first, second)]
     assert needed == [begun, math.inf], "where the other shards look for it"
     for learner in ("a", "b"):
         second.step(learner, 6)

@@ -15,7 +15,7 @@ from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
 from diloco_syncer.status import status_writer_io
-from diloco_syncer.status.status_writer_io import Showing, shown_over
+from diloco_syncer.status.status_writer_io import StatusWriter, shown_over
 
 SPEC = RunSpec.model_validate({"name": "r", "id": "01", "budget": {"steps": 8}})
 
@@ -31,7 +31,7 @@ class Nothing:
         """Nobody listens."""
 
 
-def showing_of(bus: MemoryBus, *, over: bool = False) -> Showing:
+def writer_of(bus: MemoryBus, *, over: bool = False) -> StatusWriter:
     """A leader's, of term 1."""
     history, nothing = History(SPEC), Nothing()
     history.apply(TapeTerm(epoch=0, term=1, leader="a", at=1.0), 1)
@@ -40,7 +40,7 @@ def showing_of(bus: MemoryBus, *, over: bool = False) -> Showing:
         end = TapeEnd(term=1, outcome="finished", reason="budget", versions=versions, at=2.0)
         history.apply(end, 2)
     found: Any = nothing
-    return Showing(bus, Machine(SPEC, history), found, found, found)
+    return StatusWriter(bus, Machine(SPEC, history), found, found, found)
 
 
 async def hub() -> MemoryBus:
@@ -66,7 +66,7 @@ async def shown(bus: MemoryBus) -> RunStatus:
 
 async def test_a_standby_that_leads_after_the_end_does_not_open_the_run_again() -> None:
     bus = await hub()
-    first, standby = showing_of(bus, over=True), showing_of(bus, over=True)
+    first, standby = writer_of(bus, over=True), writer_of(bus, over=True)
     await first.begin()
     await standby.begin()  # it has the lease before the settled end is there
     await first.last()
@@ -79,11 +79,11 @@ async def test_a_standby_that_leads_after_the_end_does_not_open_the_run_again() 
 
 async def test_traffic_goes_on_from_what_the_leader_before_showed() -> None:
     bus = await hub()
-    first = showing_of(bus)
+    first = writer_of(bus)
     await first.begin()
     first.bytes_before = (7, 9)
     assert await first.standing.write(first._status()) == ""
-    second = showing_of(bus)
+    second = writer_of(bus)
     await second.begin()
     assert second.bytes_before == (7, 9)
 
@@ -102,8 +102,8 @@ async def test_what_an_earlier_leader_gave_up_is_not_gone_back_to_after_all(
     epoch: int, begun: bool, serial: int, due: bool
 ) -> None:
     bus = await hub()
-    first, second = showing_of(bus), showing_of(bus)
-    first.machine.wishes.restoring.unfit = 2
+    first, second = writer_of(bus), writer_of(bus)
+    first.machine.user_requests.restoring.unfit = 2
     first.machine.history.epoch, second.machine.history.epoch = epoch + 1, 1
     await first.begin()
     assert await first.standing.write(first._status()) == ""
@@ -111,14 +111,14 @@ async def test_what_an_earlier_leader_gave_up_is_not_gone_back_to_after_all(
         tensor = TensorSpec(name="w", shape=(9, 1), embedding=False)
         second.machine.history.layout = (tensor,)
     await second.begin()
-    restoring = second.machine.wishes.restoring
+    restoring = second.machine.user_requests.restoring
     restoring.wanted = Restore(serial=serial, source="r.01/000003")
     assert restoring.due is due
 
 
 async def test_what_the_coordinator_forced_is_no_end_that_a_tape_tells_of() -> None:
     bus = await hub()
-    leader = showing_of(bus)
+    leader = writer_of(bus)
     status = leader._status()
     end = {"state": "stopped", "settled": True, "forced": True}
     assert await leader.standing.write(status.model_copy(update=end)) == ""
@@ -134,7 +134,7 @@ async def test_what_the_coordinator_forced_is_no_end_that_a_tape_tells_of() -> N
 def test_totals_beyond_what_a_message_holds_are_shown_as_the_most_that_it_does() -> None:
     """The sum of what is bounded has no bound, and what cannot be shown would end each leader."""
     bus = MemoryBus(MemoryBroker(), "s")
-    leader = showing_of(bus)
+    leader = writer_of(bus)
     leader.bytes_before = (COUNT_MAX + 1, COUNT_MAX + 1)
     ledger = leader.machine.history.ledger
     for learner in "ab":
@@ -147,7 +147,7 @@ def test_totals_beyond_what_a_message_holds_are_shown_as_the_most_that_it_does()
 
 async def test_a_status_that_no_message_holds_ends_no_leader(monkeypatch: Any) -> None:
     bus, made = await hub(), asyncio.Event()
-    leader = showing_of(bus)
+    leader = writer_of(bus)
     await leader.begin()
     sound = leader._status()
 

@@ -67,7 +67,7 @@ def generate(
         raise CliError("--chat-template is for --chat: give both, or neither", INVALID)
     try:
         from diloco_learner.models.decoding import Sampling, writer
-        from diloco_learner.training.kept import keep_for_user
+        from diloco_learner.training.compilation_cache import keep_for_user
 
         if why := keep_for_user(os.environ.get("DILOCO_CACHE", "")):
             print(why, file=sys.stderr)

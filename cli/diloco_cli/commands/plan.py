@@ -24,15 +24,15 @@ def _planned(*, as_json: bool, write: Path | None, **given: Any) -> None:
     Closed forms: see docs/results/planner.md for what they rest on. Needs no cluster.
     """
     try:
-        wishes = PlanRequest.model_validate(given)
-        found = plan(wishes) | {"sensitivity": sensitivity(wishes)}
+        request = PlanRequest.model_validate(given)
+        found = plan(request) | {"sensitivity": sensitivity(request)}
     except ValidationError as error:
         faults = [f"{_option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()]
         raise CliError("; ".join(faults), INVALID) from None
     except Infeasible as error:
         raise CliError(f"no settings do: {error}", INVALID) from None
     if write is not None:
-        _written(write, of_plan(found, wishes.params))
+        _written(write, of_plan(found, request.params))
     show(found, as_json, lambda: plan_lines(found, write))
 
 

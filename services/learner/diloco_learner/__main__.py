@@ -136,7 +136,7 @@ def _set_up_jax(settings: "Settings") -> None:
     if settings.compiled is not None:
         import structlog
 
-        from diloco_learner.training.kept import keep_on_disk
+        from diloco_learner.training.compilation_cache import keep_on_disk
 
         if why := keep_on_disk(settings.compiled, settings.cache_bytes_max):
             structlog.get_logger().warning(why)

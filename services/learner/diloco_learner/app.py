@@ -30,8 +30,8 @@ from diloco_shared.process.health import speed_metrics
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.serving import Worker
 from diloco_shared.protocol.run_states import over
+from diloco_shared.reach.checkpoint_roots import root_of_run
 from diloco_shared.reach.local import OutOfReach, Reach
-from diloco_shared.reach.places import place_of_run
 from diloco_shared.spec.mesh import MeshSizes, mesh_of
 from diloco_shared.spec.run import RunSpec
 
@@ -292,7 +292,7 @@ class Learner(Worker[Settings]):
         places, named = self.settings.checkpoint_places, spec.keeping.run_checkpoint_root
         try:
             # Links are followed, on a disk that may hang.
-            root = await asyncio.to_thread(place_of_run, named, places) if named else places[0]
+            root = await asyncio.to_thread(root_of_run, named, places) if named else places[0]
         except OutOfReach as error:
             raise Unfit(f"keeping.run_checkpoint_root: {error}") from None
         return RunContext(

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator
 
 from diloco_learner.hosts.place import checkpoints_at
-from diloco_learner.training.kept import KEPT_BYTES_MAX, OFF
+from diloco_learner.training.compilation_cache import KEPT_BYTES_MAX, OFF
 from diloco_shared.process.settings import WorkerSettings
 from diloco_shared.reach.local import DataRoots, Factories, Reach
 from diloco_shared.spec.mesh import mesh_of

@@ -17,8 +17,8 @@ from diloco_shared.process.faults import leaves
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.serving import Worker
 from diloco_shared.process.settings import WorkerSettings
+from diloco_shared.reach.checkpoint_roots import root_of_run
 from diloco_shared.reach.local import OutOfReach
-from diloco_shared.reach.places import place_of_run
 from diloco_syncer.context import RunContext
 from diloco_syncer.leadership.candidate_io import Candidate
 from diloco_syncer.leadership.leader_io import Leader
@@ -125,7 +125,7 @@ class Syncer(Worker[Settings]):
         places, named = self.settings.checkpoint_places, spec.keeping.run_checkpoint_root
         try:
             # Links are followed, on a disk that may hang.
-            root = await asyncio.to_thread(place_of_run, named, places) if named else places[0]
+            root = await asyncio.to_thread(root_of_run, named, places) if named else places[0]
         except OutOfReach as error:
             # Only another setting mends it, and that is read at the next start.
             log.error("unfit", run=run, reason=str(error))
@@ -180,7 +180,7 @@ def _storage(leader: Leader) -> Iterator[Metric]:
     limit = GaugeMetricFamily(
         "diloco_stream_bytes_max", "Limit of a stream; 0: none", labels=["run", "stream"]
     )
-    for kind, use in leader.showing.storage.streams.items():
+    for kind, use in leader.status_writer.storage.streams.items():
         held.add_metric([run, kind], use.bytes)
         limit.add_metric([run, kind], use.limit)
     full = GaugeMetricFamily(

@@ -66,7 +66,7 @@ from diloco_syncer.events import (
 )
 from diloco_syncer.history.history import History
 from diloco_syncer.leadership import bootstrap, rebirth
-from diloco_syncer.leadership.bootstrap import Beginning
+from diloco_syncer.leadership.bootstrap import Bootstrap
 from diloco_syncer.leadership.ending import Ending
 from diloco_syncer.leadership.user_requests import UserRequests, covering
 from diloco_syncer.members.admission import Admission
@@ -96,7 +96,7 @@ class Machine:
         self.announcer = Announcer(spec, history, self.roster, self.rounds)
         self.refused = Refusals()
         self.claims = Claims()
-        self.beginning = Beginning(spec, history, self.roster, self.refused)
+        self.bootstrap = Bootstrap(spec, history, self.roster, self.refused)
         self.wall_offset = 0.0
         self.leading = False
         self.to_append: deque[TapeRecord] = deque()  # at most D rounds and a few settings
@@ -105,7 +105,7 @@ class Machine:
         self.snapshot_due = False  # another, once that is over
         self.snapshot_failed_at = float("-inf")
         self.covered: int | None = None  # rounds up to this one, which UP still has
-        self.wishes = UserRequests(spec, history, self.roster)
+        self.user_requests = UserRequests(spec, history, self.roster)
         self.lapse = ""  # why the lease is in doubt, if it is
         # Newest version of each fragment on DN in this epoch, as far as is known; -1 none.
         self.published: tuple[int, ...] = ()
@@ -127,12 +127,12 @@ class Machine:
         self.announcer.watchdog.saw(event, now)
         if self.leading:
             effects += [*self.admission.due(now), *self.announcer.appoint(now)]
-            effects += self._put(self.wishes.advance(now, self._wall(now), self._pending))
+            effects += self._put(self.user_requests.advance(now, self._wall(now), self._pending))
             self.rounds.over = self._over
-            self.rounds.suspended = self.lapse or self.wishes.restoring.reason
+            self.rounds.suspended = self.lapse or self.user_requests.restoring.reason
             effects += self._begin_owed(now)
             effects += self.rounds.advance(now)
-            effects += self.ending.advance(self.wishes.stopping, now)
+            effects += self.ending.advance(self.user_requests.stopping, now)
             effects += self._record(now)
             effects += self._finish(now)
             effects += self.announcer.look(now)
@@ -148,7 +148,7 @@ class Machine:
             self.announcer.beat_at,
             self.rounds.deadline,
             self.admission.donations.deadline,
-            self.wishes.deadline,
+            self.user_requests.deadline,
             self.ending.deadline,
         ]
         return min(t for t in times if t is not None)
@@ -162,13 +162,13 @@ class Machine:
                 return self._progress(event.progress, now)
             case JoinSeen():
                 # Whoever joined before a restore would begin with the wrong moments.
-                able = self.leading and not self.wishes.restoring.due
+                able = self.leading and not self.user_requests.restoring.due
                 return self._join(event.join, now) if able else []
             case InitSeen():
-                if self.wishes.restoring.due:
+                if self.user_requests.restoring.due:
                     return [Drop(s) for s in event.subjects]
                 wall, on_the_way = self._wall(now), self._pending
-                seen = self.beginning.seen(event, wall, on_the_way, leading=self.leading)
+                seen = self.bootstrap.seen(event, wall, on_the_way, leading=self.leading)
                 return self._put(seen)
             case InitMoved():
                 self.announcer.initial_moved(event.senders, now)
@@ -176,7 +176,9 @@ class Machine:
                 if not self.leading:
                     return [Drop(event.manifest.blob.subject)]
                 # Marked before the round that it may be merged in is recorded.
-                self.wishes.checkpoints.met(event.manifest.checkpoint, event.manifest.learner)
+                self.user_requests.checkpoints.met(
+                    event.manifest.checkpoint, event.manifest.learner
+                )
                 kind, effects = self.rounds.contribution(event, now)
                 return [*effects, *self.refused.contribution(kind, event.manifest.learner)]
             case Malformed():
@@ -191,9 +193,9 @@ class Machine:
             case StreamSeen() | Full() | Rewound():
                 return self._of_storage(event, now)
             case Wanted() | Kept() | Sealed() | Loaded():
-                return self._put(self.wishes.take(event, now, self._wall(now)))
+                return self._put(self.user_requests.take(event, now, self._wall(now)))
             case MarkFound():
-                liar = self.wishes.checkpoints.marked(event)
+                liar = self.user_requests.checkpoints.marked(event)
                 what = f"{liar} told of a checkpoint that was never begun, and was not believed"
                 return self.refused.tell("unknown-mark" if liar else "", what)
             case Suspended():
@@ -267,7 +269,7 @@ class Machine:
         assert record is not None, "Appended without an outstanding record"
         self.appending = None
         if isinstance(record, TapeRestore):
-            self.history.resume(self.wishes.loaded, record, event.seq)
+            self.history.resume(self.user_requests.loaded, record, event.seq)
         else:
             self.history.apply(record, event.seq)
         if isinstance(record, TapeInit | TapeRebirth | TapeEpoch | TapeRestore):
@@ -291,7 +293,7 @@ class Machine:
                     effects += self._begin_owed(now)
                 if self.unsure and h.initialised and self._closed > 0:
                     effects += self._snapshot()
-                return effects + self._put(self.beginning.leads(event.at, self._pending))
+                return effects + self._put(self.bootstrap.leads(event.at, self._pending))
             case TapeRebirth():
                 self.leading, self.roster.since = True, event.at - self.wall_offset
                 return [
@@ -337,7 +339,7 @@ class Machine:
                     Tell("restored", text, restoring.told_of(h, record.serial)),
                 ]
             case TapeCheckpoint():
-                return self.wishes.checkpoints.recorded(record, event.seq, now)
+                return self.user_requests.checkpoints.recorded(record, event.seq, now)
             case TapeSetting():
                 self.rounds.hurry(now)
                 text = f"{record.name} = {record.value}: {record.reason}"
@@ -496,7 +498,7 @@ class Machine:
             life = f"life {progress.incarnation}"
             text = f"{progress.learner} reports for the first time ({life})"
             effects.append(Tell("learner-seen", text))
-        self.wishes.progress(progress, now)
+        self.user_requests.progress(progress, now)
         if self.leading and progress.epoch == h.epoch:
             if lost := self._lost(progress.adopted):
                 effects += self._believe(progress.learner, h.epoch + 1, lost, now)
@@ -549,7 +551,7 @@ class Machine:
         # Another shard may have lost its state and begun again before this one has begun at all:
         # learners wait until all are in one epoch.
         able = h.initialised or self.spec.algorithm.shards > 1
-        return able and not pending and not self.wishes.restoring.due
+        return able and not pending and not self.user_requests.restoring.due
 
     def _begin_epoch(self, epoch: int, reason: str, at: float) -> list[Effect]:
         if not self._epoch_may_begin:
@@ -569,12 +571,12 @@ class Machine:
         # Not behind a record that begins another epoch: it could not follow.
         if any(isinstance(r, TapeEpoch | TapeRestore) for r in self._pending):
             return []
-        if self.wishes.checkpoints.overdue(self._pending):
+        if self.user_requests.checkpoints.overdue(self._pending):
             return []
         append = self.rounds.next_record(self._wall(now))
         return self._push(append.record) if append else []
 
     def _finish(self, now: float) -> list[Effect]:
         """The end record, once the last round of every fragment is published."""
-        end = self.ending.record(self._wall(now), restoring=self.wishes.restoring.due)
+        end = self.ending.record(self._wall(now), restoring=self.user_requests.restoring.due)
         return self._push(end) if end else self.ending.tell()

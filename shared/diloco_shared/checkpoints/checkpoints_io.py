@@ -23,7 +23,7 @@ from diloco_shared.protocol.checkpoints import (
     parse_reference,
     reference,
 )
-from diloco_shared.reach.places import reference_in
+from diloco_shared.reach.checkpoint_roots import reference_in
 from diloco_shared.spec.run import OF_CHECKPOINT
 
 Part = TypeVar("Part", ShardPart, LearnerPart)

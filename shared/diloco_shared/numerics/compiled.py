@@ -97,7 +97,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_helpers.cache_clear)
 
 
-def spread(work: Callable[[int, int], None], ranges: int, threads: int) -> None:
+def parallel_for(work: Callable[[int, int], None], ranges: int, threads: int) -> None:
     """Call work(first, last) for shares of `ranges`, on so many threads, the caller's among them.
 
     Only what releases the interpreter's lock gains by it. An error of any share is raised when

@@ -33,7 +33,7 @@ from diloco_shared.memory.pages import Recycled
 from diloco_shared.numerics import codec
 from diloco_shared.numerics import merge_kernels as passes
 from diloco_shared.numerics.arrays import Piece
-from diloco_shared.numerics.compiled import spread
+from diloco_shared.numerics.compiled import parallel_for
 from diloco_shared.numerics.merge_kernels import MergeState, Outcome, Reading, Rule, Share, Step
 from diloco_shared.numerics.sums import STRIDE, Doubles, Segments, Values, by_piece, cut
 from diloco_shared.spec.merge_rules import MergeRule, named
@@ -235,7 +235,7 @@ def _averaged(
             reading, segments, ruled_P, factor_PxM, Share(first, last), _room(), out_F, squares_S
         )
 
-    spread(work, segments.ranges, threads)
+    parallel_for(work, segments.ranges, threads)
     length_P = np.sqrt(by_piece(squares_S, segments.piece_S, ruled_P.size))
     for p in np.flatnonzero(ruled_P).tolist():
         rule, norms_M = _there(rules_P[p]), norms_PxM[p].tolist()
@@ -274,7 +274,7 @@ def _trimmed(
             out_F,
         )
 
-    spread(work, segments.ranges, max(1, min(threads, TRIMMING_MAX // share_M.size)))
+    parallel_for(work, segments.ranges, max(1, min(threads, TRIMMING_MAX // share_M.size)))
 
 
 def _known_norms(
@@ -306,7 +306,7 @@ def _norms(
     def work(first: int, last: int) -> None:
         passes.squares(reading, segments, radial_P, Share(first, last), _room(), squares_SxM)
 
-    spread(work, segments.ranges, threads)
+    parallel_for(work, segments.ranges, threads)
     columns = [by_piece(squares_S, segments.piece_S, radial_P.size) for squares_S in squares_SxM.T]
     return np.sqrt(np.stack(columns, axis=1))
 
@@ -325,7 +325,7 @@ def _finish(
     def work(first: int, last: int) -> None:
         passes.finish(reading, segments, how, step, state, Share(first, last), _room(), out)
 
-    spread(work, segments.ranges, threads)
+    parallel_for(work, segments.ranges, threads)
 
 
 def _step(outer: Nesterov | None, publishing: Publishing | None) -> Step:

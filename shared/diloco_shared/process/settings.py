@@ -9,7 +9,7 @@ from pydantic_settings import NoDecode
 from diloco_shared.process.connecting import HubSettings
 from diloco_shared.process.crash_points import CrashAt
 from diloco_shared.protocol.subjects import Id
-from diloco_shared.reach.places import roots_of
+from diloco_shared.reach.checkpoint_roots import roots_of
 
 
 def said_of(error: ValueError) -> str:

@@ -149,7 +149,7 @@ def checks_of(
     )
 
 
-def spread(chunks: int, checks: Iterable[tuple[Sequence[int], Buffer]]) -> bytes:
+def scatter_checks(chunks: int, checks: Iterable[tuple[Sequence[int], Buffer]]) -> bytes:
     """The checks of a payload of so many chunks, each in its place: zeros where none is given.
 
     `checks`: of some chunks each, as `checks_of` makes them. Raises ChunkError where they are not

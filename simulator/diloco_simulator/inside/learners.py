@@ -213,7 +213,7 @@ class Trained:
             to_answer=len(pulls.pending),
             answered=len(pulls.answered),
             undecided=max(map(len, sent.values()), default=0),
-            newcomers=len(exchange.giving.requests),
+            newcomers=len(exchange.donations.requests),
             to_adopt=len(exchange.ready),
             waiting=max(len(shelf.waiting) for shelf in book.shelves),
             early=len(book.early),

@@ -17,9 +17,9 @@ from diloco_learner.hosts.carrying_io import (
     Carriers,
     Got,
     Lent,
-    Spread,
+    SharedUpload,
 )
-from diloco_learner.hosts.giving_io import SpreadState
+from diloco_learner.hosts.giving_io import SharedStateUpload
 from diloco_learner.hosts.link_io import head_of, values_of
 from diloco_learner.hosts.parts import Buffer, Span
 from diloco_learner.hosts.shares import (
@@ -138,9 +138,9 @@ class SeenCarriers(Carriers):
         self.life, self.counts = life, life.watch.counts
         self.failed: set[tuple[int, int]] = set()  # (host, order) whose share is not stored
 
-    def spread(self, shared: SharedWhole) -> Spread:
+    def upload_of(self, shared: SharedWhole) -> SharedUpload:
         """As of `leading_io.Hosts`."""
-        kind = Spread if shared.of == CONTRIBUTION else SpreadState
+        kind = SharedUpload if shared.of == CONTRIBUTION else SharedStateUpload
         return kind(self, shared.number, shared.carriers, shared)
 
     async def put(

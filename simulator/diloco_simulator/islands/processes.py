@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from diloco_learner.hosts import plan, whole
-from diloco_learner.hosts.carrying_io import ERRAND, Spread
+from diloco_learner.hosts.carrying_io import ERRAND, SharedUpload
 from diloco_learner.hosts.leading_io import LOOK_S
 from diloco_learner.hosts.link_io import GATHERING_S
 from diloco_learner.hosts.parts import Buffer, packed
@@ -263,9 +263,9 @@ class Leading:
         """Whether the others carry what they can."""
         return self.carriers.wanted
 
-    def spread(self, shared: SharedWhole) -> Spread:
+    def upload_of(self, shared: SharedWhole) -> SharedUpload:
         """See `hosts.trainer.Link`."""
-        return self.carriers.spread(shared)
+        return self.carriers.upload_of(shared)
 
     def _say(self, index: int, head: bytes) -> None:
         self.connections[index].orders.send((ERRAND, head))

@@ -93,7 +93,7 @@ class Leads(Protocol):
     @property
     def carries(self) -> bool: ...
     def ready(self) -> tuple[int, ...]: ...
-    def spread(self, shared: SharedWhole) -> Any: ...
+    def upload_of(self, shared: SharedWhole) -> Any: ...
     def shared(self, payload: bytes, expected: bytes, of: str) -> None: ...
     def tell(self, order: plan.Order, parts: ForEach | None = None) -> int: ...
     def answers(self, number: int) -> Mapping[int, Buffer]: ...
@@ -217,7 +217,7 @@ class LeadingTrainer(VirtualTrainer):
 
         if carriers:
             lying = bytes_lie(len(payload), self.leading.hosts)
-            return self._spread(number, lying, expected, carriers, CONTRIBUTION, done)
+            return self._upload_of(number, lying, expected, carriers, CONTRIBUTION, done)
         own = memoryview(payload)[Part(0, self.leading.hosts).of(len(payload))]
         return Gathering(self.leading, number, own, len(payload), done)
 
@@ -238,9 +238,9 @@ class LeadingTrainer(VirtualTrainer):
         number = self.leading.tell(plan.ShareFragment(p, CHUNKS.value, carriers))
         whole = codec.encode("fp32", self.reference.theta[p])
         lying = values_lie(self.tiny.layout.sizes[p], self.leading.hosts)
-        return self._spread(number, lying, whole, carriers, FRAGMENT)
+        return self._upload_of(number, lying, whole, carriers, FRAGMENT)
 
-    def _spread(
+    def _upload_of(
         self,
         number: int,
         lying: Lying,
@@ -251,7 +251,7 @@ class LeadingTrainer(VirtualTrainer):
     ) -> Any:
         done = done or (lambda made: self.leading.shared(made, whole, of))
         link: Any = self.leading
-        return link.spread(
+        return link.upload_of(
             SharedWhole(link, number, lying, whole, carriers, CHUNKS.value, of, done)
         )
 
@@ -294,7 +294,7 @@ class LeadingTrainer(VirtualTrainer):
         number = self.leading.tell(plan.Share(CHUNKS.value, carriers))
         whole = moments_of(self.reference)
         lying = bytes_lie(len(whole), self.leading.hosts)
-        return self._spread(number, lying, whole, carriers, shares.MOMENTS)
+        return self._upload_of(number, lying, whole, carriers, shares.MOMENTS)
 
     def _moments(self, order: plan.Order) -> memoryview:
         found = self._answers(order)

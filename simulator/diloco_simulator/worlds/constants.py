@@ -32,7 +32,7 @@ from diloco_syncer.history import follow_io as follow
 from diloco_syncer.leadership import candidate_io as candidate
 from diloco_syncer.members import admission
 from diloco_syncer.messages import inbox_io as inbox
-from diloco_syncer.status import status_writer_io as showing
+from diloco_syncer.status import status_writer_io as status_writer
 from diloco_syncer.streams import fullness_io as fullness
 from diloco_syncer.streams import purging_io as purging
 from diloco_syncer.streams import room
@@ -118,7 +118,7 @@ PACES = (
     Drawn(candidate, "FOLLOW_S", (1.0,)),
     Drawn(fullness, "LOOK_S", (3.0,)),
     Drawn(purging, "LOOK_S", (3.0,)),
-    Drawn(showing, "STATUS_S", (2.0,)),
+    Drawn(status_writer, "STATUS_S", (2.0,)),
     Drawn(assigning, "SCHEDULE_S", (1.5,)),
     Drawn(ending, "LOOK_S", (2.0,)),
 )

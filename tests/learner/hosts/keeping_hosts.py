@@ -31,7 +31,7 @@ from diloco_learner.hosts.sharded_io import Shards
 from diloco_learner.hosts.trainer import HostsTrainer
 from diloco_learner.recovery.checkpoint_io import sequence_of
 from diloco_learner.settings import Settings
-from diloco_learner.training.kept import keep_on_disk
+from diloco_learner.training.compilation_cache import keep_on_disk
 from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.process.logs import configure

@@ -28,8 +28,8 @@ from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.trainer import HostsTrainer
 from diloco_learner.settings import Settings
+from diloco_learner.training.compilation_cache import keep_on_disk
 from diloco_learner.training.evaluate import HeldOut
-from diloco_learner.training.kept import keep_on_disk
 from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.numerics import codec

@@ -26,7 +26,7 @@ from diloco_learner.hosts.keeping_io import HostsCheckpoints, Nobody
 from diloco_learner.hosts.sharded_io import Shards
 from diloco_learner.models import from_named, to_named
 from diloco_learner.recovery.checkpoint_io import sequence_of
-from diloco_learner.training.kept import keep_on_disk
+from diloco_learner.training.compilation_cache import keep_on_disk
 from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.spec.mesh import mesh_of

@@ -26,9 +26,9 @@ from diloco_learner.hosts.carrying_io import (
     Carriers,
     Got,
     Shared,
-    Spread,
+    SharedUpload,
 )
-from diloco_learner.hosts.giving_io import SpreadState
+from diloco_learner.hosts.giving_io import SharedStateUpload
 from diloco_learner.hosts.link_io import BadFrame, HostLost, values_of
 from diloco_learner.hosts.shares import CONTRIBUTION, MOMENTS, Composed, KeptPayload, compose, kept
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
@@ -95,13 +95,13 @@ class Island:
         self.tasks[index - 1].cancel()
         self.carriers.lost(f"host {index} is gone")
 
-    def contribution(self, fragment: Fragment = FRAGMENT) -> Spread:
+    def contribution(self, fragment: Fragment = FRAGMENT) -> SharedUpload:
         """Encoded everywhere: the others keep their shares."""
-        return Spread(self.carriers, NUMBER, *self._kept(fragment, CONTRIBUTION))
+        return SharedUpload(self.carriers, NUMBER, *self._kept(fragment, CONTRIBUTION))
 
-    def state(self, fragment: Fragment = FRAGMENT) -> SpreadState:
+    def state(self, fragment: Fragment = FRAGMENT) -> SharedStateUpload:
         """The same bytes, as those of a state that is given away."""
-        return SpreadState(self.carriers, NUMBER, *self._kept(fragment, MOMENTS))
+        return SharedStateUpload(self.carriers, NUMBER, *self._kept(fragment, MOMENTS))
 
     def _kept(self, fragment: Fragment, of: str) -> tuple[tuple[int, ...], Shared]:
         """(who keeps its share, what process 0 has)."""

@@ -4,13 +4,13 @@ import threading
 
 import pytest
 
-from diloco_shared.numerics.compiled import spread
+from diloco_shared.numerics.compiled import parallel_for
 
 
 @pytest.mark.parametrize(("ranges", "threads"), [(1, 4), (5, 1), (7, 3), (1000, 2)])
 def test_every_range_is_worked_on_once(ranges: int, threads: int) -> None:
     done: list[int] = []
-    spread(lambda first, last: done.extend(range(first, last)), ranges, threads)
+    parallel_for(lambda first, last: done.extend(range(first, last)), ranges, threads)
     assert sorted(done) == list(range(ranges))
 
 
@@ -22,7 +22,7 @@ def test_threads_work_side_by_side() -> None:
         if not hasattr(met, "other"):
             met.other = both.wait()
 
-    spread(work, 100, 2)
+    parallel_for(work, 100, 2)
 
 
 def test_an_error_is_raised_when_nobody_works_any_more() -> None:
@@ -38,13 +38,13 @@ def test_an_error_is_raised_when_nobody_works_any_more() -> None:
         working.remove(first)
 
     with pytest.raises(ValueError, match="bad share"):
-        spread(work, 64, 2)
+        parallel_for(work, 64, 2)
     assert not working
 
 
 def test_merges_at_the_same_time_do_not_wait_for_each_others_helpers() -> None:
     def merge(done: list[int]) -> None:
-        spread(lambda first, last: done.extend(range(first, last)), 300, 2)
+        parallel_for(lambda first, last: done.extend(range(first, last)), 300, 2)
 
     several: list[list[int]] = [[] for _ in range(8)]
     threads = [threading.Thread(target=merge, args=(done,)) for done in several]

@@ -12,7 +12,7 @@ import pytest
 
 from diloco_learner.hosts import carrying_io, plan, shares
 from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Carriers
-from diloco_learner.hosts.giving_io import SpreadState
+from diloco_learner.hosts.giving_io import SharedStateUpload
 from diloco_learner.hosts.held_anchors import OwnParts
 from diloco_learner.hosts.whole import Hearing, WholeIsland
 from diloco_simulator.checkers.islands import SLACK_S, IslandLife, IslandWatch
@@ -408,7 +408,7 @@ def of_carriers_that_are_asked_again(patch: pytest.MonkeyPatch) -> None:
 
 def of_shares_that_are_kept_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(carrying_io, "KEPT_MAX", dict.fromkeys(shares.KEPT_MAX, 10**6))
-    patch.setattr(SpreadState, "let_go", lambda self: None)
+    patch.setattr(SharedStateUpload, "let_go", lambda self: None)
 
 
 def of_a_share_of_other_bytes(patch: pytest.MonkeyPatch) -> None:

@@ -55,8 +55,8 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord
 from diloco_shared.protocol.records import Restore, RunRecord
 from diloco_shared.protocol.wire import WireError, decode_tape
+from diloco_shared.reach.checkpoint_roots import root_of_run
 from diloco_shared.reach.local import OutOfReach
-from diloco_shared.reach.places import place_of_run
 from diloco_shared.spec.run import OF_CHECKPOINT, RunSpec, written
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -249,7 +249,7 @@ class Runs:
                 found = await asyncio.to_thread(begun_from, model, self.checkpoints, self.places)
                 body = {**body, "model": found}
             spec = await asyncio.to_thread(check, body)
-            await asyncio.to_thread(place_of_run, spec.keeping.run_checkpoint_root, self.places)
+            await asyncio.to_thread(root_of_run, spec.keeping.run_checkpoint_root, self.places)
             return spec
         except OutOfReach as error:
             fault = {"path": "keeping.run_checkpoint_root", "message": str(error)}
@@ -267,7 +267,7 @@ class Runs:
         Raises CheckpointError where they may not be: the setting was another one at submission.
         """
         try:
-            return place_of_run(spec.keeping.run_checkpoint_root, self.places)
+            return root_of_run(spec.keeping.run_checkpoint_root, self.places)
         except OutOfReach as error:
             raise CheckpointError(f"keeping.run_checkpoint_root: {error}") from None
 

@@ -23,7 +23,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.leaders import Leaders, is_final
-from diloco_learner.exchange.turns_io import Rank, Turn, Turns
+from diloco_learner.exchange.priority_semaphore_io import Permit, PrioritySemaphore, Rank
 from diloco_learner.hosts.whole import HostLost
 from diloco_learner.recovery.moments import Check, Received
 from diloco_learner.training.train import Anchored, Values
@@ -103,7 +103,7 @@ LOOK_S = 0.3
 # of small ones each begins with some round trips; more would come no sooner over one link, and each
 # takes the memory of its payload. The first of them are here the sooner.
 DOWNLOADS_MAX = 4
-# One of which nothing more comes for so many seconds, while the hub answers, gives its turn to
+# One of which nothing more comes for so many seconds, while the hub answers, gives its permit to
 # another: on a link of 2 Mbit/s four of them get a chunk each in that time.
 STILL_S = 10.0
 # Between two words on how a run's last publications come, in seconds.
@@ -138,7 +138,7 @@ class Downlink:
         self.states: dict[str, Received] = {}  # by nonce; at most the newest
         self.refused = 0
         self.booking = asyncio.Lock()  # the book takes one publication at a time
-        self.turns = Turns(DOWNLOADS_MAX)
+        self.downloads = PrioritySemaphore(DOWNLOADS_MAX)
         self.ends, self.moved_at = False, -math.inf  # the run; when it was told that more comes
         self.came: dict[str, int] = {}  # while it ends: chunks of each publication, at most
         self.initial, self.reading = initial, asyncio.Lock()
@@ -260,8 +260,8 @@ class Downlink:
         held = (self.book.epoch, self.book.versions[manifest.fragment])
         if (manifest.epoch, manifest.version) <= held:
             return  # held already: a repeat under a later term
-        async with self.turns.taken(self._rank(manifest)) as turn:
-            await self._taken_in(manifest, turn)
+        async with self.downloads.acquired(self._rank(manifest)) as permit:
+            await self._taken_in(manifest, permit)
 
     def _rank(self, m: PublicationManifest) -> Rank:
         """The newest epoch first, which makes all others void; then fragments of which nothing is
@@ -269,8 +269,8 @@ class Downlink:
         held = m.epoch == self.book.epoch and self.book.versions[m.fragment] >= 0
         return -m.epoch, int(held), m.round
 
-    async def _taken_in(self, manifest: PublicationManifest, turn: Turn) -> None:
-        payload = await self._own(manifest) or await self._chunks(manifest, turn)
+    async def _taken_in(self, manifest: PublicationManifest, permit: Permit) -> None:
+        payload = await self._own(manifest) or await self._chunks(manifest, permit)
         if payload is None:
             return
         async with self.booking:
@@ -303,13 +303,13 @@ class Downlink:
         async with self.reading:
             self.initial = None
 
-    async def _chunks(self, manifest: PublicationManifest, turn: Turn) -> memoryview | None:
+    async def _chunks(self, manifest: PublicationManifest, permit: Permit) -> memoryview | None:
         """The payload; None once a keyframe has replaced the publication, or it is no good."""
         blob = manifest.blob
         try:
             incoming = receiving(self.data, blob)
             return await until_done(
-                lambda: self._unless_replaced(blob, incoming, turn),
+                lambda: self._unless_replaced(blob, incoming, permit),
                 blob.subject,
                 pauses=PROMPT,
                 fatal=BlobIncomplete,
@@ -344,7 +344,7 @@ class Downlink:
                 await self._publication(manifest)
 
     async def _unless_replaced(
-        self, blob: Blob, incoming: Incoming, turn: Turn
+        self, blob: Blob, incoming: Incoming, permit: Permit
     ) -> memoryview | None:
         stream, received, still_s = subjects.dn_stream(self.run), incoming.received, 0.0
         moved = partial(self._moves, blob.subject)
@@ -361,7 +361,7 @@ class Downlink:
                 still_s = still_s + LOOK_S if incoming.received == received else 0.0
                 received = incoming.received
                 if still_s >= STILL_S:
-                    turn.give_back()
+                    permit.release()
         finally:
             if not fetching.done():  # it writes into `incoming`, which somebody else may fill next
                 fetching.cancel()

@@ -36,7 +36,7 @@ from diloco_learner.exchange.counters import Counters, Undecided
 from diloco_learner.exchange.evaluating import Evaluating
 from diloco_learner.exchange.leaders import is_final, outdated, slowest, unborn
 from diloco_learner.exchange.pulls import AllPulls
-from diloco_learner.recovery.donating import Giving, Handing
+from diloco_learner.recovery.donating import DonationRequests, Handing
 from diloco_learner.recovery.draining import Draining
 from diloco_shared.numerics.schedule import Position, position
 from diloco_shared.protocol.messages import Beat, Cursor, LearnerState, Progress, Stamp
@@ -83,8 +83,8 @@ class Exchange:
         self.epoch = epoch
         self.joined = epoch if joined is None else joined  # epoch of its grant
         self.restore = restore  # serial of the newest restore before that
-        self.giving = Giving(learner, incarnation)
-        self.handing = Handing(self.giving, spec.keeping.checkpoint_every_steps)
+        self.donations = DonationRequests(learner, incarnation)
+        self.handing = Handing(self.donations, spec.keeping.checkpoint_every_steps)
         self.marks = self.handing.marks
         self.counters = Counters(list(versions))
         self.ready: dict[int, AnchorReady] = {}  # newest unadopted per fragment, of this epoch
@@ -151,7 +151,7 @@ class Exchange:
             case PullSeen():
                 self._count(self.pulls.ask(event.pull, now))
             case DonateSeen():
-                self._count(self.giving.ask(event.donate, now))
+                self._count(self.donations.ask(event.donate, now))
             case PartSettled():
                 self.marks.settled = max(self.marks.settled, event.number)
                 self.unreported = True

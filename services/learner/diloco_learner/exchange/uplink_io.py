@@ -20,8 +20,8 @@ from diloco_learner.events import (
     Tell,
 )
 from diloco_learner.exchange.encoding import Encoded
-from diloco_learner.hosts.carrying_io import Spread
-from diloco_learner.hosts.giving_io import SpreadState
+from diloco_learner.hosts.carrying_io import SharedUpload
+from diloco_learner.hosts.giving_io import SharedStateUpload
 from diloco_learner.recovery.checkpoint_io import OwnCheckpoints, Storing, sequence_of, write_part
 from diloco_learner.recovery.moments import Handed
 from diloco_learner.training.train import ToSend
@@ -156,7 +156,11 @@ class Uplink:
         return await self.data.last(stream, manifest_subject(subject)) is not None
 
     async def initial(
-        self, layout: tuple[TensorSpec, ...], p: int, payload: Payload | SpreadState, stored: Stored
+        self,
+        layout: tuple[TensorSpec, ...],
+        p: int,
+        payload: Payload | SharedStateUpload,
+        stored: Stored,
     ) -> None:
         """One fragment of this learner's fresh parameters, unless it is there: until it is.
 
@@ -168,7 +172,7 @@ class Uplink:
         subject = subjects.initial(self.run, self.learner, self.incarnation, p)
         name = manifest_subject(subject)
         async with self.initial_lock:
-            if isinstance(payload, SpreadState):
+            if isinstance(payload, SharedStateUpload):
                 blob = await payload.store(self.data, subject, progress=stored)
             else:
                 blob = await put_blob(self.data, subject, payload, progress=stored)
@@ -192,12 +196,12 @@ class Uplink:
         name = manifest_subject(subject)
         await self._append(self.data, name, manifest, seconds, f"{name}/{self.incarnation}")
 
-    async def _contribute(self, effect: Contribute, handle: Encoded | Spread) -> None:
+    async def _contribute(self, effect: Contribute, handle: Encoded | SharedUpload) -> None:
         e = effect
         subject = subjects.contribution(
             self.run, self.learner, e.epoch, e.fragment, e.round, e.term
         )
-        if isinstance(handle, Spread):
+        if isinstance(handle, SharedUpload):
             blob = await handle.put(self.data, subject, e.deadline)
         else:
             blob = await self._put(handle, subject, e.deadline)
@@ -249,7 +253,7 @@ class Uplink:
             await self._append(self.data, name, self._state(effect, blob), MANIFEST_S, name)
 
         to: dict[str, Any] = {"patience_s": STATE_SILENCE_S, "announce": announce}
-        if isinstance(payload, SpreadState):
+        if isinstance(payload, SharedStateUpload):
             blob = await payload.store(self.data, subject, **to)
         else:
             blob = await put_blob(self.data, subject, payload, **to)
@@ -304,7 +308,7 @@ class Uplink:
         """This learner's part of a run-wide checkpoint; without it the others' are complete."""
         root, me, data = self.checkpoint_root, (self.learner, self.incarnation), handed.data
         try:
-            if isinstance(data, SpreadState):
+            if isinstance(data, SharedStateUpload):
                 data = await data.whole()
             await self.vault(len(data), write_part, self.spec, root, *me, effect, data)
         except (OSError, BusError) as error:

@@ -322,7 +322,7 @@ class Carriers:
                 self.say(index, head_of(ERRAND, "drop", number))
 
 
-class Spread:
+class SharedUpload:
     """A contribution that several hosts carry to the hub: process 0's handle of it."""
 
     def __init__(

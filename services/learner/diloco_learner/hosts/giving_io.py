@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from diloco_learner.hosts.carrying_io import CarrierFailed, Spread
+from diloco_learner.hosts.carrying_io import CarrierFailed, SharedUpload
 from diloco_learner.hosts.shares import Composed
 from diloco_shared.bus.blobs import fresh, put_chunks
 from diloco_shared.bus.port import Bus, TransferProgress
@@ -28,8 +28,8 @@ log = structlog.get_logger()
 PATIENCE_S = silence_s()
 
 
-class SpreadState(Spread):
-    """Process 0's handle of such a payload; `let_go` must follow."""
+class SharedStateUpload(SharedUpload):
+    """Part of the state that several hosts store: process 0's handle; `let_go` must follow."""
 
     composing: asyncio.Future[Composed] | None = None
 

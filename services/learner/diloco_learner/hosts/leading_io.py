@@ -19,8 +19,8 @@ from typing import Any
 import structlog
 
 from diloco_learner.hosts import plan
-from diloco_learner.hosts.carrying_io import ERRAND, Carriers, Spread
-from diloco_learner.hosts.giving_io import SpreadState
+from diloco_learner.hosts.carrying_io import ERRAND, Carriers, SharedUpload
+from diloco_learner.hosts.giving_io import SharedStateUpload
 from diloco_learner.hosts.link_io import (
     JOIN_S,
     BadFrame,
@@ -287,9 +287,9 @@ class Hosts:
         """See `hosts.trainer.Link`."""
         return self.carriers.ready()
 
-    def spread(self, shared: SharedPayload) -> Spread:
+    def upload_of(self, shared: SharedPayload) -> SharedUpload:
         """See `hosts.trainer.Link`."""
-        kind = Spread if shared.of == CONTRIBUTION else SpreadState
+        kind = SharedUpload if shared.of == CONTRIBUTION else SharedStateUpload
         return kind(self.carriers, shared.number, shared.carriers, shared)
 
     # --- what comes ----------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from diloco_shared.protocol.chunks import (
     checks_of,
     chunk_count,
     composed,
-    spread,
+    scatter_checks,
 )
 from diloco_shared.protocol.messages import Blob
 
@@ -156,7 +156,9 @@ class KeptPayload:
         """For its own chunks alone. Raises ChunkError where the payload is another one."""
         if blob.bytes != len(self.payload):
             raise ChunkError(f"{blob.bytes} bytes are told of a payload of {len(self.payload)}")
-        return Outgoing(blob, self.payload, spread(blob.chunks, [(self.chunks, self.checks)]))
+        return Outgoing(
+            blob, self.payload, scatter_checks(blob.chunks, [(self.chunks, self.checks)])
+        )
 
 
 def kept(
@@ -223,4 +225,6 @@ def compose(
     elsewhere = {index for share in carried.values() for index in share}
     mine = tuple(index for index in range(chunks) if index not in elsewhere)
     checks.append((mine, checks_of(payload, mine, chunk_bytes)))
-    return Composed(composed(subject, payload, spread(chunks, checks), chunk_bytes), mine, carried)
+    return Composed(
+        composed(subject, payload, scatter_checks(chunks, checks), chunk_bytes), mine, carried
+    )

@@ -76,7 +76,7 @@ class Link(Protocol):
     def ready(self) -> tuple[int, ...]:
         """Processes that carry their share of a contribution to the hub themselves."""
 
-    def spread(self, shared: "SharedPayload") -> Any:
+    def upload_of(self, shared: "SharedPayload") -> Any:
         """A handle of a payload of which some do so: see `carrying_io`, `giving_io`."""
 
 
@@ -137,19 +137,19 @@ class HostsTrainer(Trainer):
             super().adopt(p, held, alpha)
 
     def contribution(self, p: int, round_: int) -> Any:
-        """Handle of it: Encoded, or what `Link.spread` gives where others carry a share of it."""
+        """Handle of it: Encoded, or what `Link.upload_of` gives where others carry a share."""
         carriers = self.link.ready()
         with self._telling(plan.Contribute(p, round_, self.chunk_bytes, carriers)) as number:
             here = super().contribution(p, round_)
         if carriers:
-            return self._spread(
+            return self._upload_of(
                 number, lies_in(here), header_of(here), lasting_parts(here), carriers
             )
         answer = _Answer(self.link, number, here.parts, lasting=True)
         parts: Any = tuple(answer.part(n) for n in range(len(here.parts)))
         return Encoded(here.codec, here.values, parts)
 
-    def _spread(
+    def _upload_of(
         self,
         number: int,
         lying: Lying,
@@ -161,7 +161,7 @@ class HostsTrainer(Trainer):
         shared = SharedPayload(
             self.link, number, lying, header, own, carriers, self.chunk_bytes, of
         )
-        return self.link.spread(shared)
+        return self.link.upload_of(shared)
 
     def decided(self, p: int, round_: int, *, merged: bool) -> None:
         if self.feedback[p] is not None:
@@ -180,7 +180,7 @@ class HostsTrainer(Trainer):
         with self._telling(plan.ShareFragment(p, self.chunk_bytes, carriers)) as number:
             here = fragment_as_sent(self.program, p, self.params)
         lying, header, own = lies_in(here), header_of(here), lasting_parts(here)
-        return self._spread(number, lying, header, own, carriers, FRAGMENT)
+        return self._upload_of(number, lying, header, own, carriers, FRAGMENT)
 
     # --- evaluation ----------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class HostsTrainer(Trainer):
         laid = laid_out(tensors, self.placement, self.chunk_bytes)
         with self._telling(plan.Share(self.chunk_bytes, carriers)) as number:
             own = own_share(laid, tensors, jax.process_index())
-        return self._spread(number, laid.lying, laid.header, lambda: own, carriers, MOMENTS)
+        return self._upload_of(number, laid.lying, laid.header, lambda: own, carriers, MOMENTS)
 
     def load_tensor(self, name: str, place: Place, values: Any) -> None:
         lies, shape = self._lies(place), tuple(values.shape)

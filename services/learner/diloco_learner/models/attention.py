@@ -192,7 +192,7 @@ def seen(places_L: jax.Array, places_M: jax.Array, window: int) -> jax.Array:
 # Rotary positions.
 
 
-def speeds(shape: Shape, *, local: bool) -> NDArray[np.float32]:
+def rotary_frequencies(shape: Shape, *, local: bool) -> NDArray[np.float32]:
     """Radians per token of each pair, shape (K/2,)."""
     base = (shape.local_rope_base if local else 0.0) or shape.rope_base
     half = shape.head_width // 2
@@ -216,29 +216,33 @@ def _slowed(shape: Shape, speed: NDArray[np.float32]) -> NDArray[np.float32]:
     return kept * speed + (1 - kept) * speed / np.float32(shape.rope_factor)
 
 
-def turns(shape: Shape, length: int, start: Any = 0) -> Any:
-    """Cosines and sines for layers that attend to all, and for those with a window.
+def rotary_tables(shape: Shape, length: int, start: Any = 0) -> Any:
+    """(cosines, sines) for layers that attend to all, and the same for those with a window.
 
-    Of `length` places from `start` on.
+    Each is fp32 of shape (L, 1, K / 2), of `length` places from `start` on.
     """
     places_L = start + jnp.arange(length, dtype=jnp.float32)
 
     def of(*, local: bool) -> tuple[jax.Array, jax.Array]:
-        angle_LxK2 = places_L[:, None] * speeds(shape, local=local)
+        angle_LxK2 = places_L[:, None] * rotary_frequencies(shape, local=local)
         return jnp.cos(angle_LxK2)[:, None], jnp.sin(angle_LxK2)[:, None]
 
     whole = of(local=False)
     return whole, of(local=True) if shape.window and shape.local_rope_base else whole
 
 
-def turn(x_BxLxHxK: jax.Array, turned: Any, whole: Any) -> jax.Array:
-    """Heads at their places. `whole`: True, False, or a traced bool."""
+def rotated(x_BxLxHxK: jax.Array, rotary: Any, whole: Any) -> jax.Array:
+    """Queries or keys, their pairs turned by the angles of their places; in the type they have.
+
+    `rotary`: of `rotary_tables`. `whole`: whether the layer attends to all; True, False, or a
+    traced bool.
+    """
     if isinstance(whole, bool):
-        cos, sin = turned[0 if whole else 1]
-    elif turned[0] is turned[1]:
-        cos, sin = turned[0]
+        cos, sin = rotary[0 if whole else 1]
+    elif rotary[0] is rotary[1]:
+        cos, sin = rotary[0]
     else:
-        cos, sin = jax.tree.map(lambda a, b: jnp.where(whole, a, b), *turned)
+        cos, sin = jax.tree.map(lambda a, b: jnp.where(whole, a, b), *rotary)
     a, b = jnp.split(x_BxLxHxK.astype(jnp.float32), 2, axis=-1)
     both = jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
     return both.astype(x_BxLxHxK.dtype)

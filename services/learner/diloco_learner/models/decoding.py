@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco_learner.models import filled, transformer
-from diloco_learner.models.attention import mixed, seen, turns
+from diloco_learner.models.attention import mixed, rotary_tables, seen
 from diloco_learner.models.transformer import embedded, joined, logits, mlp, norm, projected
 from diloco_shared.corpora.chat import Chat
 from diloco_shared.corpora.templates import ChatTemplate, template_of
@@ -48,12 +48,12 @@ def extend(
     What stands behind `last` is room that later tokens take.
     """
     length = tokens_BxT.shape[1]
-    turned = turns(shape, length, start)
+    rotary = rotary_tables(shape, length, start)
     places_T, places_L = start + jnp.arange(length), jnp.arange(cache.keys.shape[2])
 
     def block(x: jax.Array, given: Any) -> tuple[jax.Array, KeyValueCache]:
         layer, old, whole = given
-        q, k, v = projected(shape, layer["attention"], x, turned, whole)
+        q, k, v = projected(shape, layer["attention"], x, rotary, whole)
         at = (0, start, 0, 0)
         new = KeyValueCache(
             jax.lax.dynamic_update_slice(old.keys, k, at),

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from diloco_learner.models.attention import attend, documents, turn, turns
+from diloco_learner.models.attention import attend, documents, rotary_tables, rotated
 from diloco_learner.models.cross_entropy import summed
 from diloco_learner.models.experts import mixture
 from diloco_learner.models.sharding import BATCH, STATE, spread
@@ -183,7 +183,7 @@ def _layers(
     windows = {shape.attends_to_all(n) for n in range(shape.layers)}
     # Places are counted through the sequence, not through each document: rotary positions are
     # relative, so that a document's logits are the same wherever it begins.
-    block = partial(_block, shape, turns(shape, x_BxLxD.shape[1]), document_BxL)
+    block = partial(_block, shape, rotary_tables(shape, x_BxLxD.shape[1]), document_BxL)
     if len(windows) == 1:
         # What is the same in all layers is part of the program.
         (same,) = windows
@@ -239,7 +239,7 @@ def _remat(shape: Shape, block: Any) -> Any:
 
 def _block(
     shape: Shape,
-    turned: Any,
+    rotary: Any,
     document_BxL: jax.Array | None,
     x_BxLxD: jax.Array,
     layer: Params,
@@ -249,7 +249,7 @@ def _block(
 
     With what its MLP gives beside (`mlp`).
     """
-    q, k, v = projected(shape, layer["attention"], x_BxLxD, turned, whole)
+    q, k, v = projected(shape, layer["attention"], x_BxLxD, rotary, whole)
     mixed_BxLxHxK = attend(shape, q, k, v, whole, document_BxL)
     x_BxLxD = spread(x_BxLxD + joined(shape, layer["attention"], mixed_BxLxHxK), BATCH)
     more_BxLxD, balance = mlp(shape, layer["mlp"], x_BxLxD)
@@ -279,7 +279,7 @@ def _of_normed(
 
 
 def projected(
-    shape: Shape, layer: Params, x_BxLxD: jax.Array, turned: Any, whole: Any
+    shape: Shape, layer: Params, x_BxLxD: jax.Array, rotary: Any, whole: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries (B, L, H, K), keys and values (B, L, G, K); the first two turned to their places."""
     s = shape
@@ -296,8 +296,8 @@ def projected(
         normed = s.qk_norm and name != "value"
         return norm(s, split, layer[f"{name}_norm_K"]) if normed else split
 
-    q_BxLxHxK = turn(heads("query", s.heads), turned, whole)
-    k_BxLxGxK = turn(heads("key", s.kv_heads), turned, whole)
+    q_BxLxHxK = rotated(heads("query", s.heads), rotary, whole)
+    k_BxLxGxK = rotated(heads("key", s.kv_heads), rotary, whole)
     return q_BxLxHxK, k_BxLxGxK, heads("value", s.kv_heads)
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from diloco_learner.hosts.place import hosts_of
 from diloco_learner.preflight.findings import SOFTWARE, Finding, wrong
 from diloco_shared.process.stopping import die_with
+from diloco_shared.reach.checkpoint_roots import roots_of
 from diloco_shared.reach.local import DataRoots, Factories, Reach
-from diloco_shared.reach.places import roots_of
 from diloco_shared.spec.mesh import MeshSizes, mesh_of
 
 Say = Callable[[dict[str, Any]], None]
@@ -88,7 +88,7 @@ def _checked(
     from diloco_learner.data.cache import CorpusCache, users_cache
     from diloco_learner.preflight.checks import check
     from diloco_learner.training import platforms
-    from diloco_learner.training.kept import keep_for_user
+    from diloco_learner.training.compilation_cache import keep_for_user
     from diloco_shared import ambient
     from diloco_shared.checkpoints.parameters_io import beginning_of
     from diloco_shared.spec.run import RunSpec

@@ -39,7 +39,7 @@ from diloco_learner.preflight.machine import Machine, free_on, machine_of, room
 from diloco_learner.training.data_parallel import LearnerStream
 from diloco_learner.training.evaluate import held_out_of
 from diloco_learner.training.mesh import mesh_over, of_all, shape_of
-from diloco_learner.training.trainer import Beginning, Program, Trainer
+from diloco_learner.training.trainer import InitialWeights, Program, Trainer
 from diloco_shared.budget import Job, Need, known, streams
 from diloco_shared.budget.memory import device, disks, learner
 from diloco_shared.budget.terms import shown
@@ -59,7 +59,7 @@ from diloco_shared.spec.run import Model, RunSpec
 # What a check gives: what it found in words, and figures of it.
 Found = tuple[str, dict[str, float]]
 # What a run begins from, of its model and the folder where relative paths begin.
-BeginningOf = Callable[[Model, Root], Beginning | None]
+InitialWeightsOf = Callable[[Model, Root], InitialWeights | None]
 
 REMEDIES = {
     "devices": "look at the driver and at JAX_PLATFORMS; JAX must find a device in this Python",
@@ -93,7 +93,7 @@ def check(
     *,
     now: Callable[[], float],
     begins: Callable[[str], None] = lambda name: None,
-    beginning: BeginningOf = weights_of,
+    beginning: InitialWeightsOf = weights_of,
     factories: Factories | None = None,
     mesh: MeshSizes | None = None,
     kept_at: str = "",
@@ -146,7 +146,7 @@ class _Checks:
     mesh: Mesh | AbstractMesh | None
     program: Program
     job: Job
-    starting: Beginning | None
+    starting: InitialWeights | None
     corpora: Corpus | Mixture
     separator: int | None
     cut: Cut
@@ -158,7 +158,7 @@ class _Checks:
         root: Root,
         cache: CorpusCache,
         now: Callable[[], float],
-        beginning: BeginningOf,
+        beginning: InitialWeightsOf,
         factories: Factories | None,
         mesh: MeshSizes | None,
         kept_at: str,

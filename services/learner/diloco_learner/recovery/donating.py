@@ -33,8 +33,8 @@ class StateRequest:
 
 
 @dataclass(slots=True)
-class Giving:
-    """At most one request per newcomer."""
+class DonationRequests:
+    """Those that wait to be served; at most one per newcomer."""
 
     learner: str
     incarnation: int
@@ -85,7 +85,7 @@ class CopyMoment:
 class Handing:
     """`every`: steps between own checkpoints. Mutated only through the exchange."""
 
-    giving: Giving
+    donations: DonationRequests
     every: int
     marks: Marks = field(default_factory=Marks)
     copy: CopyMoment | None = None  # on its way
@@ -103,7 +103,7 @@ class Handing:
 
     def give(self, epoch: int, c: Counters, now: float) -> list[GiveState]:
         """The request that has waited longest, if it can be served from the state as it is."""
-        donate = None if self.copy else self.giving.due(epoch, c, now)
+        donate = None if self.copy else self.donations.due(epoch, c, now)
         if donate is None:
             return []
         made = self._made(epoch, c)

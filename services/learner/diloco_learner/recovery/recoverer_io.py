@@ -21,7 +21,7 @@ from diloco_learner.events import (
 from diloco_learner.exchange.arrivals import essence, heavy, repeated
 from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.exchange.uplink_io import Uplink
-from diloco_learner.hosts.giving_io import SpreadState
+from diloco_learner.hosts.giving_io import SharedStateUpload
 from diloco_learner.recovery.checkpoint_io import OwnCheckpoints, epoch_of, read_part
 from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.train import Anchored, Values
@@ -180,7 +180,7 @@ class Recoverer:
         try:
             await self.up.initial(tensors, p, payload, self.init_stored[p])
         finally:
-            if isinstance(payload, SpreadState):
+            if isinstance(payload, SharedStateUpload):
                 payload.let_go()
         ahead.release()
 

@@ -57,7 +57,7 @@ from diloco_shared.spec.run import RunSpec
 Values = NDArray[np.float32]
 
 
-class Beginning(Protocol):
+class InitialWeights(Protocol):
     """Parameters to begin from: a folder's, or a run-wide checkpoint's."""
 
     def read(self, name: str) -> Values:
@@ -81,14 +81,14 @@ class Program:
     poisoned: Ahead  # the step of a fault: its gradients are not numbers
     evaluate: HeldOutLoss
     cuts: FragmentOps
-    weights: Beginning | None = None  # what to begin from, instead of fresh parameters
+    weights: InitialWeights | None = None  # what to begin from, instead of fresh parameters
     placement: Placement | None = None  # on several devices; None: on one
 
     @classmethod
     def build(
         cls,
         spec: RunSpec,
-        weights: Beginning | None = None,
+        weights: InitialWeights | None = None,
         separator: int | None = None,
         mesh: Mesh | AbstractMesh | None = None,
     ) -> "Program":

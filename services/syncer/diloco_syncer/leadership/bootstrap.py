@@ -15,8 +15,8 @@ from diloco_syncer.members.roster import Roster
 from diloco_syncer.rounds.gate import Refusals
 
 
-class Beginning:
-    """Of one leader's term."""
+class Bootstrap:
+    """Decides which initial parameters begin the run; of one leader's term."""
 
     def __init__(self, spec: RunSpec, history: History, roster: Roster, refused: Refusals) -> None:
         self.spec = spec

@@ -63,13 +63,13 @@ from diloco_syncer.merging.numbers_io import Numbers
 from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.messages.arrivals_io import Arrivals
 from diloco_syncer.messages.data_leases_io import DataLeases
-from diloco_syncer.messages.data_places_io import Places
 from diloco_syncer.messages.inbox_io import Inbox
+from diloco_syncer.messages.merged_positions_io import MergedPositions
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.rounds.round import Phase
 from diloco_syncer.snapshots.handover_io import SnapshotSender
 from diloco_syncer.status.status import size
-from diloco_syncer.status.status_writer_io import Showing, until_over
+from diloco_syncer.status.status_writer_io import StatusWriter, until_over
 from diloco_syncer.streams.floods_io import Floods
 from diloco_syncer.streams.fullness_io import Fullness
 from diloco_syncer.streams.purging_io import UpPurger, forget_states
@@ -125,7 +125,7 @@ class Leader:
         self.purger = UpPurger(context, self.outbox, lambda: self.tail.sure)
         self.sender = SnapshotSender(context)
         self.machine = Machine(self.spec, recovered.history)
-        self.places = Places(
+        self.merged_positions = MergedPositions(
             self.control, self.spec.name, lambda: self.machine.history.ledger, shard
         )
         self.data_leases = DataLeases(
@@ -138,7 +138,9 @@ class Leader:
         self.tasks: asyncio.TaskGroup
         self.ended_at: float | None = None  # all shards
         self.dropped_said_at = float("-inf")
-        self.showing = Showing(self.control, self.machine, self.inbox, self.outbox, lease)
+        self.status_writer = StatusWriter(
+            self.control, self.machine, self.inbox, self.outbox, lease
+        )
         self.checkpointer = Checkpointer(context, self._put)
         self.marks = Marks(context, self._put)
         self.numbers = Numbers(
@@ -152,11 +154,11 @@ class Leader:
             self._put,
         )
         archive = archives_of(self.spec, context.checkpoint_root)[shard]
-        checkpoints = self.machine.wishes.checkpoints
+        checkpoints = self.machine.user_requests.checkpoints
         self.archiver = TapeArchiver(context, tape, archive, lambda: checkpoints.needed_from)
         self.fullness = self._fullness()
         self.floods = Floods(
-            context, self.machine, self.showing, self.outbox, lambda: self.purger.removed
+            context, self.machine, self.status_writer, self.outbox, lambda: self.purger.removed
         )
 
     def _fullness(self) -> Fullness:
@@ -165,7 +167,7 @@ class Leader:
             self.machine,
             self.outbox,
             self.tape,
-            self.showing.storage,
+            self.status_writer.storage,
             self._put,
             lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
             lambda: self.lease.lapsed,
@@ -175,8 +177,8 @@ class Leader:
         """Lead until the run is over, linger for its learners; the outcome."""
         for note in self.recovered.notes:
             self.outbox.tell(Tell("recovered", note))
-        await self.showing.begin()
-        await until_done(self.places.write, "places in the data")
+        await self.status_writer.begin()
+        await until_done(self.merged_positions.write, "places in the data")
         recovered = self.recovered
         self._put(
             Led(
@@ -197,14 +199,14 @@ class Leader:
                 for work in (
                     self.inbox.progress(),
                     self.inbox.joins(),
-                    self.inbox.wishes(),
+                    self.inbox.user_requests(),
                     self.inbox.contributions(start_seq),
                     self.outbox.events_out(),
                     self.purger.work(),
                     forget_states(self.context),
                     self.data_leases.serve(),
                     self.sender.send(),
-                    self.showing.keep(),
+                    self.status_writer.keep(),
                     self.fullness.keep(),
                     self.tail.keep(),
                     self.floods.keep(),
@@ -213,7 +215,7 @@ class Leader:
                     self._watch_bus(),
                     self._watch_tape(),
                     self._watch_lease(),
-                    self.places.keep(lambda: not self.lease.lapsed),
+                    self.merged_positions.keep(lambda: not self.lease.lapsed),
                 )
             ]
             if not self.machine.history.initialised:
@@ -224,8 +226,8 @@ class Leader:
                 task.cancel()
         while not self.outbox.events.empty():
             await self.outbox.event(self.outbox.events.get_nowait())
-        self.machine.wishes.checkpoints.given_up()
-        await self.showing.last()
+        self.machine.user_requests.checkpoints.given_up()
+        await self.status_writer.last()
         return self.machine.history.outcome
 
     async def _up_info(self) -> int:
@@ -295,7 +297,7 @@ class Leader:
             for m in self.machine.roster.live(now)
             if m.progress is None or m.progress.state != "finished"
         ]
-        making = self.machine.wishes.checkpoints.making
+        making = self.machine.user_requests.checkpoints.making
         return not (busy or making) or now - self.ended_at > LINGER_S
 
     async def _end(self) -> None:
@@ -401,7 +403,7 @@ class Leader:
         if isinstance(effect.record, TapeSnapshot):
             self.archiver.want()
         self._put(Appended(seq, ambient.wall()))
-        self.places.changed.set()
+        self.merged_positions.changed.set()
 
     def _pieces(self, fragment: int) -> Sequence[Piece]:
         return self.numbers.pieces(fragment)

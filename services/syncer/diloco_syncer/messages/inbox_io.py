@@ -106,7 +106,7 @@ class Inbox:
             return
         self.put(event(message))
 
-    async def wishes(self) -> None:
+    async def user_requests(self) -> None:
         """What the user wants of the run, for ever."""
         async with self.control.kv_watch(subjects.RUNS, self.run) as entries:
             async for entry in entries:

@@ -40,7 +40,7 @@ def status(
 
     tokens_P = ledger.tokens_P(silent)
     tokens = of_run(tokens_P, h.sizes_P)
-    checkpoint_state, checkpoint_reason = machine.wishes.checkpoints.state()
+    checkpoint_state, checkpoint_reason = machine.user_requests.checkpoints.state()
     return RunStatus(
         run=machine.spec.name,
         run_id=machine.spec.id,
@@ -73,7 +73,7 @@ def status(
         checkpoint=h.checkpoint,
         checkpoint_state=checkpoint_state,
         checkpoint_reason=checkpoint_reason[:500],
-        restores=max(h.restores, machine.wishes.restoring.given_up),
+        restores=max(h.restores, machine.user_requests.restoring.given_up),
         learners={
             m.learner: _learner(m, now, machine, m.learner in participating)
             for m in machine.roster.members.values()

@@ -44,8 +44,8 @@ async def shown_over(control: Bus, spec: RunSpec, shard: int) -> bool:
     return status is not None and over(status) and not status.forced
 
 
-class Showing:
-    """Of one leader's term."""
+class StatusWriter:
+    """Writes where the run, or one shard of it, stands; of one leader's term."""
 
     def __init__(
         self, control: Bus, machine: Machine, inbox: Inbox, outbox: Outbox, lease: LeaseKeeper
@@ -66,7 +66,7 @@ class Showing:
         earlier = await until_done(self.standing.read, "status of earlier leaders")
         if earlier is not None:
             self.bytes_before = (earlier.bytes_up, earlier.bytes_down)
-            self.machine.wishes.restoring.refused_before(earlier.epoch, earlier.restores)
+            self.machine.user_requests.restoring.refused_before(earlier.epoch, earlier.restores)
 
     async def keep(self) -> None:
         """For ever."""

@@ -51,7 +51,7 @@ from diloco_syncer.events import Tell
 from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
 from diloco_syncer.messages.outbox_io import Outbox
-from diloco_syncer.status.status_writer_io import Showing
+from diloco_syncer.status.status_writer_io import StatusWriter
 from diloco_syncer.streams.purging_io import other_syncers
 from diloco_syncer.streams.room import CROWDED
 
@@ -355,7 +355,7 @@ class Floods:
         self,
         context: RunContext,
         machine: Machine,
-        showing: Showing,
+        status_writer: StatusWriter,
         outbox: Outbox,
         removed: Callable[[], int],
     ) -> None:
@@ -363,7 +363,7 @@ class Floods:
         self.run, self.me, self.shard = context.spec.name, context.me, context.shard
         self.control = context.control
         self.machine = machine
-        self.storage = showing.storage
+        self.storage = status_writer.storage
         self.outbox = outbox
         self.removed = removed
         self.rest_until = -math.inf  # monotonic seconds

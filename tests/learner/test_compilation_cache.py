@@ -12,8 +12,8 @@ from jax._src.lru_cache import LRUCache
 
 import diloco_learner.__main__ as learner
 from diloco_learner.settings import Settings
-from diloco_learner.training import kept
-from diloco_learner.training.kept import KEPT_BYTES_MAX, keep_on_disk
+from diloco_learner.training import compilation_cache
+from diloco_learner.training.compilation_cache import KEPT_BYTES_MAX, keep_on_disk
 
 # Compiles as many programs as it is told, and says how many of them it found on the disk.
 PROCESS = """
@@ -98,8 +98,8 @@ def test_a_process_looks_at_all_that_is_kept_once_and_again_when_it_has_written_
         plain(self, additional_size=additional_size)
 
     monkeypatch.setattr(LRUCache, "_evict_if_needed", counted)
-    kept._look_seldom()
-    kept._look_seldom()  # a second one changes nothing
+    compilation_cache._look_seldom()
+    compilation_cache._look_seldom()  # a second one changes nothing
     cache = LRUCache(str(tmp_path), max_size=6400)
     for n in range(250):
         cache.put(f"program-{n}", bytes(40))

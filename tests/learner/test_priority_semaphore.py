@@ -1,4 +1,4 @@
-"""Turns: so many at a time, the most needed first, and none is lost."""
+"""PrioritySemaphore: so many at a time, the most needed first, and none is lost."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,28 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_learner.exchange.turns_io import Turns
+from diloco_learner.exchange.priority_semaphore_io import PrioritySemaphore
 
 pytestmark = pytest.mark.virtual
 
 
 class Work:
-    """Takes turns as it is told to, each until it is told to end."""
+    """Acquires as it is told to, each until it is told to end."""
 
     def __init__(self, most: int) -> None:
-        self.turns = Turns(most)
+        self.semaphore = PrioritySemaphore(most)
         self.began: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
-        self.gives_back: dict[str, Callable[[], None]] = {}
+        self.releases: dict[str, Callable[[], None]] = {}
 
     def start(self, name: str, *rank: int) -> "asyncio.Task[None]":
         self.ends[name] = asyncio.Event()
         return asyncio.create_task(self._work(name, rank))
 
     async def _work(self, name: str, rank: tuple[int, ...]) -> None:
-        async with self.turns.taken(rank) as turn:
+        async with self.semaphore.acquired(rank) as permit:
             self.began.append(name)
-            self.gives_back[name] = turn.give_back
+            self.releases[name] = permit.release
             await self.ends[name].wait()
 
     async def end(self, *names: str) -> None:
@@ -52,14 +52,14 @@ async def test_the_most_needed_comes_next_and_among_equals_the_first() -> None:
     await work.end("a", "b", "one", "two", "late")
     assert work.began == ["a", "b", "one", "two", "late"]
     await asyncio.gather(*tasks)
-    assert work.turns.left == 2
+    assert work.semaphore.left == 2
 
 
 async def test_who_is_first_waits_for_nothing() -> None:
-    turns, order = Turns(1), list[str]()
+    semaphore, order = PrioritySemaphore(1), list[str]()
 
     async def first() -> None:
-        async with turns.taken((1,)):
+        async with semaphore.acquired((1,)):
             order.append("first")
 
     task = asyncio.create_task(first())
@@ -68,20 +68,20 @@ async def test_who_is_first_waits_for_nothing() -> None:
     assert order == ["first", "another"]
 
 
-async def test_a_turn_that_is_given_back_is_somebody_elses_and_counts_once() -> None:
+async def test_a_permit_that_is_released_is_somebody_elses_and_counts_once() -> None:
     work = Work(1)
     tasks = [work.start("still", 1), work.start("next", 2)]
     await settled()
-    work.gives_back["still"]()
+    work.releases["still"]()
     await settled()
     assert work.began == ["still", "next"]
-    work.gives_back["still"]()
+    work.releases["still"]()
     await work.end("still", "next")
     await asyncio.gather(*tasks)
-    assert work.turns.left == 1
+    assert work.semaphore.left == 1
 
 
-async def test_who_gives_up_waiting_takes_no_turn_along() -> None:
+async def test_who_gives_up_waiting_takes_no_permit_along() -> None:
     work = Work(1)
     tasks = [work.start("a", 1), work.start("gives up", 2), work.start("b", 3)]
     await settled()
@@ -89,27 +89,27 @@ async def test_who_gives_up_waiting_takes_no_turn_along() -> None:
     await work.end("a")
     assert work.began == ["a", "b"]
     await work.end("b")
-    assert work.turns.left == 1
+    assert work.semaphore.left == 1
 
 
-async def test_a_turn_that_comes_together_with_a_cancellation_is_passed_on() -> None:
+async def test_a_permit_that_comes_together_with_a_cancellation_is_passed_on() -> None:
     work = Work(1)
     tasks = [work.start("a", 1), work.start("cancelled", 2), work.start("b", 3)]
     await settled()
-    work.gives_back["a"]()
+    work.releases["a"]()
     tasks[1].cancel()
     await settled()
     assert work.began == ["a", "b"]
     await work.end("a", "b")
-    assert work.turns.left == 1
+    assert work.semaphore.left == 1
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 3), max_size=12))
 def test_never_more_than_so_many(most: int, ranks: list[int]) -> None:
-    turns, now, peak = Turns(most), [0], [0]
+    semaphore, now, peak = PrioritySemaphore(most), [0], [0]
 
     async def work(rank: int) -> None:
-        async with turns.taken((rank,)):
+        async with semaphore.acquired((rank,)):
             now[0] += 1
             peak[0] = max(peak[0], now[0])
             await asyncio.sleep(0)
@@ -120,4 +120,4 @@ def test_never_more_than_so_many(most: int, ranks: list[int]) -> None:
         await asyncio.gather(*works)
 
     asyncio.run(all_of_them())
-    assert peak[0] == min(most, len(ranks)) and turns.left == most
+    assert peak[0] == min(most, len(ranks)) and semaphore.left == most

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from diloco_shared.protocol.checkpoints import parse_reference
-from diloco_shared.reach.local import OutOfReach
-from diloco_shared.reach.places import (
+from diloco_shared.reach.checkpoint_roots import (
     ADDRESS_CHARS_MAX,
-    place_of_run,
     reach_of,
     reference_in,
+    root_of_run,
     roots_of,
 )
+from diloco_shared.reach.local import OutOfReach
 
 ROOTS = ("/srv/root", "s3://bucket/ckpt", "gs://other/a b")
 # Links of a made-up disk; of all others the path is its own.
@@ -149,10 +149,10 @@ def test_a_refusal_says_the_same_of_what_is_there_and_of_what_is_not(tmp_path: P
 def test_a_run_keeps_its_checkpoints_in_the_first_place_unless_it_names_another() -> None:
     places = roots_of("/srv/root", " s3://bucket/ckpt ,,/more ")
     assert places == ("/srv/root", "s3://bucket/ckpt", "/more")
-    assert place_of_run("", places) == "/srv/root"
-    assert place_of_run("s3://bucket/ckpt/mine", places) == "s3://bucket/ckpt/mine"
+    assert root_of_run("", places) == "/srv/root"
+    assert root_of_run("s3://bucket/ckpt/mine", places) == "s3://bucket/ckpt/mine"
     with pytest.raises(OutOfReach):
-        place_of_run("s3://bucket/others", places)
+        root_of_run("s3://bucket/others", places)
     with pytest.raises(ValueError, match="at most 256"):
         roots_of("", "/x," * 257)
 

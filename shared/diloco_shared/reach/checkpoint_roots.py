@@ -60,8 +60,8 @@ def reach_of(address: str, roots: Sequence[str], resolve: Resolve = os.path.real
     """
     if address in roots:
         return address
-    allowed = [place for root in roots if (place := place_of(root, resolve)) is not None]
-    found = place_of(address, resolve)
+    allowed = [place for root in roots if (place := location_of(root, resolve)) is not None]
+    found = location_of(address, resolve)
     if found is None or not any(root.holds(found) for root in allowed):
         raise OutOfReach(
             f"{shown(address)} is not below a place where checkpoints may be on this machine: name "
@@ -71,7 +71,7 @@ def reach_of(address: str, roots: Sequence[str], resolve: Resolve = os.path.real
     return found.address
 
 
-def place_of_run(named: str, places: Sequence[str]) -> str:
+def root_of_run(named: str, places: Sequence[str]) -> str:
     """Where the checkpoints of a run are: where it says, or in the first of the places.
 
     Raises OutOfReach for a place that is not below one of them.
@@ -88,7 +88,7 @@ def reference_in(
     """
     own, folder, number = parse_reference(text[: ADDRESS_CHARS_MAX + 1])
     found = reach_of(own, (root, *further), resolve) if own else root
-    place = place_of(found, resolve)
+    place = location_of(found, resolve)
     # A run's folder may be a link, too.
     if place is not None and not place.store:
         led = _folder(f"{place.address.rstrip('/')}/{folder}", resolve)
@@ -100,7 +100,7 @@ def reference_in(
     return found, folder, number
 
 
-def place_of(address: str, resolve: Resolve) -> Location | None:
+def location_of(address: str, resolve: Resolve) -> Location | None:
     """None for what is no address of a place, or could be read in two ways."""
     scheme, separator, rest = address.partition("://")
     if not address or len(address) > ADDRESS_CHARS_MAX or "\0" in address:

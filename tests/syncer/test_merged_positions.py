@@ -9,7 +9,7 @@ from diloco_shared.protocol.wire import decode
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.ledger import Ledger
-from diloco_syncer.messages.data_places_io import Places
+from diloco_syncer.messages.merged_positions_io import MergedPositions
 
 
 async def told(bus: MemoryBus) -> dict[str, tuple[int, int]]:
@@ -21,13 +21,13 @@ async def told(bus: MemoryBus) -> dict[str, tuple[int, int]]:
     return found
 
 
-async def written() -> tuple[MemoryBus, Ledger, Places]:
+async def written() -> tuple[MemoryBus, Ledger, MergedPositions]:
     """Two shards' places, told once."""
     bus = MemoryBus(MemoryBroker(), "s")
     await bus.ensure_bucket(subjects.PLACES)
     ledger = Ledger.empty(1, shards=8)
     ledger.places |= {3: (0, 7), 5: (1, 0)}
-    places = Places(bus, "r", lambda: ledger)
+    places = MergedPositions(bus, "r", lambda: ledger)
     await places.write()
     return bus, ledger, places
 
@@ -49,11 +49,11 @@ async def test_a_later_leader_takes_back_what_its_history_does_not_hold() -> Non
     later, other = Ledger.empty(1, shards=8), Ledger.empty(1, shards=8)
     later.places |= {3: (0, 7), 5: (1, 0)}
     other.places |= {5: (2, 2)}
-    await Places(bus, "r", lambda: later).write()
-    await Places(bus, "other", lambda: other).write()
+    await MergedPositions(bus, "r", lambda: later).write()
+    await MergedPositions(bus, "other", lambda: other).write()
     earlier = Ledger.empty(1, shards=8)
     earlier.places |= {3: (0, 2)}
-    await Places(bus, "r", lambda: earlier).write()
+    await MergedPositions(bus, "r", lambda: earlier).write()
     assert await told(bus) == {"r.3.0": (0, 2), "r.5.0": (0, 0), "other.5.0": (2, 2)}
 
 
@@ -64,8 +64,8 @@ async def test_shards_of_the_syncer_do_not_overwrite_each_other() -> None:
     first.places |= {3: (0, 7)}
     second.places |= {3: (0, 5), 4: (0, 1)}
     for syncer, ledger in ((0, first), (1, second)):
-        await Places(bus, "r", lambda ledger=ledger: ledger, syncer).write()  # type: ignore[misc]
-    await Places(bus, "r", lambda: first, 0).write()
+        await MergedPositions(bus, "r", lambda ledger=ledger: ledger, syncer).write()  # type: ignore[misc]
+    await MergedPositions(bus, "r", lambda: first, 0).write()
     assert await told(bus) == {"r.3.0": (0, 7), "r.3.1": (0, 5), "r.4.1": (0, 1)}
 
 
@@ -76,7 +76,7 @@ async def test_keys_that_are_no_places_are_left_alone() -> None:
         await bus.kv_put(subjects.PLACES, key, b"anything")
     ledger = Ledger.empty(1, shards=8)
     ledger.places |= {3: (0, 7)}
-    places = Places(bus, "r", lambda: ledger)
+    places = MergedPositions(bus, "r", lambda: ledger)
     await places.write()
     assert places.written == {3: (0, 7)}
 

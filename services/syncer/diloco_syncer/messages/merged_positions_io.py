@@ -15,8 +15,10 @@ from diloco_syncer.history.ledger import Ledger
 PAUSE_S = 0.1
 
 
-class Places:
-    """Written by a syncer shard's leader only, which tells all before it admits anybody.
+class MergedPositions:
+    """How far each data shard is merged, written where learners read it (a `Place` per key).
+
+    A syncer shard's leader alone writes them, and writes all before it admits anybody.
 
     By compare-and-set: what a deposed leader still has to say replaces nothing. Its successor
     writes the first time over whatever is there, since its tape is the newer one.
