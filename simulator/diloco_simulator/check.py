@@ -170,6 +170,7 @@ class Sums:
 
 
 def arguments() -> argparse.Namespace:
+    """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="how many")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first one")

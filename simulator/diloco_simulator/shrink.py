@@ -207,6 +207,7 @@ def show(shrunk: Shrunk, path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Shrink the world in a file, and write what is left. Fails for one that breaks nothing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="a world that `check --keep` has written")
     parser.add_argument("--out", type=Path, help="write what is left there, not beside the file")

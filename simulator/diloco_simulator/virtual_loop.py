@@ -329,6 +329,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
+        """Does the work of a thread in one piece, at the virtual time at which it would be done."""
         future, hosted = self.create_future(), _HOSTED.get()
 
         def over() -> None:

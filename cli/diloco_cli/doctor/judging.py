@@ -126,6 +126,7 @@ def failed(name: str, text: str, remedy: str) -> Finding:
 
 
 def resolved(host: str, addresses: Sequence[str], error: str) -> Finding:
+    """Whether the hub's name has an address. `error`: what the resolver said where it has none."""
     if list(addresses) == [host]:
         return Finding("name", "ok", f"{host} is an address already")
     if addresses:
@@ -186,6 +187,7 @@ EXPIRED, NOT_YET, OTHER_NAME, OTHER_ADDRESS = 10, 9, 62, 64
 
 
 def encrypted(found: Encrypted, now: float) -> Finding:
+    """For how many days the certificates of this handshake are good. `now`: Unix seconds."""
     days = (found.ends - now) / 86400
     text = f"{found.version}, certified by {found.issuer} for {days:.0f} more days"
     figures = {"days_left": days}

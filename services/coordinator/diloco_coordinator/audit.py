@@ -43,6 +43,7 @@ class AuditRow(BaseModel):
 
     @property
     def line(self) -> bytes:
+        """The row as a line of JSON, with its end. Fields that have their default are left out."""
         return self.model_dump_json(exclude_defaults=True).encode() + b"\n"
 
 

@@ -19,6 +19,7 @@ class Transfer:
     how: str
 
     def seconds(self, bits_per_s: float) -> float:
+        """How long it takes on a link that carries nothing else."""
         return 8 * self.bytes / bits_per_s
 
 

@@ -79,6 +79,7 @@ class Answers:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def start(self, request: Delivery) -> None:
+        """Have a task of its own answer it; while SERVE_LIMIT of them run, drop and count it."""
         if len(self._running) >= SERVE_LIMIT:
             self._traffic.count_dropped(self._subject)
             return

@@ -51,7 +51,8 @@ class RawStreams(Protocol):
         *,
         headers: dict[str, str] | None = None,
         expect_last: int | None = None,
-    ) -> int: ...
+    ) -> int:
+        """Store a message; its sequence in the stream. See `Bus.append`."""
 
     async def last_raw(self, stream: str, subject: str) -> Stored | None: ...
 
@@ -88,6 +89,7 @@ class StreamKv(RawStreams):
         return False
 
     async def ensure_bucket(self, bucket: str, *, replicas: int = 1) -> None:
+        """As `bus.Bus.ensure_bucket`: a stream that keeps the newest message of every key."""
         unmarked = UNMARKED if self.named else LASTING
         expiring = bucket not in unmarked
         await self.ensure(
@@ -120,6 +122,7 @@ class StreamKv(RawStreams):
     async def kv_create(
         self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
     ) -> int:
+        """As `bus.Bus.kv_create`; it replaces the marker of a key that was deleted or expired."""
         expected = 0
         for _ in range(_CREATE_TRIES):
             try:

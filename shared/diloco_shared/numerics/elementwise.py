@@ -20,42 +20,49 @@ HALF, ONE, TIE, SIGN, QUIET = (np.int32(x) for x in (16, 1, 0x7FFF, 0x8000, 0x7F
 
 @kernel
 def fill(value: np.float32, out_B: Values) -> None:
+    """out <- value."""
     for i in range(out_B.size):
         out_B[i] = value
 
 
 @kernel
 def copy(values_B: Values, out_B: Values) -> None:
+    """out <- values."""
     for i in range(values_B.size):
         out_B[i] = values_B[i]
 
 
 @kernel
 def multiply(values_B: Values, scale: float) -> None:
+    """values <- values * scale, multiplied in fp64 and rounded once."""
     for i in range(values_B.size):
         values_B[i] = np.float32(np.float64(values_B[i]) * scale)
 
 
 @kernel
 def subtract(a_B: Values, b_B: Values, out_B: Values) -> None:
+    """out <- a - b."""
     for i in range(a_B.size):
         out_B[i] = a_B[i] - b_B[i]
 
 
 @kernel
 def add_to(values_B: Values, out_B: Values) -> None:
+    """out <- values + out."""
     for i in range(values_B.size):
         out_B[i] = values_B[i] + out_B[i]
 
 
 @kernel
 def rebase(now_B: Values, then_B: Values, out_B: Values) -> None:
+    """out <- out + (now - then)."""
     for i in range(now_B.size):
         out_B[i] += now_B[i] - then_B[i]
 
 
 @kernel
 def add_one(part_B: Values, factor: np.float32, sum_B: Values) -> None:
+    """sum <- sum + factor * part, rounded after each operation."""
     for i in range(part_B.size):
         sum_B[i] += part_B[i] * factor
 
@@ -64,6 +71,10 @@ def add_one(part_B: Values, factor: np.float32, sum_B: Values) -> None:
 def add_four_bf16(
     a_B: Halves, b_B: Halves, c_B: Halves, d_B: Halves, factor_K: Values, sum_B: Values
 ) -> None:
+    """sum <- sum + all four, each times its factor, of shape (4,): first a and b, then c and d.
+
+    `a_B` to `d_B` are bit patterns of bf16.
+    """
     a, b, c, d = factor_K[0], factor_K[1], factor_K[2], factor_K[3]
     for i in range(a_B.size):
         two = (sum_B[i] + widen(a_B[i]) * a) + widen(b_B[i]) * b
@@ -85,6 +96,7 @@ def order(low_B: Values, high_B: Values, low_share_B: Values, high_share_B: Valu
 
 @kernel
 def add_weighted(value_B: Values, share_B: Values, sum_B: Values, total_B: Values) -> None:
+    """sum <- sum + share * value, and total <- total + share."""
     for i in range(value_B.size):
         sum_B[i] += value_B[i] * share_B[i]
         total_B[i] += share_B[i]

@@ -197,6 +197,7 @@ def _place(text: str) -> Place:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the server until it ends for good, and start it anew meanwhile; its exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--at", default="127.0.0.1:4222", help="where it listens: HOST:PORT")
     parser.add_argument(

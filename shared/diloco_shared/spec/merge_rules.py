@@ -89,6 +89,10 @@ class Radial(MergeRule):
     def scale(
         self, weights_M: Sequence[float], norms_M: Sequence[float], length: float, settled: float
     ) -> float | None:
+        """The mean length of contributions over `length`, that of the sum (paper section 3.5).
+
+        As `settled` goes to 1, so does the divisor. None for a sum too short to have a direction.
+        """
         if length < DIRECTION_MIN:
             return None
         total = math.fsum(weights_M)

@@ -44,6 +44,7 @@ class Claims:
         work.tokens += tokens
 
     def adopted(self, life: str, epoch: int, p: int, version: int) -> None:
+        """A life has adopted that version of fragment p: from now on that is its base."""
         work = self.work.setdefault(life, ClaimedWork())
         work.began = epoch if work.began is None else work.began
         learner, _, incarnation = life.rpartition("/")

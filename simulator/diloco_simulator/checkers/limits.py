@@ -61,6 +61,7 @@ class StepPace:
         self.begun: set[str] = set()
 
     def told(self, life: str, beat: Beat) -> None:
+        """A beat was delivered to this life. One of an older epoch or leader counts nothing."""
         if beat.epoch < self.epochs.get(life, 0):
             return  # of before records were lost: it waits for a leader that knows its epoch
         led = (beat.epoch, beat.term)

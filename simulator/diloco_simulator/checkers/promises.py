@@ -444,6 +444,7 @@ class KnownRefusals:
             self.report("I11", f"{what} was not counted")
 
     def round(self, r: TapeRound) -> None:
+        """A closed round. What it refuses for a lie was one, and nothing that was is merged."""
         for v in r.verdicts:
             bad = (v.subject, v.learner, v.incarnation) in self.blobs
             if v.outcome == "refused" and not v.reason:

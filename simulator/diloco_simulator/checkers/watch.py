@@ -137,6 +137,7 @@ class RunWatch:
         return None if numbers is None else numbers.exact.get(digest)
 
     def published(self, leader: str, m: PublicationManifest, payload: bytes) -> None:
+        """A leader has published that payload of encoded values."""
         self.anchors.published(m.epoch, m.fragment, m.version, m.anchor_digest, leader)
         numbers = self.of[m.fragment % len(self.of)].numbers
         if numbers is not None:

@@ -68,6 +68,7 @@ class IdleTrainer:
         return Headed(*codec.frame(self.fragment(p)))
 
     def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Loss:
+        """Count the step; the loss is 0. Nobody looks at the tokens, of shape (B, L + 1)."""
         self.steps += 1
         self.stepped()
         return Loss(0.0)

@@ -80,6 +80,7 @@ class OwnShards(Unleased):
         return self.stream.reader.cursor
 
     def take(self) -> NDArray[Any]:
+        """The tokens of the next step, (B, L + 1)."""
         batch: NDArray[Any] = self.stream.take(self.sequences)
         return batch
 
@@ -98,6 +99,7 @@ class NoData(Unleased):
         return None
 
     def take(self) -> NDArray[Any]:
+        """Zeros of shape (B, L + 1), always the same array."""
         return self.batch
 
 
@@ -308,6 +310,7 @@ class Fleet(IdleFleet):
         return self.program.layout.sizes
 
     def built(self, m: int) -> Built:
+        """What learner m computes with; its data go on where what is merged of its shards ends."""
         inner, name = self.spec.inner, self.names[m]
         stream = LearnerStream(self.cut, m, self.setting.learners_in_all)
         if name in self.tally.cursors:  # as the product's leases do: merged data is not read again
@@ -322,6 +325,7 @@ class Fleet(IdleFleet):
         return held_out_of(self.spec, self.splits[split])
 
     def trains(self, m: int, loop: TrainLoop, step_s: float) -> None:
+        """Watch a loop that begins: losses of published parameters become points of the curve."""
         super().trains(m, loop, step_s)
         handle = loop.exchange.handle
 

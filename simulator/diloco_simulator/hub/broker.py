@@ -202,6 +202,11 @@ class MemoryBroker:
     # --- streams ------------------------------------------------------------------------------
 
     def ensure(self, config: dict[str, Any]) -> None:
+        """Create a stream, or change one. `config`: as JetStream's API has it.
+
+        A limit is raised and never lowered; copies are added and never taken away. Raises
+        TooFewNodes, StreamFull, and Refused where subjects overlap with another stream's.
+        """
         name = config["name"]
         there = self._streams[name].config if name in self._streams else {}
         copies = max(config.get("num_replicas", 1), there.get("num_replicas", 1))
@@ -352,6 +357,10 @@ class MemoryBroker:
                 yield message
 
     def purge(self, name: str, subject: str, below_seq: int | None) -> int:
+        """Remove messages on `subject` with a sequence below `below_seq` (None: all); how many.
+
+        Raises Refused while the stream's disk is full.
+        """
         stream = self._named(name)
         if name in self.unwritten:
             raise Refused(f"purge {name}: no space left on device")

@@ -97,6 +97,7 @@ class DataBus(FarBus):
     async def fetch_raw(
         self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
     ) -> list[Stored]:
+        """Chunks come over a lane; one of those on DN may have a wrong byte, if the dice say so."""
         if not is_chunk(subject):
             return await super().fetch_raw(stream, subject, start_seq=start_seq, limit=limit)
         lane = self._lane(subject)

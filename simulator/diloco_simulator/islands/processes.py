@@ -405,6 +405,7 @@ class Follower:
         return self.process.silent_since
 
     def start(self) -> None:
+        """Begin another life of the process, unless it runs, or its machine is lost."""
         machine = self.island.machine
         if self.process is not None or (machine is not None and machine.lost):
             return

@@ -94,13 +94,16 @@ class Leads(Protocol):
     def carries(self) -> bool: ...
     def ready(self) -> tuple[int, ...]: ...
     def upload_of(self, shared: SharedWhole) -> Any: ...
-    def shared(self, payload: bytes, expected: bytes, of: str) -> None: ...
+    def shared(self, payload: bytes, expected: bytes, of: str) -> None:
+        """What the island gives away is put together; it should be `expected`. `of`: what it is."""
+
     def tell(self, order: plan.Order, parts: ForEach | None = None) -> int: ...
     def answers(self, number: int) -> Mapping[int, Buffer]: ...
     def carried(self, number: int, state: str) -> None: ...
     def named(self, number: int, parts: Mapping[int, str]) -> None: ...
     def acts(self) -> None: ...
-    def gathered(self, payload: bytes, expected: bytes, fragment: int, round_: int) -> None: ...
+    def gathered(self, payload: bytes, expected: bytes, fragment: int, round_: int) -> None:
+        """A contribution of all hosts is put together; it should be `expected`."""
 
 
 @dataclass(slots=True)
@@ -203,6 +206,7 @@ class LeadingTrainer(VirtualTrainer):
         return number
 
     def contribution(self, p: int, round_: int) -> Any:
+        """A handle of the payload that all hosts encode together; checked once it is whole."""
         carriers = self.leading.ready()
         chunk_bytes = CHUNKS.value if self.leading.carries else 0
         number = self.leading.tell(plan.Contribute(p, round_, chunk_bytes, carriers))
@@ -272,6 +276,7 @@ class LeadingTrainer(VirtualTrainer):
     def evaluate(
         self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
     ) -> Losses:
+        """The sum of absolute values over all hosts: enough to see that each has its part."""
         self.leading.answers(self.leading.tell(plan.Assemble(1, (1,))))
         total = 0.0
         for p, anchor_F in enumerate(published):
@@ -288,6 +293,7 @@ class LeadingTrainer(VirtualTrainer):
         return self._moments(plan.Copy(MOMENTS))
 
     def given_state(self) -> Any:
+        """The moments, or a handle of them where hosts carry their shares to the hub."""
         if not self.leading.carries:
             return self._moments(plan.Share(CHUNK_BYTES, ()))
         carriers = self.leading.ready()

@@ -53,6 +53,7 @@ class MemoryStreams:
         return self.broker.config(stream)
 
     async def save(self, stream: str, file: Path) -> dict[str, Any] | None:
+        """Write a stream to a file, in SAVED_S seconds; what describes it. None: there is none."""
         await asyncio.sleep(self.dice.uniform(*SAVED_S))
         if (config := self.broker.config(stream)) is None:
             return None

@@ -62,6 +62,7 @@ class Poisoned:
     size: int
 
     def fetch(self) -> bytes:
+        """The encoded bytes of as many values, none of which is a number."""
         return self.lies.poison(getattr(self.sent, "shared", self.sent).fetch(), self.size)
 
 

@@ -68,6 +68,7 @@ class Sent:
     payload: bytes
 
     def fetch(self) -> bytes:
+        """Its bytes, which are there already."""
         return self.payload
 
 
@@ -89,6 +90,7 @@ class VirtualTrainer:
         return Headed(*codec.frame(self.fragment(p)))
 
     def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Loss:
+        """One step of the tiny quadratic, which needs no tokens; NaN where it is `poisoned`."""
         loss = self.tiny.step(rate)[1]
         return Loss(math.nan if poisoned else loss)
 
@@ -246,6 +248,7 @@ class TinyComputing(Paced):
         self.report = report
 
     def build(self, spec: RunSpec) -> Built:
+        """A tiny trainer of the run's fragments, with a corpus of zeros in as many data shards."""
         a = spec.algorithm
         tiny = TinyTrainer(
             a.fragments, self.learner, spec.seed, spec.tokens_per_step, a.codec_up, self.report

@@ -56,15 +56,24 @@ class Computation(Protocol):
 
     layout: Any
 
-    def initial_fragments(self) -> list[Values]: ...
+    def initial_fragments(self) -> list[Values]:
+        """Fresh parameters of each fragment, fp32 of shape (F,)."""
+
     def step(self, rate: float) -> tuple[int, float]: ...
     @property
     def cursor(self) -> Cursor | None: ...
-    def adopt(self, p: int, anchor_F: Values) -> None: ...
-    def contribution(self, p: int, round_: int) -> bytes: ...
+    def adopt(self, p: int, anchor_F: Values) -> None:
+        """Take over an anchor of fragment p, fp32 of shape (F,)."""
+
+    def contribution(self, p: int, round_: int) -> bytes:
+        """The encoded pseudo-gradient of fragment p, for that round."""
+
     def decided(self, p: int, round_: int, *, merged: bool) -> None: ...
-    def inner_state(self) -> bytes: ...
-    def load_inner_state(self, data: bytes) -> None: ...
+    def inner_state(self) -> bytes:
+        """What a newcomer is given: stands for the inner moments."""
+
+    def load_inner_state(self, data: bytes) -> None:
+        """Take over what `inner_state` gave."""
 
 
 class TinyTrainer:
@@ -124,6 +133,7 @@ class TinyTrainer:
         self.theta[p] = anchor_F.copy()
 
     def contribution(self, p: int, round_: int) -> bytes:
+        """Of the whole fragment; its error is owed once the contribution is merged."""
         return self.sent(p, round_, self.gives(p))
 
     def gives(self, p: int) -> Values:
@@ -141,6 +151,7 @@ class TinyTrainer:
         return payload
 
     def decided(self, p: int, round_: int, *, merged: bool) -> None:
+        """Whether that round merged the contribution. Reports I9 for a residual of other values."""
         feedback, difference_F = self.feedback[p], self.undecided[p].pop(round_, None)
         if merged and difference_F is not None and round_ in feedback.pending:
             self.owed[p] += difference_F
@@ -152,9 +163,11 @@ class TinyTrainer:
             )
 
     def inner_state(self) -> bytes:
+        """The number of steps, as safetensors."""
         return save({"moments": np.array([self.moments])})
 
     def load_inner_state(self, data: bytes) -> None:
+        """Take over the number of steps that a donor has taken."""
         self.moments = int(load(data)["moments"][0])
 
 

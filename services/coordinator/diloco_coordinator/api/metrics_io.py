@@ -75,6 +75,7 @@ class ClusterMetrics:
         return generate_latest(limited)
 
     def collect(self) -> Iterator[Metric]:
+        """All families of metrics, as they are now: prometheus_client calls it at each scrape."""
         members = GaugeMetricFamily("diloco_members", "Living members", labels=["role"])
         roles = Counter(record.role for record in self.registry.roll.living.values())
         for role in ("learner", "syncer", "coordinator", "supervisor"):

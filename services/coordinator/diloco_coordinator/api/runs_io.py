@@ -184,6 +184,7 @@ class Runs:
         return self.registry.runs[run]
 
     def view(self, record: RunRecord) -> dict[str, Any]:
+        """A run as the API shows it: `run_view`, with speeds, releases, budget and revision."""
         r = self.registry
         members = sorted(m for m, run in r.assigned.items() if run == record.name)
         status, waiting = r.statuses.get(record.name), r.waiting.get(record.name, ())

@@ -76,6 +76,10 @@ class Backlog:
         self._changed = asyncio.Condition()
 
     async def put(self, manifest: PublicationManifest) -> None:
+        """Add one, once fewer than WAITING_MAX wait.
+
+        A keyframe first removes what waits and is no newer.
+        """
         async with self._changed:
             if manifest.prev_version < 0:
                 place = (manifest.epoch, manifest.version)

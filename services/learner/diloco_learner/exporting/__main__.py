@@ -48,6 +48,7 @@ FORESEEN = (NotPublished, Unreadable, CannotWrite, BusError, WireError, Validati
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
+    """The command line, checked: a wrong one ends the process with status 2."""
     parser = argparse.ArgumentParser(prog="diloco_learner.exporting", description=__doc__)
     parser.add_argument("run", help="name of the run")
     parser.add_argument("--run-id", default="", help="its id, where an earlier run had the name")

@@ -95,7 +95,8 @@ class ParameterSource(Protocol):
 
     async def begin(self) -> None: ...
 
-    def fragments(self) -> AsyncIterator[tuple[ExportedFragment, Values]]: ...
+    def fragments(self) -> AsyncIterator[tuple[ExportedFragment, Values]]:
+        """Every fragment with its fp32 values of shape (F,), one at a time. Any order will do."""
 
     async def tokens(self) -> tuple[int | None, int | None]: ...
 

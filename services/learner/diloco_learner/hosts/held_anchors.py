@@ -51,7 +51,8 @@ class Tells(Protocol):
     def tell(
         self, order: plan.Order, parts: Callable[[int], Sequence[memoryview]] | None = None
     ) -> int: ...
-    def answers(self, number: int) -> Mapping[int, Buffer]: ...
+    def answers(self, number: int) -> Mapping[int, Buffer]:
+        """By process: what it gives for that order. Waits for all. Raises HostLost."""
 
 
 # --------------------------------------------------------------------------------------------------

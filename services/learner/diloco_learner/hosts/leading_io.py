@@ -85,6 +85,7 @@ class Host:
         return self.orders is not None and self.answers is not None
 
     def send(self, head: bytes, data: Any = ()) -> None:
+        """Write one frame to it; any thread may. Raises OSError where the connection is broken."""
         assert self.writing is not None
         with self.sending:
             send(self.writing, head, data)

@@ -40,6 +40,7 @@ class BadFrame(ConnectionError):
 
 
 def head_of(*values: Any) -> bytes:
+    """The head of a frame: plain values as msgpack, which `values_of` reads."""
     packed: bytes = msgpack.packb(values)
     return packed
 

@@ -125,6 +125,7 @@ class Told:
     files: Files = field(default_factory=dict)
 
     def encoded(self) -> bytes:
+        """As JSON, which `decoded` reads."""
         return json.dumps([self.fault, dict(self.files)]).encode()
 
     @classmethod
@@ -178,14 +179,17 @@ class ShardsHere(Protocol):
     """What this process needs of its place for them: see `sharded_io.Shards`."""
 
     def look(self, name: str, token: str) -> None: ...
-    def keep(self, sequence: int, leaves: Mapping[str, jax.Array]) -> Written: ...
+    def keep(self, sequence: int, leaves: Mapping[str, jax.Array]) -> Written:
+        """Copy this process's parts of these arrays, and begin to write them."""
+
     def restore(
         self,
         sequence: int,
         leaves: Mapping[str, jax.Array],
         lying: Mapping[str, Any],
         stacked: str | None,
-    ) -> dict[str, jax.Array]: ...
+    ) -> dict[str, jax.Array]:
+        """The leaves of that checkpoint, like these, lying so. These are deleted before."""
 
 
 def looked(shards: ShardsHere, order: plan.Look) -> Told:

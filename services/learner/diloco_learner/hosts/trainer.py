@@ -118,6 +118,10 @@ class HostsTrainer(Trainer):
         """Done at the beginning."""
 
     def step(self, tokens_BxL1: Any, rate: float, *, poisoned: bool = False) -> jax.Array:
+        """As `Trainer.step`, by all processes together. `tokens_BxL1`: of the whole island.
+
+        Each process is told the rows that its devices need.
+        """
         lies = batch_lies(self.program, len(tokens_BxL1))
         shape, dtype = tuple(tokens_BxL1.shape), str(tokens_BxL1.dtype)
         order = plan.Step(float(rate), poisoned, shape, dtype)
@@ -187,6 +191,7 @@ class HostsTrainer(Trainer):
     def evaluate(
         self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
     ) -> Losses:
+        """As `Trainer.evaluate`, by all processes: each first assembles its own parameters."""
         program = self.program
         try:
             params = self._begun(held)

@@ -85,6 +85,7 @@ class Recoverer:
         self.tasks: asyncio.TaskGroup
 
     async def run(self) -> Begun | Leave:
+        """Until the learner can take its first step, or must leave; then nothing loads any more."""
         async with asyncio.TaskGroup() as self.tasks:
             ended = await self._drive()
             for task in (self.init, self.state):

@@ -76,13 +76,16 @@ class MeshFragmentOps(FragmentOps):
         )
 
     def read(self, p: int, params: Any) -> jax.Array:
+        """Fragment p as fp32, filled up with zeros to whole blocks on each device."""
         values_F: jax.Array = self._read(self.views[p], self._leaves(p, params), self.starts[p])
         return values_F
 
     def values(self, p: int, params: Any) -> NDArray[np.float32]:
+        """Fragment p as fp32 of shape (F,) on the host, without what it was filled up with."""
         return np.asarray(self.read(p, params))[: self.cuts[p].size]
 
     def zeros(self, p: int) -> jax.Array:
+        """A residual of fragment p that owes nothing, as long as what `read` gives."""
         return jnp.zeros(self.views[p].padded, jnp.float32, device=self.placement.flat)
 
     def adopt(self, p: int, params: Any, anchor_F: Any, alpha: float) -> Any:
@@ -95,6 +98,7 @@ class MeshFragmentOps(FragmentOps):
     def encode(
         self, p: int, params: Any, anchor_F: Any, residual_F: Any
     ) -> tuple[Parts, jax.Array | None]:
+        """As `FragmentOps.encode`. `anchor_F`: on the host; `residual_F`: as `zeros`, or None."""
         how, spread_F = (self.views[p], self.codec), self._spread(p, anchor_F)
         found: tuple[Parts, jax.Array | None] = self._encode(
             how, self._leaves(p, params), self.starts[p], spread_F, residual_F

@@ -109,7 +109,8 @@ class BatchSource(Protocol):
 
     @property
     def cursor(self) -> Cursor | None: ...
-    def take(self) -> NDArray[Any]: ...
+    def take(self) -> NDArray[Any]:
+        """The tokens of the next step, of shape (sequences, L + 1)."""
 
 
 class Keeper(Protocol):

@@ -390,6 +390,7 @@ class Ledger:
 
     @classmethod
     def restore(cls, meta: dict[str, Any]) -> Self:
+        """The ledger that `meta` was made of; it shares nothing with it."""
         self = cls.empty(len(meta["merged_P"]))
         for name in cls.PLAIN:
             setattr(self, name, deepcopy(meta[name]))

@@ -28,6 +28,11 @@ class Admission:
         return [SendDonate(d) for d in self.donations.due(self.roster, now)]
 
     def join(self, join: Join, now: float) -> list[Effect]:
+        """Answer a join: with a grant that names its donor, or with one that says why not.
+
+        A repeat of a join that was granted gets the same grant again. One of a life that is over
+        gets no answer: a beat tells it so.
+        """
         if self.roster.over(join.learner, join.incarnation, now):
             return []  # not refused for good: a beat tells it to begin a new life
         self._hear_layout(join, now)

@@ -31,6 +31,10 @@ class Payloads:
             )
 
     def put(self, key: str, payload: bytes, norms_P: NDArray[np.float64] | None = None) -> None:
+        """Keep a payload, in place of what had the key. Raises PayloadsFull: then neither is kept.
+
+        `norms_P`: lengths of the pieces of the contribution, where they are known already.
+        """
         self.drop(key)
         self.room_for(len(payload))
         self.held[key] = payload

@@ -207,6 +207,7 @@ class FragmentStore:
         return self.fragments[p].version
 
     def anchor(self, p: int) -> Values:
+        """What is published of fragment p, fp32 of shape (F,): not a copy, and only to be read."""
         return self.fragments[p].anchor
 
     def anchor_digest(self, p: int) -> str:

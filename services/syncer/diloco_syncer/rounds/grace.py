@@ -14,6 +14,7 @@ class Average:
     value: float | None = None
 
     def update(self, sample_s: float) -> None:
+        """Take in a sample, in seconds: the first as it is, others with weight NEWEST_SHARE."""
         if self.value is None:
             self.value = sample_s
         else:

@@ -118,6 +118,7 @@ class NormHistory:
     def from_lists(
         cls, lists: Mapping[str, list[float]], *, samples_min: int, z_max: float
     ) -> Self:
+        """The inverse of `to_lists`. Of each fragment the newest HISTORY norms are kept."""
         self = cls(samples_min=samples_min, z_max=z_max)
         for p, seen in lists.items():
             self.norms[int(p)] = deque(seen, maxlen=HISTORY)

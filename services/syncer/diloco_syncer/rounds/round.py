@@ -14,6 +14,8 @@ from diloco_syncer.events import Chosen, Staged
 
 
 class Phase(Enum):
+    """Where a round is; MOVES says which phase may follow which, and when."""
+
     COLLECTING = "collecting"
     GRACE = "grace"
     PULLING = "pulling"

@@ -160,6 +160,7 @@ class Announcer:
         return "starved", f"starved ({len(stepping)} train, {answer.needs}): {way_out}"
 
     def beat(self, now: float) -> list[Effect]:
+        """The beat, where one is due: each heartbeat, and at once when what it says has changed."""
         state, reason = self.state(now)
         key = (state, self.history.seq, self.initializer, self.evaluator, self.evaluated)
         if now < self.beat_at and self.beat_state == key:

@@ -93,6 +93,7 @@ class RepairedClient(Client):
     # It reads the files of TLS once, and has no client certificate in any other form.
     @property
     def ssl_context(self) -> ssl.SSLContext:
+        """Made anew for each connection. Raises nats.errors.Error for files that cannot be used."""
         try:
             context = self._address.context(True)
         except ValueError as error:
@@ -117,6 +118,7 @@ class RepairedClient(Client):
 
     # These three swallow cancellations.
     async def connect(self, *args: Any, **options: Any) -> None:
+        """As the library's; a cancellation that it swallows is raised when it is done."""
         self._cancelled_before = cancellations()
         try:
             with no_cancellation_lost():

@@ -92,6 +92,7 @@ class NatsLanes:
         window: int,
         chunk_timeout_s: float,
     ) -> None:
+        """As `bus.Lanes.send`, over some connections, each with its share of `window`."""
         connections = max(1, min(self._connections, len(chunks), window))
         sending = Sending(
             outgoing,
@@ -109,6 +110,7 @@ class NatsLanes:
         await self._run(sending, connections, progress, self._sends)
 
     async def receive(self, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
+        """As `bus.Lanes.receive`: by a consumer of its own, from which several connections ask."""
         if not incoming.awaited:
             return
         name, there = await self._consumer(stream, incoming.blob.subject, progress.next_seq)

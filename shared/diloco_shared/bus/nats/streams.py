@@ -185,6 +185,7 @@ class NatsStreams(StreamKv):
     async def heads(
         self, stream: str, subject: str, *, messages_max: int, messages_min: int = 1
     ) -> list[Stored]:
+        """As `bus.Bus.heads`; after HEADS_S_MAX seconds, what has come until then."""
         there = await self._there(stream, subject)
         found: list[Stored] = []
         if there < max(messages_min, 1):
@@ -211,6 +212,7 @@ class NatsStreams(StreamKv):
         return sum((answer["state"].get("subjects") or {}).values())
 
     async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, Held]:
+        """As `bus.Bus.held`; once nothing comes for API_TIMEOUT_S seconds, what came before."""
         found: dict[str, Held] = {}
         if not await self._there(stream, subject):
             return found
@@ -288,6 +290,7 @@ class NatsStreams(StreamKv):
         return Stored(message["subject"], payload, headers, message["seq"])
 
     async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
+        """As `bus.Bus.purge`; at or below 1 nothing is asked: to the server that would mean all."""
         body: dict[str, Any] = {"filter": subject}
         if below_seq is not None:
             if below_seq <= 1:

@@ -83,14 +83,17 @@ Place = Callable[[WireMessage], memoryview | None]
 
 
 def connect_line(options: dict[str, Any]) -> bytes:
+    """The client's first line: who it is, and what it can do."""
     return b"CONNECT " + json.dumps(options).encode() + b"\r\n"
 
 
 def sub_line(subject: str, sid: int) -> bytes:
+    """Asks for messages on `subject`, wildcards allowed; they come under the number `sid`."""
     return f"SUB {subject} {sid}\r\n".encode()
 
 
 def unsub_line(sid: int) -> bytes:
+    """Ends the subscription `sid`."""
     return f"UNSUB {sid}\r\n".encode()
 
 
