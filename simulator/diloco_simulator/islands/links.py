@@ -6,7 +6,9 @@ machine that is gone closes nothing: it is only silent.
 
 import asyncio
 import contextvars
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -42,11 +44,15 @@ class Wire:
     came: "asyncio.Queue[Any]" = field(default_factory=asyncio.Queue)
     there_at: float = 0.0  # when the newest of what was sent arrives
     closed: bool = False
+    gone_at: float = math.inf  # since then no machine acknowledges what is sent
+    given_up_s: float = math.inf  # and for so long the sender's machine tries
 
     def send(self, item: Any) -> None:
         """Raises HostLost once it is known that nobody is there."""
         if self.closed:
             raise HostLost("its connection is closed")
+        if self.cable.loop.now > self.gone_at + self.given_up_s:
+            raise HostLost("nothing acknowledges what is sent to it")
         self.there_at = max(self.there_at, self.cable.loop.now + self.cable.way_s())
         self.cable.later(self.there_at - self.cable.loop.now, self.came.put_nowait, item)
 
@@ -59,7 +65,8 @@ class Wire:
     def close(self) -> None:
         """Both ends hear of it, after all that was sent."""
         if not self.closed:
-            self.send(None)
+            with suppress(HostLost):  # the other end's machine is gone
+                self.send(None)
             self.closed = True
 
 

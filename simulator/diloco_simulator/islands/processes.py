@@ -15,7 +15,7 @@ from typing import Any
 from diloco_learner.hosts import plan, whole
 from diloco_learner.hosts.carrying_io import ERRAND, SharedUpload
 from diloco_learner.hosts.leading_io import LOOK_S
-from diloco_learner.hosts.link_io import GATHERING_S
+from diloco_learner.hosts.link_io import GATHERING_S, UNACKNOWLEDGED_S_MIN
 from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.whole import (
     BEAT_S,
@@ -114,6 +114,8 @@ class Island:
                 leading.close()
             else:
                 self.watch.counts["islands: process 0 gone without a word"] += 1
+                for connection in leading.connections.values():
+                    connection.said.gone_at = self.loop.now
 
     @property
     def able(self) -> bool:
@@ -451,6 +453,7 @@ class Follower:
             await asyncio.sleep(AGAIN_S)
         self.connection = connection
         silence_s = await self._welcomed(connection)
+        connection.said.given_up_s = max(silence_s, UNACKNOWLEDGED_S_MIN)
         now = ambient.monotonic()
         self.hearing = Hearing(silence_s, now, now)
         self.life = leading.life

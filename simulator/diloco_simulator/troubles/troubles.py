@@ -312,6 +312,7 @@ class Troubles:
         if lost:
             self.counts["power cuts"] += 1
             broker.lose(tape, lost, synced=True)
+            self.net.lives += 1  # what was on its way to the server that was killed never comes
             world.observer.lost()
             for machine in world.syncers:
                 world.crash(machine, self.rng.uniform(0.5, 3.0))

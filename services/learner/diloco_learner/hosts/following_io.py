@@ -26,6 +26,7 @@ from diloco_learner.hosts.link_io import (
     JOIN_S,
     BadFrame,
     close,
+    give_up_after,
     head_of,
     prompt,
     receive,
@@ -121,6 +122,7 @@ class Leader:
         meeting, now = str(values[0]), ambient.monotonic()
         self.hearing = Hearing(float(values[1]), now, now)
         self.reading, self.writing = prompt(orders)
+        give_up_after(orders, self.hearing.limit_s)
         answers.settimeout(None)
         self.answering = answers
         return meeting
@@ -187,7 +189,7 @@ class Leader:
     def _waits(self, number: int, order: plan.Order, data: Buffer) -> None:
         """Until there is room for it. Meanwhile nothing more is read, signs of life among it: that
         this process computes for long is no silence of the other. Its end shows still, since
-        signs of life cannot be sent then."""
+        signs of life cannot be sent then, or nothing acknowledges them."""
         while True:
             with suppress(queue.Full):
                 self.orders.put((number, order, data), timeout=BEAT_S)

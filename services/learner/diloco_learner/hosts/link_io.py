@@ -25,6 +25,9 @@ JOIN_S = 600.0
 # Meanwhile it gives those that are there a sign of life every second or so, unless a stranger
 # connects, who may take ten. Whoever hears none for so long comes again: that process 0 is gone.
 GATHERING_S = 30.0
+# A machine is given at least so long to acknowledge what was sent to it, in seconds: TCP sends
+# again after a second or two where a switch lost something.
+UNACKNOWLEDGED_S_MIN = 10.0
 
 _LENGTHS = struct.Struct("!IQ")
 # A run's specification is the largest head.
@@ -113,6 +116,17 @@ def prompt(sock: socket.socket) -> tuple[socket.socket, socket.socket]:
     sock.settimeout(ORDER_S_MAX)
     writing.settimeout(ORDER_S_MAX)
     return sock, writing
+
+
+def give_up_after(sock: socket.socket, silence_s: float) -> None:
+    """End the connection once the other machine has acknowledged nothing of what was sent for that
+    long: one that is gone closes nothing, and Linux would try again for a quarter of an hour.
+
+    For who says little to a process that always reads: to the machine, that it computes is nothing.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it, macOS does not
+        limit_ms = round(1000 * max(silence_s, UNACKNOWLEDGED_S_MIN))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
 
 
 def close(*sockets: socket.socket) -> None:
