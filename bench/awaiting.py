@@ -55,7 +55,7 @@ STARTERS = {
     "shared/diloco_shared/process/health.py:HealthServer._serve": "the web server of health",
     "shared/diloco_shared/process/health.py:HealthServer.close": "the web server of health",
     "shared/diloco_shared/process/loop_watch.py:LoopWatch.keep": "how late a real loop is",
-    "shared/diloco_shared/process/serving.py:connected": "connects over a socket",
+    "shared/diloco_shared/process/connecting.py:connected": "connects over a socket",
     "shared/diloco_shared/process/serving.py:serve": "connects over a socket",
     "shared/diloco_shared/process/serving.py:_run": "signals, and the web server of health",
     "shared/diloco_shared/process/stopping.py:until_stopped": "signals",

@@ -44,8 +44,9 @@ Executed = Callable[[str, TapeRecord, History, FragmentStore | None], None]
 # over the rounds it adds up, and directions that nearly cancel magnify it. A fragment of a world
 # has fewer than 256 values: it is one block.
 ROUNDING = 3e-5
-# Directions that cancel to less than this are a matter of rounding.
-CANCELLED = 1e-4
+# Directions that cancel to less than this are a matter of rounding: a sum of fp32 vectors is off by
+# some 1e-7 of their lengths, and what is left of them is magnified to their length.
+CANCELLED = 5e-3
 
 
 def vanishes(delta_F: Doubles, moved_F: Doubles) -> bool:

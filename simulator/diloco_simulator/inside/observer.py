@@ -61,6 +61,8 @@ class Observer:
         self.runs = f"KV_{subjects.RUNS}"
         # Of every shard's tape, with the sequences on its stream.
         self.records: list[list[tuple[int, TapeRecord]]] = [[] for _ in self.tapes]
+        self.deleting = False  # the run, or it is gone
+        self.made_again = False  # its tape, after it was gone
         self.reached = Reached(spec, broker, scene.counts)
         # By the subject of their chunks, which the hub lost before it took them and takes again.
         self.torn: dict[str, tuple[str, Stored]] = {}
@@ -91,9 +93,11 @@ class Observer:
 
     def _wanted(self, message: Stored) -> None:
         """The run's record, or that there is none any more."""
-        deleting = not message.payload or decode(message.payload, RunRecord).phase == "deleting"
+        self.deleting = (
+            not message.payload or decode(message.payload, RunRecord).phase == "deleting"
+        )
         for shard in self.watch.of:
-            shard.leases.deleting = deleting
+            shard.leases.deleting = self.deleting
 
     def _sealed(self, stream: str, message: Stored) -> None:
         """A manifest whose chunks are there, or may be."""
@@ -103,6 +107,12 @@ class Observer:
             self._published(stream, message)
 
     def _recorded(self, shard: int, message: Stored) -> None:
+        if self.deleting and message.seq == 1:
+            # By a syncer that had not heard of it yet. Nobody reads this tape, and it is removed.
+            self.scene.counts["tapes made again behind their run's deletion"] += 1
+            self.made_again = True
+        if self.made_again:
+            return
         record = decode_tape(message.payload)
         self.records[shard].append((message.seq, record))
         self.watch.record(shard, message.seq, record)

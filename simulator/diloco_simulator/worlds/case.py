@@ -53,10 +53,13 @@ class Case:
         return cls(
             seed,
             options,
-            constants.drawn(Random(f"constants {seed}"))
-            | constants.later(seed)
-            | of_islands
-            | of_carriers,
+            constants.bearable(
+                constants.drawn(Random(f"constants {seed}"))
+                | constants.later(seed)
+                | of_islands
+                | of_carriers,
+                options.delay_s,
+            ),
             early=Random(f"early {seed}").random() < EARLY,
             asks=Random(f"begins again {seed}").random() < ASK,
             visitors=not alone,

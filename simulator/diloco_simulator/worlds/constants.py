@@ -4,6 +4,7 @@ A limit of thousands is never met in a world of a hundred messages, and a look t
 five times a second hides what happens between two looks.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class Drawn:
 # The package has a function of this name.
 STREAMS = import_module("diloco_shared.budget.streams")
 CHUNKS = Drawn(blobs, "CHUNK_BYTES", (16, 64))
+FETCHED = Drawn(blobs, "FETCH_CHUNKS_MAX", (1, 2))
 # Those who count chunks have read it before: what they count must be what is sent.
 COUNTED = (Drawn(overhead, "CHUNK_BYTES", ()), Drawn(fullness, "CHUNK_BYTES", ()))
 # Streams of a tiny model that are just as large as the product says that they must be: without a
@@ -90,7 +92,7 @@ LIMITS = (
     Drawn(downlink, "INCOMPLETE_MAX", (2,)),
     Drawn(shards, "FINISHED_MAX", (2,)),
     CHUNKS,
-    Drawn(blobs, "FETCH_CHUNKS_MAX", (1, 2)),
+    FETCHED,
     Drawn(stream_kv, "_WATCH_LIMIT", (2,)),
     Drawn(follow, "BATCH_RECORDS", (1, 4)),
     Drawn(archiving, "RECORDS_IN_STREAM", (4, 16)),
@@ -133,6 +135,8 @@ CARRIERS = (
     Drawn(giving, "PATIENCE_S", (7.0, 14.0)),  # longer than a chunk waits for its answer
 )
 CARRIED = (3, 4, 5)
+# A hub is far where a message takes so long, in seconds.
+FAR_S = 0.3
 # Of limits: how often another value is drawn. Of paces: how often all are slow together, which
 # also makes a world take less processor time.
 OTHER, SLOW = 0.3, 0.8
@@ -204,6 +208,13 @@ def of_carriers(seed: int) -> dict[str, float]:
     rng = Random(f"constants of carriers {seed}")
     values = {d: rng.choice(d.others) for d in CARRIERS} | _chunks_of(rng.choice(CARRIED))
     return {d.path: value for d, value in values.items()}
+
+
+def bearable(values: dict[str, float], delay_s: float) -> dict[str, float]:
+    """Without what leaves a sound learner no time: from a hub as far as `delay_s`, a version in
+    chunks of some bytes, one at a time, would take longer than the version lives."""
+    few = values.get(CHUNKS.path, math.inf) <= max(CARRIED) and delay_s >= FAR_S
+    return {path: value for path, value in values.items() if not few or path != FETCHED.path}
 
 
 def _chunks_of(size: float) -> dict[Drawn, float]:

@@ -173,15 +173,20 @@ class CoordinatorApp:
 
 
 S = TypeVar("S", CoordinatorSettings, SyncerSettings, LearnerSettings)
+# Where second processes of a name have their folders.
+TWINS = "twins"
 # By kind, without name and folder: reading what the environment says takes long.
 _SETTINGS: dict[type[Any], Any] = {}
 
 
 def settings_of(kind: type[S], name: str, data: Path) -> S:
-    """Those of a process of that name."""
+    """Those of a process of that name. Checkpoints and archives have one place for all, also for a
+    second process of a name, whose other files lie elsewhere."""
     if kind not in _SETTINGS:
         _SETTINGS[kind] = kind(id="nobody", data=Path(), chaos=True)
-    settings: S = _SETTINGS[kind].model_copy(update={"id": name, "data": data})
+    of_all = data.parent.parent if data.parent.name == TWINS else data
+    own = {"id": name, "data": data, "checkpoints": str(of_all / "checkpoints")}
+    settings: S = _SETTINGS[kind].model_copy(update=own)
     return settings
 
 

@@ -63,6 +63,7 @@ from diloco_simulator.worlds.constants import put
 from diloco_simulator.worlds.limit import Circling, limited
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.processes import (
+    TWINS,
     App,
     Host,
     Kind,
@@ -322,7 +323,7 @@ class World:
         """Another host's, of the same name; somebody must kill it."""
         # Each has a disk of its own: a folder that is in use ends a process at once.
         self.twins += 1
-        folder = self.folder / "twins" / str(self.twins)
+        folder = self.folder / TWINS / str(self.twins)
         return self._machine(machine.name, machine.kind, folder, f"{machine.name}-twin")
 
     def renamed(self, machine: Host, number: int) -> Host:

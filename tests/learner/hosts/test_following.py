@@ -11,7 +11,14 @@ from waiting import wait_until
 from diloco_learner.hosts import following_io, plan
 from diloco_learner.hosts.carrying_io import ERRAND
 from diloco_learner.hosts.following_io import ORDERS_MAX, Leader
-from diloco_learner.hosts.link_io import close, head_of, receive, send, values_of
+from diloco_learner.hosts.link_io import (
+    UNACKNOWLEDGED_S_MIN,
+    close,
+    head_of,
+    receive,
+    send,
+    values_of,
+)
 from diloco_learner.hosts.place import HostPlace
 
 PATIENCE_S = 30.0
@@ -77,6 +84,16 @@ def test_one_that_computes_while_pieces_of_anchors_come_notices_the_end_of_proce
     orders.close()
     wait_until(lambda: bool(ended), "the end", patience_s=PATIENCE_S)
     assert ended[0].startswith("process 0 of this island is gone: ")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+def test_a_machine_of_process_0_that_is_gone_shows_by_what_it_does_not_acknowledge(
+    follower: tuple[Leader, socket.socket],
+) -> None:
+    """Also to one that computes, behind whose orders signs of life wait."""
+    leader, _ = follower
+    limit_ms = leader.writing.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert limit_ms == 1000 * max(leader.hearing.limit_s, UNACKNOWLEDGED_S_MIN)
 
 
 def test_signs_of_life_are_no_orders_and_orders_come_with_what_belongs_to_them(
