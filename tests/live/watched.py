@@ -22,15 +22,18 @@ class Watched:
     def check(self) -> None:
         """Fail where nothing can come any more, as after the end of a process."""
 
-    def wait_until(self, condition: Callable[[], Any], what: str) -> Any:
+    def wait_until(
+        self, condition: Callable[[], Any], what: str, *, patience_s: float | None = None
+    ) -> Any:
         """The first true value; whoever does not answer meanwhile is waited for."""
+        patience_s = self.patience_s if patience_s is None else patience_s
 
         def met() -> Any:
             self.check()
             return condition()
 
         try:
-            return wait_until(met, what, patience_s=self.patience_s, every_s=0.1, tolerated=AWAY)
+            return wait_until(met, what, patience_s=patience_s, every_s=0.1, tolerated=AWAY)
         except AssertionError as error:
             raise AssertionError(f"{error}; {self.seen()}") from None
 
