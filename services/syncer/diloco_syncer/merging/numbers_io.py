@@ -248,10 +248,10 @@ class Numbers:
         store, arrays = self.store.meta(), self._soonest_first(history["next_round"])
         self.unwritten[type(effect)] = Unwritten(arrays)
         if isinstance(effect, Capture):
-            writing = self.checkpointer.capture(effect, history, store, arrays)
+            writing = partial(self.checkpointer.capture, effect, history, store, arrays)
         else:
             meta = {"history": history, "store": store}
-            writing = self._write_snapshot(effect, meta, arrays)
+            writing = partial(self._write_snapshot, effect, meta, arrays)
         self.spawn(_written(writing, arrays))
 
     def _soonest_first(self, round_: int) -> dict[str, np.ndarray]:
@@ -280,9 +280,9 @@ class Numbers:
         self.put(SnapshotDone(effect.covers, effect.round, path.name))
 
 
-async def _written(writing: Coroutine[Any, Any, None], arrays: dict[str, np.ndarray]) -> None:
+async def _written(write: Callable[[], Awaitable[None]], arrays: dict[str, np.ndarray]) -> None:
     try:
-        await writing
+        await write()
     finally:
         arrays.clear()  # where that failed, nobody writes the rest any more
 
