@@ -47,6 +47,8 @@ ROUNDING = 3e-5
 # Directions that cancel to less than this are a matter of rounding: a sum of fp32 vectors is off by
 # some 1e-7 of their lengths, and what is left of them is magnified to their length.
 CANCELLED = 5e-3
+# As is a delta of which less than this is left of what it was moved by.
+VANISHED = 1e-4
 
 
 def vanishes(delta_F: Doubles, moved_F: Doubles) -> bool:
@@ -55,7 +57,7 @@ def vanishes(delta_F: Doubles, moved_F: Doubles) -> bool:
     A learner that took over a head, and trained no step on it, is away from an older one by that.
     """
     by = float(np.linalg.norm(moved_F))
-    return by > 0 and float(np.linalg.norm(delta_F)) < CANCELLED * by
+    return by > 0 and float(np.linalg.norm(delta_F)) < VANISHED * by
 
 
 def weighted(deltas: Sequence[Doubles], weights: Sequence[float]) -> Doubles:
