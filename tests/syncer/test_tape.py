@@ -39,6 +39,15 @@ async def stream(bus: MemoryBus) -> None:
     await bus.ensure_stream(StreamSpec(subjects.tape_stream("r"), ("tape.r.>",), 1 << 20))
 
 
+async def led() -> tuple[MemoryBus, Tape]:
+    """The bus of a leader, and its tape, on which its term stands."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape = Tape(bus, "r")
+    await tape.append(term(1, "a"))
+    return bus, tape
+
+
 async def test_a_deposed_leader_cannot_append() -> None:
     broker = MemoryBroker()
     bus = MemoryBus(broker, "a")
@@ -79,10 +88,7 @@ async def test_on_a_hub_that_was_put_back_nobody_goes_on_from_what_it_has_not(
 
 async def test_a_hub_that_was_put_back_may_have_more_records_than_a_leader_had_written() -> None:
     """Of a run with several shards, say, which has them all in one stream: nothing is missing."""
-    bus = MemoryBus(MemoryBroker(), "a")
-    await stream(bus)
-    tape = Tape(bus, "r")
-    await tape.append(term(1, "a"))
+    bus, tape = await led()
     await put_back(bus, lost=1, added=2)
     with pytest.raises(Deposed, match=r"record 2 on tape\.r\.0 is not ours: our newest is 1"):
         await tape.look_back()
@@ -92,10 +98,7 @@ async def test_a_hub_that_was_put_back_may_have_more_records_than_a_leader_had_w
 
 async def test_what_is_appended_while_a_leader_looks_back_is_its_own() -> None:
     """What the look finds then is newer than what the leader had when it asked."""
-    bus = MemoryBus(MemoryBroker(), "a")
-    await stream(bus)
-    tape = Tape(bus, "r")
-    await tape.append(term(1, "a"))
+    bus, tape = await led()
     bus.broker.restart()
     last, looked = bus.last, ["once"]
 
@@ -114,10 +117,7 @@ async def test_what_is_appended_while_a_leader_looks_back_is_its_own() -> None:
 
 async def test_a_leader_whose_server_answers_late_finds_that_it_was_put_back() -> None:
     """Each answer takes as long as two heartbeats: a look waits for it."""
-    bus = MemoryBus(MemoryBroker(), "a")
-    await stream(bus)
-    tape = Tape(bus, "r")
-    await tape.append(term(1, "a"))
+    bus, tape = await led()
     await put_back(bus, lost=1, added=0)
     last = bus.last
 
@@ -175,10 +175,7 @@ async def test_what_was_executed_of_a_tape_that_was_put_back_is_not_gone_on_with
 
 
 async def test_a_server_that_was_started_anew_has_the_same_tape() -> None:
-    bus = MemoryBus(MemoryBroker(), "a")
-    await stream(bus)
-    tape = Tape(bus, "r")
-    await tape.append(term(1, "a"))
+    bus, tape = await led()
     bus.broker.restart()
     await tape.look_back()
     assert await tape.append(term(2, "a")) == 2
@@ -348,10 +345,7 @@ async def test_a_gap_is_told_wherever_it_is(tmp_path: Path, after: int, archived
 
 
 async def test_a_record_that_the_server_gives_no_more_is_a_gap() -> None:
-    bus = MemoryBus(MemoryBroker(), "a")
-    await stream(bus)
-    tape = Tape(bus, "r")
-    await tape.append(term(1, "a"))
+    bus, tape = await led()
     await bus.append("tape.r.stray", b"no record of anybody's")
     for number in (2, 3):
         await tape.append(term(number, "a"))

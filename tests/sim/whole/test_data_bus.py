@@ -26,21 +26,27 @@ def test_only_chunks_take_a_connection_of_their_own() -> None:
         assert not is_chunk(subject)
 
 
+async def data_bus() -> tuple[VirtualLoop, DataBus]:
+    """A data client of a calm world, and the world's loop."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    options, broker = Options.calm(), MemoryBroker()
+    scene = Scene(loop, options)
+    net = Net(loop, Random(1), options, scene.counts)
+    bus = DataBus(
+        broker, "a-data", "a", net, None, options, Chance(scene, Random(1)), lambda s, p: p
+    )
+    await bus.ensure_stream(StreamSpec("UP-sim", ("up.sim.>",), 10_000))
+    return loop, bus
+
+
 def test_a_later_payload_overtakes_one_on_a_slow_connection() -> None:
     """But what follows on the slow one does not."""
 
     async def main() -> tuple[list[str], list[str]]:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        options, broker = Options.calm(), MemoryBroker()
-        scene = Scene(loop, options)
-        net = Net(loop, Random(1), options, scene.counts)
-        bus = DataBus(
-            broker, "a-data", "a", net, None, options, Chance(scene, Random(1)), lambda s, p: p
-        )
-        await bus.ensure_stream(StreamSpec("UP-sim", ("up.sim.>",), 10_000))
+        loop, bus = await data_bus()
         stored: list[str] = []
-        broker.on_store = lambda stream, message: stored.append(message.subject)
+        bus.broker.on_store = lambda stream, message: stored.append(message.subject)
         first, other = two_lanes(bus)
         bus._lane(first).out.arrived_at = loop.now + 3.0
         sent: list[Coroutine[Any, Any, int]] = [
@@ -58,15 +64,7 @@ def test_connections_that_break_fail_what_is_on_its_way_and_are_mended_together(
     waits."""
 
     async def main() -> tuple[float, int, list[int]]:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        options, broker = Options.calm(), MemoryBroker()
-        scene = Scene(loop, options)
-        net = Net(loop, Random(1), options, scene.counts)
-        bus = DataBus(
-            broker, "a-data", "a", net, None, options, Chance(scene, Random(1)), lambda s, p: p
-        )
-        await bus.ensure_stream(StreamSpec("UP-sim", ("up.sim.>",), 10_000))
+        loop, bus = await data_bus()
         chunk = "up.sim.a.0.0.1.1"
         began = loop.now
         sending = asyncio.create_task(bus.append(chunk, b"x", timeout_s=60.0))
