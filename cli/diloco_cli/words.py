@@ -61,10 +61,17 @@ def reason_of(said: str, *, past: bool = False) -> str:
     """
     said = _MERGED.sub(lambda m: f"it merged {counted(int(m[1]), 'contribution')}", said)
     needs = "and a merge needs"
-    said = _SKIPPED.sub(rf"it had \1 contributions, {needs} \2", said)
+    said = _SKIPPED.sub(
+        lambda m: f"it had {counted(int(m[1]), 'contribution')}, {needs} {m[2]}", said
+    )
     said = _TRAIN.sub(rf"(\1 train, {needs} \2)", said)
     said = _STEPS.sub(r" had \1" if past else r" has \1", said)
-    return _READY.sub(rf"\1 of \2 learners {'were' if past else 'are'} ready, {needs} \3", said)
+
+    def ready(m: re.Match[str]) -> str:
+        be = ("was" if past else "is") if m[2] == "1" else ("were" if past else "are")
+        return f"{m[1]} of {counted(int(m[2]), 'learner')} {be} ready, {needs} {m[3]}"
+
+    return _READY.sub(ready, said)
 
 
 # What became of a learner in a round, for people: it had taken its steps, and so was "ready".

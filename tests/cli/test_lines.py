@@ -67,6 +67,8 @@ def test_a_pipe_gets_whole_lines_and_a_terminal_no_orders(monkeypatch: pytest.Mo
     ("said", "told"),
     [
         ("3 of 3 ready, 2 needed", "3 of 3 learners are ready, and a merge needs 2"),
+        ("1 of 1 ready, 1 needed", "1 of 1 learner is ready, and a merge needs 1"),
+        ("1 contribution, 2 needed", "it had 1 contribution, and a merge needs 2"),
         ("merged 1 contribution", "it merged 1 contribution"),
         ("starved (0 train, 5 needed): wait", "starved (0 train, and a merge needs 5): wait"),
         ("0 contributions, 1 needed", "it had 0 contributions, and a merge needs 1"),
