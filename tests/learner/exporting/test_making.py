@@ -157,6 +157,20 @@ async def test_an_epoch_that_begins_meanwhile_ends_it(
     assert rig.nothing_left()
 
 
+def away(
+    monkeypatch: pytest.MonkeyPatch, source: PublishedView, refuses: Callable[[str], bool]
+) -> None:
+    """The server does not answer what is asked of the subjects that `refuses` names."""
+    asked = source.bus.fetch
+
+    async def fetch(stream: str, subject: str, **more: Any) -> Any:
+        if refuses(subject):
+            raise observing_io.BusError("the server is away")
+        return await asked(stream, subject, **more)
+
+    monkeypatch.setattr(source.bus, "fetch", fetch)
+
+
 async def test_what_was_lost_on_the_way_is_fetched_once_the_bus_is_back(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,15 +180,8 @@ async def test_what_was_lost_on_the_way_is_fetched_once_the_bus_is_back(
     progress = Progress(rig.told.append)
     source = rig.source(progress)
     source.stall_s = 60.0
-    asked = source.bus.fetch
     refusals = iter([True, True, False, True, True])
-
-    async def fetch(stream: str, subject: str, **more: Any) -> Any:
-        if not subject.endswith(".m") and next(refusals, False):
-            raise observing_io.BusError("the server is away")
-        return await asked(stream, subject, **more)
-
-    monkeypatch.setattr(source.bus, "fetch", fetch)
+    away(monkeypatch, source, lambda of: not of.endswith(".m") and next(refusals, False))
     await make(source, Order(rig.to), progress)
     same(load_file(rig.to / "model.safetensors"), made)
     assert next(refusals, None) is None, "it was away"
@@ -188,14 +195,7 @@ async def test_what_never_comes_is_given_up_with_its_reason(
     await rig.syncer.everything(1)
     source = rig.source(Progress(rig.told.append))
     source.stall_s = 60.0
-    asked = source.bus.fetch
-
-    async def fetch(stream: str, subject: str, **more: Any) -> Any:
-        if not subject.endswith(".m"):
-            raise observing_io.BusError("the server is away")
-        return await asked(stream, subject, **more)
-
-    monkeypatch.setattr(source.bus, "fetch", fetch)
+    away(monkeypatch, source, lambda of: not of.endswith(".m"))
     began = ambient.monotonic()
     with pytest.raises(Unreadable, match="nothing has arrived for 60 s: the server is away"):
         await make(source, Order(rig.to), Progress(rig.told.append))
@@ -211,15 +211,13 @@ async def test_a_bus_that_does_not_say_what_is_published_is_waited_for_and_given
     await rig.syncer.everything(1)
     source = rig.source(Progress(rig.told.append))
     source.stall_s = 60.0
-    asked, left = source.bus.fetch, [2]  # refusals to come
+    left = [2]  # refusals to come
 
-    async def fetch(stream: str, subject: str, **more: Any) -> Any:
+    def refuses(of: str) -> bool:
         left[0] -= 1
-        if left[0] >= 0:
-            raise observing_io.BusError("the server is away")
-        return await asked(stream, subject, **more)
+        return left[0] >= 0
 
-    monkeypatch.setattr(source.bus, "fetch", fetch)
+    away(monkeypatch, source, refuses)
     await source.begin()
     assert source.fetch_bytes > 0 and left == [-1]
     left[0], began = 1000, ambient.monotonic()
