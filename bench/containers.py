@@ -87,6 +87,8 @@ def until(what: str, look: Any) -> Any:
     raise RuntimeError(f"never came: {what}")
 
 
+# Of compose/run.toml, which the service `submit` begins.
+RUN = "laptop"
 # Far more than the exercises take: the second run is stopped, not finished.
 LONG = {"name": "recreated", "budget": {"steps": 1_000_000}}
 SERVICES = ("nats", "coordinator", "syncer", "learner")
@@ -100,7 +102,7 @@ def merged_lives(client: Client, learner: str) -> set[int]:
     """Incarnations of a learner that were merged."""
     return {
         v["incarnation"]
-        for r in client.rounds("demo")
+        for r in client.rounds(RUN)
         for v in r["verdicts"]
         if v["learner"] == learner and v["outcome"] == "merged"
     }
@@ -121,18 +123,18 @@ def kill_container(client: Client, member: str) -> float:
 
 def kill_leader(client: Client) -> float:
     """Seconds from the leader's death to a round of a later term."""
-    until("a standby", lambda: "standby" in [x["state"] for x in client.run("demo")["syncers"]])
-    status = client.run("demo")["status"]
+    until("a standby", lambda: "standby" in [x["state"] for x in client.run(RUN)["syncers"]])
+    status = client.run(RUN)["status"]
     killed = kill_container(client, status["leader"])
-    until("a round of a later term", lambda: client.rounds("demo")[-1]["term"] > status["term"])
+    until("a round of a later term", lambda: client.rounds(RUN)[-1]["term"] > status["term"])
     return time.monotonic() - killed
 
 
 def submit_long(stack: Stack, client: Client) -> str:
     """End the first run; begin one that lasts, with fewer learners. Its name."""
-    client.stop("demo")
-    until("the end of the first run", lambda: client.run("demo")["status"]["settled"])
-    client.delete_run("demo")
+    client.stop(RUN)
+    until("the end of the first run", lambda: client.run(RUN)["status"]["settled"])
+    client.delete_run(RUN)
     stack.scale(FIRST)
     until("fewer learners", lambda: len(learners_of(client)) == FIRST)
     spec = tomllib.loads((ROOT / "compose" / "run.toml").read_text(encoding="utf-8")) | LONG
@@ -232,17 +234,17 @@ def exercise(stack: Stack) -> dict[str, Any]:
     built_s = time.monotonic() - began
     client = until("the coordinator", stack.client)
     until("ready", client.ready)
-    until("the first rounds", lambda: len(client.rounds("demo")) > 12)
-    learners = sorted(client.run("demo")["status"]["learners"])
+    until("the first rounds", lambda: len(client.rounds(RUN)) > 12)
+    learners = sorted(client.run(RUN)["status"]["learners"])
     victim = learners[0]
     until("a contribution of the victim", lambda: merged_lives(client, victim))
-    rounds = len(client.rounds("demo"))
+    rounds = len(client.rounds(RUN))
     killed = kill_container(client, victim)
     until("the victim merged again", lambda: len(merged_lives(client, victim)) > 1)
     healed_s = time.monotonic() - killed
     taken_over_s = kill_leader(client)
-    evaluations = client.metrics("demo")["evaluations"]
-    rounds_committed = len(client.rounds("demo"))
+    evaluations = client.metrics(RUN)["evaluations"]
+    rounds_committed = len(client.rounds(RUN))
     operator = Operator(stack, client, submit_long(stack, client))
     more, fewer = operator.scaled(MORE), operator.scaled(FEWER)
     message_server = operator.message_server()

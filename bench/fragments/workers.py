@@ -120,7 +120,9 @@ class _Client:
 
     async def run(self, url: str, name: str, options: Row) -> None:
         self.bus = await NatsBus.connect(url, name=name, **options)
-        await self.bus.ensure_stream(StreamSpec(STREAM, ("bench.>",), STREAM_BYTES))
+        # As the streams of contributions and publications are: only the tape is synced.
+        spec = StreamSpec(STREAM, ("bench.>",), STREAM_BYTES, synced=False)
+        await self.bus.ensure_stream(spec)
         while True:
             command, *args = await asyncio.to_thread(self.pipe.recv)
             if command == "end":

@@ -279,6 +279,19 @@ def test_who_is_gone_is_told_and_can_be_forgotten(page: Page, answers: dict[str,
     assert [a["path"] for a in page.asked("DELETE")] == ["/v1/members/learner-2"]
 
 
+def test_a_leader_that_is_gone_is_not_shown_as_one(answers: dict[str, Any], run: str) -> None:
+    """Its last status still names it."""
+    first, second = answers[f"GET /v1/runs/{run}"]["syncers"]
+    term = answers[f"GET /v1/runs/{run}"]["status"]["term"]
+    assert f"Syncer{first['id']}term {term}; 1 standing by" in Page(answers).ask('seen("figures")')
+    first["state"] = "gone"
+    gone = f"{first['id']} led in term {term} and is gone"
+    assert f"Syncer–{gone}; 1 standing by" in Page(answers).ask('seen("figures")')
+    second["state"] = "leading"
+    taken_over = f"Syncer{second['id']}takes over; {gone}; nobody stands by"
+    assert taken_over in Page(answers).ask('seen("figures")')
+
+
 def test_a_kill_is_asked_about_first(page: Page) -> None:
     page.answers["POST /v1/chaos"] = {}
     page.second()

@@ -52,12 +52,22 @@ function figures(run, s, newest) {
     ["Validation loss", loss(newest?.val_loss), ["nats per token, newest", perCorpus(newest?.each)].filter(Boolean).join("; ")],
     ["Rounds committed", count(s.rounds_committed), `${count(s.rounds_skipped)} skipped`],
     ["Quorum", count(s.quorum), `epoch ${s.epoch}`],
-    ["Syncer", s.leader || "–", `term ${s.term}; ${standby(run.syncers)}`],
+    ["Syncer", ...leadership(s, run.syncers)],
     ["Uploaded", bytes(s.bytes_up), "contributions"],
     ["Downloaded", bytes(s.bytes_down), "publications, by every reader"],
     ["Refused", count(Object.values(s.refused).reduce((a, b) => a + b, 0)), refused.join(", ") || "nothing so far"],
     ["Parameters", count(s.parameters), `${s.versions.length} fragments`],
   ];
+}
+
+/* The status is its leader's word: when a leader dies, it names the dead one until another leads. */
+function leadership(s, syncers) {
+  const known = syncers.find((x) => x.id === s.leader);
+  if (known?.state === "gone") {
+    const next = syncers.find((x) => x.state === "leading");
+    return [next ? next.id : "–", `${next ? "takes over; " : ""}${s.leader} led in term ${s.term} and is gone; ${standby(syncers)}`];
+  }
+  return [s.leader || "–", `term ${s.term}; ${standby(syncers)}`];
 }
 
 function standby(syncers) {
