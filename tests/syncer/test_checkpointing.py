@@ -194,7 +194,7 @@ async def test_data_is_read_on_from_where_the_checkpoint_had_it(tmp_path: Path) 
         lease = ShardLease(shard=shard, holder="b", incarnation=9, sequences=90, passes=9)
         await maker.control.kv_put(subjects.SHARDS, f"r.{shard}", encode(lease))
     manifest: Any = SimpleNamespace(leases=(kept,))
-    maker.loaded[1] = RestoredState(manifest, "", {}, None)  # type: ignore[arg-type]
+    maker.loaded[1] = RestoredState(manifest, "", {}, None, (kept,))  # type: ignore[arg-type]
     await maker.rewind(1)
     there = await maker.control.kv_all(subjects.SHARDS)
     assert {name: decode(entry.value or b"", ShardLease) for name, entry in there.items()} == {

@@ -432,6 +432,17 @@ class RunSpec(Spec):
         return self.inner.learning_rate * self.algorithm.inner_rate_factor
 
     @property
+    def data_order(self) -> tuple[Any, ...]:
+        """What decides which sequence lies at which place of a data shard.
+
+        A corpus with a digest may lie anywhere; one without is told by its path and its tokenizer.
+        """
+        data = self.data
+        by_path = (data.tokenizer, data.validation_fraction)
+        corpora = [(p.digest or (p.source, *by_path), p.weight) for p in data.sources]
+        return (self.seed, self.model.context_tokens, data.virtual_shards, corpora)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens one learner processes in one inner step as declared here."""
         return self.inner.batch_sequences * self.inner.accumulation * self.model.context_tokens

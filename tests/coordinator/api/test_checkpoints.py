@@ -248,7 +248,13 @@ async def test_a_run_that_cannot_begin_with_it_is_refused(world: Any, kept: Any)
         other = {
             "name": "other",
             "budget": {"steps": 9},
-            "algorithm": {"fragments": 6, "shards": 2},
+            "algorithm": {
+                "fragments": 6,
+                "shards": 2,
+                "sync_every_steps": 12,
+                "outer_optimizer": "adam",
+                "outer_settle_from": 1.0,
+            },
             "model": {"overrides": {"width": 8}},
         }
         answer = await desk.ask("POST", where, other)
@@ -256,6 +262,8 @@ async def test_a_run_that_cannot_begin_with_it_is_refused(world: Any, kept: Any)
         faults = {f["path"]: f["message"] for f in answer.json()["errors"]}
         assert "into 2 fragments" in faults["algorithm.fragments"]
         assert "of 1 syncer shard" in faults["algorithm.shards"]
+        assert "one in 8 steps" in faults["algorithm.sync_every_steps"]
+        assert "4 bytes of outer state" in faults["algorithm.outer_optimizer"]
         assert "another layout" in faults["model.overrides"]
         nothing = await desk.ask("POST", "/v1/checkpoints/submit?checkpoint=x", other)
         assert nothing.status_code == 404

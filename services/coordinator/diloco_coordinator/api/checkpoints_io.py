@@ -33,6 +33,8 @@ from diloco_shared.protocol.records import Incarnation, Restore, RunRecord
 from diloco_shared.protocol.run_states import OVER
 from diloco_shared.protocol.subjects import Id
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.algorithm import Algorithm
+from diloco_shared.spec.optimizers import outer_state_bytes
 from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
@@ -281,14 +283,35 @@ def _fits(spec: RunSpec, manifest: CheckpointManifest) -> None:
             f"the checkpoint is of {shards} syncer shard{'s' if shards > 1 else ''}: set {shards}"
         )
         errors.append({"path": "algorithm.shards", "message": text})
-    theirs = readable(manifest.spec, "the checkpoint").model
+    theirs = readable(manifest.spec, "the checkpoint")
+    errors += _other_counting(spec.algorithm, theirs.algorithm)
     for key in ("preset", "factory", "overrides"):
-        ours_, theirs_ = getattr(spec.model, key), getattr(theirs, key)
+        ours_, theirs_ = getattr(spec.model, key), getattr(theirs.model, key)
         if ours_ != theirs_:
             text = f"another layout: the checkpoint is of {json.dumps(theirs_)}"
             errors.append({"path": f"model.{key}", "message": text})
     if errors:
         raise invalid("run for this checkpoint", errors)
+
+
+def _other_counting(ours: Algorithm, theirs: Algorithm) -> list[dict[str, str]]:
+    """Of settings by which the checkpoint's steps are counted, and its outer state is kept."""
+    errors = []
+    if ours.sync_every_steps != theirs.sync_every_steps:
+        text = (
+            f"the checkpoint's steps are counted by merges of which each fragment had one in "
+            f"{theirs.sync_every_steps} steps: set {theirs.sync_every_steps}"
+        )
+        errors.append({"path": "algorithm.sync_every_steps", "message": text})
+    state = outer_state_bytes(theirs.outer_optimizer, theirs.outer_momentum)
+    if outer_state_bytes(ours.outer_optimizer, ours.outer_momentum) != state:
+        text = (
+            f"the checkpoint holds {state:g} bytes of outer state per parameter, as "
+            f"{theirs.outer_optimizer} with outer_momentum = {theirs.outer_momentum:g} does: take "
+            "one that holds as much"
+        )
+        errors.append({"path": "algorithm.outer_optimizer", "message": text})
+    return errors
 
 
 def _view(ref: str, manifest: CheckpointManifest) -> dict[str, Any]:

@@ -138,14 +138,15 @@ class Checkpointer:
         self.put(Loaded(restore, state.manifest.run, state.history, state.digest))
 
     async def rewind(self, serial: int) -> None:
-        """Data is read on from where the checkpoint's parameters have it.
+        """Data is read on from where the checkpoint's parameters have it; other data from its
+        beginning.
 
         By one shard for all. Before the restore is on the tape: should this process die between,
         the wish is still open.
         """
         if self.shard:
             return
-        there = {lease.shard: lease for lease in self.loaded[serial].manifest.leases}
+        there = {lease.shard: lease for lease in self.loaded[serial].leases}
         free = ShardLease(shard=0, holder="", incarnation=-1, sequences=0, passes=0)
         run = self.spec.name
         read = await until_done(lambda: self.control.kv_all(subjects.SHARDS), "leases of data")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
 from diloco_shared.numerics.arrays import SafetensorsBlob, digest_array, pack, unpack
@@ -193,7 +194,18 @@ def load(
     for p, wanted in enumerate(part.history["anchor_digests"]):
         if wanted and digest_array(store.anchor(p)) != wanted:
             raise CheckpointError(f"the anchor of fragment {p} in {source} is not the one recorded")
-    return RestoredState(manifest, found, part.history, store)
+    if _reads_on(spec, manifest):
+        return RestoredState(manifest, found, part.history, store, manifest.leases)
+    ledger = part.history["ledger"] | {"places": []}
+    return RestoredState(manifest, found, part.history | {"ledger": ledger}, store)
+
+
+def _reads_on(spec: RunSpec, manifest: CheckpointManifest) -> bool:
+    """Whether a place in the checkpoint's data is the same place in this run's."""
+    try:
+        return RunSpec.model_validate(manifest.spec).data_order == spec.data_order
+    except ValidationError:  # of a later release, and so not of this run
+        return False
 
 
 def read_store(

@@ -210,6 +210,7 @@ class Ledger:
                 self._settle(p, life, life.tokens)
             self._forget(learner, incarnation)
         self.ended = False
+        self.shards = present.shards
         self.newest = dict(present.newest)
         for learner, incarnation, life in present._all():
             if incarnation == self.newest[learner] and not life.tokens:

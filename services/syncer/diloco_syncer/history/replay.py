@@ -22,6 +22,7 @@ from diloco_shared.protocol.messages import (
     TapeRound,
     Verdict,
 )
+from diloco_shared.protocol.records import ShardLease
 from diloco_syncer.events import Rewound, Stage
 from diloco_syncer.history.history import History, TapeFault
 from diloco_syncer.merging.store import Contribution, FragmentStore, Shelf, StagedMerge, in_memory
@@ -35,6 +36,7 @@ class RestoredState:
     digest: str  # of the manifest
     history: dict[str, Any]  # `History.meta`
     store: FragmentStore
+    leases: tuple[ShardLease, ...] = ()  # how far its data were read, where this run reads them on
 
 
 def payloads_needed(record: TapeRecord) -> tuple[str, ...]:
