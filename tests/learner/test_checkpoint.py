@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from diloco_learner.recovery import checkpoint_io
-from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, epoch_of, sequence_of
 from diloco_learner.recovery.moments import Buffer, State, check, pack, pieces, views
 
 MOMENTS = {"mu/w": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(7, np.int32)}
@@ -51,6 +51,18 @@ def test_the_last_ones_are_kept_and_the_newest_is_restored(tmp_path: Path) -> No
     for name, array in MOMENTS.items():
         np.testing.assert_array_equal(restored[name], array + 1_000_000_003)
         assert restored[name].dtype == array.dtype
+
+
+# Seconds since 2026: what numbers go on from where a hub was put back.
+LATE = 28_800_000
+
+
+@pytest.mark.parametrize("epoch", [0, 3, LATE])
+@pytest.mark.parametrize("life", [0, LATE, 10**10 - 1, 10**15])
+def test_a_checkpoint_is_of_its_epoch_however_late_its_life(epoch: int, life: int) -> None:
+    assert epoch_of(sequence_of(epoch, life, 480)) == epoch
+    assert sequence_of(epoch, life, 480) < sequence_of(epoch + 1, 0, 0)
+    assert len(str(sequence_of(epoch, life, 10**12))) <= 32, "its file has a name that is read"
 
 
 def test_written_piece_by_piece_it_is_the_same_file(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import InitMoved, Leave, LoadState, SendInit, SendJoin, TimePassed
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.recovery import checkpoint_io, recoverer_io
-from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, sequence_of
 from diloco_learner.recovery.moments import Received
 from diloco_learner.recovery.recoverer_io import Recoverer
 from diloco_shared.protocol import subjects
@@ -28,6 +28,8 @@ from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
 FRAGMENTS = 6
+# Of a learner whose hub was put back from a backup.
+LATE_LIFE = 28_800_000
 
 
 class Asked:
@@ -185,7 +187,7 @@ class OwnCheckpoints:
     """A learner's own, the newest of this epoch; None: it has none."""
 
     def __init__(self, epoch: int | None) -> None:
-        self.newest = None if epoch is None else epoch * 10**15 + 7
+        self.newest = None if epoch is None else sequence_of(epoch, LATE_LIFE, 7)
         self.room = SimpleNamespace(needed=8)
 
     def restore(self, trainer: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """Learners from within: what their exchanges decide and hold, shown to the checkers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, inf
@@ -26,6 +27,7 @@ from diloco_learner.events import (
     Tell,
     Unmerged,
 )
+from diloco_learner.exchange import uplink_io
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.arrivals import heavy
 from diloco_learner.recovery import moments
@@ -35,6 +37,7 @@ from diloco_learner.training.train import Pause, Rest, TrainLoop
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Restored
 from diloco_simulator.checkers.limits import LearnerHolds
 from diloco_simulator.checkers.watch import End, RunWatch
 from diloco_simulator.virtual_loop import Hosted, current
@@ -227,10 +230,12 @@ def going_back(watch_of: Callable[[str], RunWatch | None]) -> Iterator[None]:
     """Until the end of the block whoever takes moments of a checkpoint is looked at (I6)."""
     module: Any = recoverer  # by whatever names it has
     read = module.read_part
+    asked = Counter[str]()  # how often each learner looked for the part of a run-wide checkpoint
 
     def looked_at(
         root: str, source: str, learner: str, check: Any, further: Sequence[str] = ()
     ) -> Any:
+        asked[learner] += 1
         found, faults = read(root, source, learner, check, further)
         process = current()
         work = None if process is None else process.app.work
@@ -247,6 +252,43 @@ def going_back(watch_of: Callable[[str], RunWatch | None]) -> Iterator[None]:
 
     module.read_part = looked_at
     try:
-        yield
+        with _of_the_history_that_was_left(watch_of, asked):
+            yield
     finally:
         module.read_part = read
+
+
+@contextmanager
+def _of_the_history_that_was_left(
+    watch_of: Callable[[str], RunWatch | None], asked: Mapping[str, int]
+) -> Iterator[None]:
+    """Until the end of the block nobody goes on unnoticed with own moments of before a restore."""
+    numbers: Any = uplink_io
+    number, decide = numbers.sequence_of, recoverer.Recoverer._go_back
+    epochs: dict[int, int] = {}  # in which a learner's own checkpoint was made, by its number
+
+    def numbered(epoch: int, incarnation: int, step: int) -> int:
+        made: int = number(epoch, incarnation, step)
+        epochs[made] = epoch
+        return made
+
+    async def decided(self: recoverer.Recoverer, restored: Restored | None) -> bool:
+        learner, newest, before = self.recovery.learner, self.checkpoints.newest, dict(asked)
+        went = await decide(self, restored)
+        process = current()
+        work = None if process is None else process.app.work
+        if restored is None or work is None or (watch := watch_of(work.spec.name)) is None:
+            return went
+        if newest in epochs and epochs[newest] < restored.epoch:
+            watch.reached("own moments", "of before a restore")
+            if before.get(learner) == asked.get(learner):
+                life = f"{learner}/{work.context.incarnation}"
+                watch.parts.report("I6", f"{life} goes on with moments of before {restored.source}")
+        return went
+
+    numbers.sequence_of = numbered
+    recoverer.Recoverer._go_back = decided  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        numbers.sequence_of, recoverer.Recoverer._go_back = number, decide  # type: ignore[method-assign]

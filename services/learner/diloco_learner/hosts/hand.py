@@ -146,9 +146,10 @@ class Hand:
             case plan.Look():
                 return Promised(partial(looked, self.shards, order))
             case plan.Keep():
-                return Promised(self.shards.keep(order.sequence, to_named(trainer.opt_state)).told)
+                moments = to_named(trainer.opt_state)
+                return Promised(self.shards.keep(int(order.sequence), moments).told)
             case plan.Restore():
-                told = restored(trainer, self.shards, order.sequence)
+                told = restored(trainer, self.shards, int(order.sequence))
                 return Promised(lambda: told)
             case plan.Anew():
                 anew(trainer)

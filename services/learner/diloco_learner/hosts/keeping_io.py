@@ -150,7 +150,7 @@ class HostsCheckpoints:
             self.saving = False
 
     def _begun(self, sequence: int) -> KeptCheckpoint:
-        with self._telling(plan.Keep(sequence)) as number:
+        with self._telling(plan.Keep(str(sequence))) as number:
             writing = self.shards.keep(sequence, to_named(self.trainer.opt_state))
         return KeptCheckpoint(number, sequence, writing)
 
@@ -247,7 +247,7 @@ class HostsCheckpoints:
 
     def _restored(self, trainer: Trainer, sequence: int) -> str:
         """Why it could not be, or ""."""
-        with self._telling(plan.Restore(sequence)) as number:
+        with self._telling(plan.Restore(str(sequence))) as number:
             own = restored(trainer, self.shards, sequence)
         return faults_of({0: own} | self._answers(number), self.names)
 

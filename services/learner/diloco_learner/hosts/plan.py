@@ -160,7 +160,7 @@ class Keep:
     Answered by `Told`, once it is written or cannot be.
     """
 
-    sequence: int
+    sequence: str  # in digits, which may be more than an integer of 64 bits has
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Restore:
     """Replace the moments by those of a checkpoint. Answered by `Told`: where anything is wrong
     with it, no process may use its moments before another `Restore` or `Anew`."""
 
-    sequence: int
+    sequence: str  # in digits
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,22 @@ _NAME = re.compile(r"(\d{1,32})\.([0-9a-f]{32})\.safetensors")
 _UNFINISHED = ".part"
 
 
+# Above them a step or a life would change what stands before it. Of a hub that was put back from a
+# backup, epochs and lives go on from the seconds since 2026: ten digits last for three centuries.
+_STEPS, _LIVES = 10**9, 10**10
+
+
 def sequence_of(epoch: int, incarnation: int, step: int) -> int:
-    """What a checkpoint is kept under: grows with each, first of all with the epoch."""
-    return (epoch * 10**6 + incarnation) * 10**9 + step
+    """What a checkpoint is kept under: grows with each, first of all with the epoch.
+
+    It may take more than 64 bits. Files that releases up to this one wrote have six digits for the
+    life: their epoch reads as an earlier one, so that a run-wide checkpoint is preferred to them.
+    """
+    return (epoch * _LIVES + min(incarnation, _LIVES - 1)) * _STEPS + min(step, _STEPS - 1)
 
 
 def epoch_of(sequence: int) -> int:
-    return sequence // 10**15
+    return sequence // (_STEPS * _LIVES)
 
 
 class OwnCheckpoints(Protocol):
