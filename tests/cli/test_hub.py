@@ -28,7 +28,8 @@ def test_a_hub_and_its_sites(
     hub = tmp_path / "hub"
     assert run(monkeypatch, "hub", "init", hub, "--listen", "127.0.0.1:4222") == 0
     said = capsys.readouterr().out
-    assert f"nats-server -c {hub / 'nats-server.conf'}" in said
+    keeper = "start the message server with: python -m diloco_shared.process.keep_hub"
+    assert f"{keeper} {hub / 'store'} nats-server -c {hub / 'nats-server.conf'}\n" in said
     assert f"credentials of syncer-a: {hub / 'credentials' / 'syncer-a'}" in said
     assert "nothing is encrypted" in said
 
@@ -37,6 +38,8 @@ def test_a_hub_and_its_sites(
     said = capsys.readouterr().out
     assert f"{hub / 'credentials' / 'rome'}: give it to rome alone" in said
     assert "--signal reload=PID" in said
+    assert "in force within 5 s. Where a message server reads a copy (Kubernetes" in said
+    assert "is NOT in force until you have brought accounts.conf of that folder to" in said
     first = read_credentials(hub / "credentials" / "rome").public_key
 
     assert run(monkeypatch, "site", "learners", "rome", "--hub", hub) == 0
@@ -60,6 +63,9 @@ def test_a_hub_and_its_sites(
     rome = json.loads(capsys.readouterr().out)[-1]
     assert (rome["name"], rome["learners"], len(rome["keys"])) == ("rome", ["rome-1", "rome-2"], 1)
     assert rome["keys"] != [first]
+    assert run(monkeypatch, "site", "rotate", "syncer-a", "--hub", hub) == 0
+    own = hub / "credentials" / "syncer-a"
+    assert f"{own}: keep it for the process of syncer-a\n" in capsys.readouterr().out
 
     assert run(monkeypatch, "site", "revoke", "rome", "--hub", hub) == 0
     assert "rome" not in [i.name for i in hub_folder.identities_of(hub)]
@@ -73,7 +79,8 @@ def test_a_hub_that_demands_certificates(
     assert run(monkeypatch, "hub", "init", hub, *named) == 0
     said = capsys.readouterr().out
     assert f"{hub / 'authority.pem'}: every process trusts it by DILOCO_NATS_CA" in said
-    assert f"{hub / 'certificates' / 'syncer-a.pem'}: give it to syncer-a alone" in said
+    assert f"{hub / 'certificates' / 'syncer-a.pem'}: keep it for the process of syncer-a" in said
+    assert "remove it here" not in said
     assert "nothing is encrypted" not in said
     assert run(monkeypatch, "site", "add", "rome", "--hub", hub) == 0
     said = capsys.readouterr().out
@@ -98,18 +105,24 @@ def test_a_hub_of_three_nodes(
     nodes = ("--node", "a.example.org", "--node", "b.example.org", "--node", "c.example.org:4333")
     assert run(monkeypatch, "hub", "init", hub, *nodes, "--mutual-tls") == 0
     said = capsys.readouterr().out
-    for node in ("node-1", "node-2", "node-3"):
-        assert f"nats-server -c {hub / node / 'nats-server.conf'}" in said
+    for node, where in (
+        ("node-1", ""),
+        ("node-2", ""),
+        ("node-3", "--at 127.0.0.1:4333 --monitor 127.0.0.1:8333 "),
+    ):
+        files = f"--reload {hub / node / 'accounts.conf'} --reload {hub / node / 'hub.pem'}"
+        server = f"{hub / 'store' / node} nats-server -c {hub / node / 'nats-server.conf'}"
+        assert f"keep_hub {where}{files} {server}\n" in said
     url = "tls://a.example.org:4222,tls://b.example.org:4222,tls://c.example.org:4333"
     assert f"DILOCO_NATS_URL={url}" in said
     assert (
         "every process trusts it by DILOCO_NATS_CA" in said and "nothing is encrypted" not in said
     )
     assert run(monkeypatch, "site", "add", "rome", "--hub", hub) == 0
-    assert "copy accounts.conf of that folder" in capsys.readouterr().out
+    assert "brought accounts.conf of those folders to" in capsys.readouterr().out
     assert run(monkeypatch, "hub", "renew", hub) == 0
     said = capsys.readouterr().out
-    assert "copy all files *.pem of that folder" in said
+    assert "brought all files *.pem of those folders to" in said
     assert f"{hub / 'node-2' / 'hub.pem'}: the message server's certificate is new, for b" in said
     for words, text in (
         (("hub", "init", tmp_path / "two", *nodes[:4]), "2 nodes: a hub of several has 3 or 5"),
@@ -153,12 +166,38 @@ def test_a_backup_is_put_back_where_the_hub_looks_for_its_streams(
     (tmp_path / "damaged" / "nodes.json").write_text("[{")
     for words, text in (
         ((), "give --hub FOLDER"),
-        (("--hub", tmp_path / "typo"), "is that a folder of 'diloco hub init'?"),
+        (("--hub", tmp_path / "typo"), "name the hub's folder with --hub"),
         (("--hub", tmp_path / "damaged"), "is not a list of nodes"),
     ):
         assert run(monkeypatch, "hub", "restore", "b", *words) == INVALID
         assert text in capsys.readouterr().err
     assert len(filled) == 3 and not (tmp_path / "typo").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        (("--listen", "0.0.0.0:4222"), ""),
+        (("--listen", "0.0.0.0:4333"), "--at 127.0.0.1:4333 "),
+        (("--listen", "10.0.0.1:4222"), "--at 10.0.0.1:4222 "),
+        (("--listen", "[::]:4333", "--monitor", ""), "--at 127.0.0.1:4333 --monitor '' "),
+        (("--listen", "[fd00::1]:4222"), "--at fd00::1:4222 "),
+        (("--monitor", "127.0.0.1:9222", "--store", "/srv/s"), "--monitor 127.0.0.1:9222 "),
+    ],
+)
+def test_what_keeps_the_message_server_is_told_where_it_listens(
+    given: tuple[str, ...],
+    asked: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without it a server that ran out of disk does not write again."""
+    hub = tmp_path / "hub"
+    assert run(monkeypatch, "hub", "init", hub, *given) == 0
+    store = "/srv/s" if "--store" in given else hub / "store"
+    line = f"process.keep_hub {asked}{store} nats-server -c {hub / 'nats-server.conf'}\n"
+    assert line in capsys.readouterr().out
 
 
 async def test_a_backup_is_written_into_no_folder_that_holds_anything(tmp_path: Path) -> None:
@@ -196,15 +235,15 @@ def test_a_site_makes_its_key_itself(
         (("hub", "init", "new", "--host", ""), "is no name or address of a host"),
         (("hub", "renew", "HUB", "--host", "tls://hub"), "is no name or address of a host"),
         (("hub", "init", "new", "--cert", "c.pem"), "give --cert and --key together"),
-        (("site", "add", "x", "--hub", "none"), "no hub's folder to write in"),
+        (("site", "add", "x", "--hub", "none"), "none is not there: name the hub's folder"),
         (("site", "add", "x", "--hub", "HUB", "--role", "coordinator"), "--role coordinator: give"),
         (("site", "add", "X", "--hub", "HUB"), "not a valid id"),
         (("site", "revoke", "x", "--hub", "HUB"), "no identity x; known: coordinator"),
         (("site", "rotate", "reader", "--hub", "HUB", "--finish", "--public-key", "U"), "--finish"),
-        (("site", "list", "--hub", "none"), "diloco hub init"),
+        (("site", "list", "--hub", "none"), "is not there: name the hub's folder with --hub"),
         (("site", "learners", "x", "--hub", "HUB"), "no identity x; known: coordinator"),
         (("site", "learners", "reader", "--hub", "HUB"), "reader is a reader: only a site has"),
-        (("site", "learners", "x", "--hub", "none", "--add", "y"), "no hub's folder to write in"),
+        (("site", "learners", "x", "--hub", "none", "--add", "y"), "name the hub's folder with"),
         (("hub", "renew", "HUB"), "had it from"),
     ],
 )

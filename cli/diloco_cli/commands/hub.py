@@ -9,7 +9,7 @@ import typer
 
 from diloco_cli.cluster import HERE as LOCAL
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
-from diloco_cli.hub_files import HERE, amiss, certified, reload
+from diloco_cli.hub_files import HERE, amiss, certified, reload, to_start
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.message_server import Login, bus_of
@@ -18,7 +18,7 @@ from diloco_shared.budget.terms import shown
 from diloco_shared.bus.nats.backups import ServerStreams
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
-from diloco_shared.process.hub_nodes import Node, nodes_at, url_of
+from diloco_shared.process.hub_nodes import nodes_at, url_of
 from diloco_shared.process.nats_binary import BinaryError
 
 T = TypeVar("T")
@@ -95,7 +95,9 @@ def init(
         )
     except (ValueError, OSError) as error:
         raise amiss(folder, error) from None
-    _to_start(folder.resolve(), nodes)
+    to_start(folder.resolve(), nodes, listen=listen, monitor=monitor)
+    if nodes:
+        say(f"every process finds them by DILOCO_NATS_URL={url_of(nodes, encrypted=True)}")
     for path in made:
         say(f"credentials of {path.name}: {path}")
         certified(folder, path.name)
@@ -115,14 +117,6 @@ def _check_certificates(
         raise CliError("--host is for a certificate that is made: leave out it, or --cert", INVALID)
     if mutual and not (cert or made_for or nodes):
         raise CliError("--mutual-tls needs --host NAME, or --cert and --key of your own", INVALID)
-
-
-def _to_start(folder: Path, nodes: Sequence[Node]) -> None:
-    for place in [folder / node.name for node in nodes] or [folder]:
-        config = place / hub_folder.CONFIG
-        say(f"{config}: start the message server with 'nats-server -c {config}'")
-    if nodes:
-        say(f"every process finds them by DILOCO_NATS_URL={url_of(nodes, encrypted=True)}")
 
 
 @hub.command()
@@ -197,6 +191,10 @@ def restore(
     if len(stores) > 1:
         lines.append("carry each of these folders to the machine of its node, to the same place")
     lines.append("start the message server now: everybody goes on by itself")
+    lines.append(
+        "API tokens are those of the backup: compare 'diloco token list' with 'diloco audit', and "
+        "revoke or rotate again what was revoked or rotated since"
+    )
     show({**hub_backup.report(found), "done": done}, as_json, lambda: lines)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from diloco_cli.commands.options import Json, show
-from diloco_cli.hub_files import HERE, amiss, certified, reload
+from diloco_cli.hub_files import HERE, amiss, handed_out, reload
 from diloco_cli.lines import say
 from diloco_cli.words import INVALID, CliError
 from diloco_shared.bus.nats.hub_config import leaf_conf
@@ -51,7 +51,7 @@ def add(
         made = hub_folder.add(folder, name, kind, learner or (), public_key=public_key)
     except (ValueError, OSError) as error:
         raise amiss(folder, error) from None
-    _handed_out(folder, name, made)
+    handed_out(folder, name, made)
     reload(folder)
 
 
@@ -82,7 +82,7 @@ def rotate(
             hub_folder.retire(folder, name)
         else:
             made = hub_folder.rotate(folder, name, public_key=public_key)
-            _handed_out(folder, name, made)
+            handed_out(folder, name, made)
     except (ValueError, OSError) as error:
         raise amiss(folder, error) from None
     reload(folder)
@@ -194,9 +194,3 @@ def leaf(
     say(f"the site's processes find it by DILOCO_NATS_URL=nats://{listen}")
     if any(url.startswith("nats:") for url in hub_url):
         say("a hub without tls:// is spoken to in the clear: others can read it all")
-
-
-def _handed_out(folder: Path, name: str, path: Path | None) -> None:
-    if path is not None:
-        say(f"{path}: give it to {name} alone, as DILOCO_NATS_CREDENTIALS, and remove it here")
-    certified(folder, name)

@@ -156,9 +156,7 @@ def _store_of(config: Path) -> Path:
     try:
         text = config.read_text("utf-8")
     except OSError as error:
-        raise ValueError(
-            f"{config} cannot be read ({error.strerror}): is that a folder of 'diloco hub init'?"
-        ) from None
+        raise ValueError(hub_nodes.shut(config, error)) from None
     found = re.search(r"""^\s*store_dir\s*[:=]?\s*("[^"]+"|'[^']+'|[^\s"']+)""", text, re.MULTILINE)
     if found is None:
         raise ValueError(f"{config} has no line store_dir: add it to the part jetstream")
@@ -174,7 +172,7 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> dict[Path, list[str]]:
     """
     for host in hosts:
         hub_nodes.checked_host(host)
-    with _locked(folder):
+    with _locked(folder, "as in 'diloco hub renew /etc/diloco/hub'"):
         nodes = nodes_of(folder)
         places = [folder / node.name / HUB_CERTIFICATE for node in nodes]
         places = places or [folder / HUB_CERTIFICATE]
@@ -194,9 +192,7 @@ def identities_of(folder: Path) -> list[Identity]:
         with path.open("rb") as file:
             held = file.read(_BYTES_MAX + 1)
     except OSError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error.strerror}): make a hub with diloco hub init {folder}"
-        ) from None
+        raise ValueError(hub_nodes.shut(path, error)) from None
     try:
         if len(held) > _BYTES_MAX:
             raise ValueError(f"it is longer than {_BYTES_MAX} bytes")
@@ -223,6 +219,7 @@ def add(
         identities = identities_of(folder)
         if name in (i.name for i in identities):
             raise ValueError(f"there is an identity {name} already: rotate its key, or revoke it")
+        _check_free(folder, identities, name, members)
         credentials = None if public_key else Credentials.new(name)
         key = credentials.public_key if credentials else check_public_key(public_key)
         _write_identities(folder, [*identities, Identity(name, role, (key,), tuple(members))])
@@ -257,6 +254,12 @@ def retire(folder: Path, name: str) -> None:
         _change(folder, name, lambda i: replace(i, keys=i.keys[-1:]))
 
 
+def of_the_hub(folder: Path, name: str) -> bool:
+    """Whether it is one of the hub's own processes, and no site. Raises ValueError."""
+    found = _one(identities_of(folder), name)
+    return name in (first for first, _ in FIRST) or found.role not in ("learner", "reader")
+
+
 def learners_of(folder: Path, name: str) -> tuple[str, ...]:
     """The ids of a site's learners. Raises ValueError."""
     return _learners(_one(identities_of(folder), name))
@@ -282,6 +285,7 @@ def change_learners(
         return replace(identity, members=left)
 
     with _locked(folder):
+        _check_free(folder, identities_of(folder), name, added)
         _change(folder, name, changed)
 
 
@@ -300,14 +304,20 @@ def reload(folder: Path, *, changed: str = ACCOUNTS, between_s: float = BETWEEN_
     running = {at: pid for at, pid in pids.items() if pid}
     amiss = _told(running, between_s) if running else []
     if away := [str(at) for at, pid in pids.items() if not pid]:
-        copied = f"copy {changed} of that folder to where one does; " if nodes else ""
-        amiss.append(
-            f"no message server of {' and '.join(away)} runs on this machine: {copied}"
-            "one that keep_hub watches with --reload, as in Compose, sees the change within 5 s; "
-            "tell another one "
-            "with 'nats-server --signal reload=PID', wait a second, and tell it once more"
-        )
+        amiss.append(_away(away, changed))
     return ". And ".join(amiss)
+
+
+def _away(places: Sequence[str], changed: str) -> str:
+    """What is to be done where no server of these folders runs on this machine."""
+    there = "those folders" if len(places) > 1 else "that folder"
+    return (
+        f"no message server of {' and '.join(places)} runs on this machine. Where keep_hub watches "
+        f"{there} with --reload, as in Compose, the change is in force within 5 s. Where a message "
+        "server reads a copy (Kubernetes, another machine), the change is NOT in force until you "
+        f"have brought {changed} of {there} to that copy. Tell a server without --reload to read "
+        "it with 'nats-server --signal reload=PID', wait a second, and tell it once more"
+    )
 
 
 def _told(running: Mapping[Path, int], between_s: float) -> list[str]:
@@ -363,12 +373,12 @@ def write_secret(path: Path, document: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One change at a time: of two, one would undo the other."""
+def _locked(folder: Path, how: str = "with --hub") -> Iterator[None]:
+    """One change at a time: of two, one would undo the other. `how`: whoever errs names another."""
     try:
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise ValueError(f"{folder} is no hub's folder to write in: {error.strerror}") from None
+        raise ValueError(hub_nodes.shut(folder, error, how)) from None
     try:
         give(fd, folder)
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -402,6 +412,23 @@ def _learners(identity: Identity) -> tuple[str, ...]:
     if identity.role != "learner":
         raise ValueError(f"{identity.name} is a {identity.role}: only a site has learners")
     return identity.members
+
+
+def _check_free(
+    folder: Path, identities: Sequence[Identity], name: str, members: Sequence[str]
+) -> None:
+    """Raises ValueError where one of `members`, who are to be of `name`, is of another identity."""
+    for other in identities:
+        for member in members if other.name != name else ():
+            if member not in other.spoken_for:
+                continue
+            if other.role != "learner":
+                raise ValueError(f"{member} is the id of a {other.role}: give the learner another")
+            raise ValueError(
+                f"learner {member} is of site {other.name}: take it out there first with 'diloco "
+                f"site learners {other.name} --remove {member} --hub {folder}', or revoke "
+                f"{other.name}"
+            )
 
 
 def _names(known: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from diloco_shared import ambient
 from diloco_shared.bus.nats.hub_config import Routes
+from diloco_shared.process.set_up import owner
 
 NODES = "nodes.json"
 ROUTES_AUTHORITY, ROUTES_AUTHORITY_KEY = "routes.pem", "routes-key.pem"
@@ -113,10 +114,22 @@ def nodes_of(folder: Path) -> list[Node]:
         return [Node(n["name"], n["host"], n["port"]) for n in json.loads(path.read_bytes())]
     except FileNotFoundError:
         return []
+    except PermissionError as error:
+        raise ValueError(shut(path, error)) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is not a list of nodes ({error}): take it from a backup of the folder"
         ) from None
+
+
+def shut(path: Path, error: OSError, how: str = "with --hub") -> str:
+    """What keeps this user from a hub's folder, or from a file in it, and what to do."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return f"{path} is not there: name the hub's folder {how}"
+    why = f"{path} cannot be opened ({(error.strerror or str(error)).lower()})"
+    if isinstance(error, PermissionError):
+        return f"{why}: run this as the owner of the folder, {owner(path)}"
+    return why
 
 
 def listed(nodes: Sequence[Node]) -> str:

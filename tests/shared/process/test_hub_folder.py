@@ -1,11 +1,14 @@
 """A hub's folder: what stands in it after every change, and what is refused and changes nothing."""
 
+import errno
 import json
 import os
+import pwd
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -105,7 +108,10 @@ def test_a_site_may_keep_its_secret_to_itself(hub: Path, tmp_path: Path) -> None
     ("change", "text"),
     [
         (lambda hub: hub_folder.add(hub, "reader", "reader"), "identity reader already"),
-        (lambda hub: hub_folder.add(hub, "x", "learner", ("syncer-a",)), "member syncer-a is of"),
+        (
+            lambda hub: hub_folder.add(hub, "x", "learner", ("syncer-a",)),
+            "syncer-a is the id of a syncer",
+        ),
         (lambda hub: hub_folder.add(hub, "../x", "learner"), "not a valid id"),
         (lambda hub: hub_folder.add(hub, "x", "learner", public_key="SU"), "no public key"),
         (lambda hub: hub_folder.revoke(hub, "rome"), "no identity rome; known: coordinator"),
@@ -133,7 +139,15 @@ def test_a_site_may_keep_its_secret_to_itself(hub: Path, tmp_path: Path) -> None
         ),
         (
             lambda hub: hub_folder.change_learners(hub, "oslo", added=("syncer-a",)),
-            "member syncer-a is of",
+            "syncer-a is the id of a syncer: give the learner another",
+        ),
+        (
+            lambda hub: hub_folder.add(hub, "rome", "learner", ("rome-1", "oslo-2")),
+            "learner oslo-2 is of site oslo: .*'diloco site learners oslo --remove oslo-2 --hub /",
+        ),
+        (
+            lambda hub: hub_folder.add(hub, "oslo-1", "syncer"),
+            "member oslo-1 is of both .*: take it out of one of them first",
         ),
         (
             lambda hub: hub_folder.create(hub, listen="h:1", store=hub),
@@ -153,10 +167,44 @@ def test_what_is_refused_changes_nothing(
 
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="diloco hub init"):
+    how = "is not there: name the hub's folder with --hub"
+    with pytest.raises(ValueError, match=f"identities.json {how}"):
         hub_folder.identities_of(tmp_path)
-    with pytest.raises(ValueError, match="no hub's folder to write in"):
+    with pytest.raises(ValueError, match=f"none {how}"):
         hub_folder.add(tmp_path / "none", "rome", "learner")
+    with pytest.raises(ValueError, match="folder as in 'diloco hub renew /etc/diloco/hub'"):
+        hub_folder.renew(tmp_path / "none")
+
+
+def test_whose_folder_it_is_is_told_to_who_may_not_open_it(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make another hub, as somebody without rights was once told, is no way out."""
+    (hub / "nodes.json").write_text("[]\n")
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    mine = f"(permission denied): run this as the owner of the folder, {me}"
+
+    def denied(path: object, *_: object, **__: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(Path, "read_text", denied)
+    for act in (hub_folder.identities_of, hub_folder.stores_of):
+        with pytest.raises(ValueError, match=re.escape(mine)):
+            act(hub)
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(ValueError, match=re.escape(mine)):
+        hub_folder.revoke(hub, "reader")
+
+
+def test_the_hubs_own_processes_are_no_sites(hub: Path) -> None:
+    hub_folder.add(hub, "syncer-c", "syncer")
+    hub_folder.add(hub, "auditor", "reader")
+    hub_folder.add(hub, "oslo", "learner")
+    known = [i.name for i in hub_folder.identities_of(hub)]
+    own = [name for name in known if hub_folder.of_the_hub(hub, name)]
+    assert own == ["coordinator", "syncer-a", "syncer-b", "reader", "syncer-c"]
 
 
 @pytest.mark.parametrize("held", [b"", b"{}x", b"[1]", b'[{"name": "x"}]', b"[" * 100_000])

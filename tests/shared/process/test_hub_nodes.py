@@ -101,9 +101,12 @@ def test_every_node_learns_who_may_connect(hub: Path) -> None:
     hub_folder.revoke(hub, "rome")
     assert told() == {(hub / "accounts.conf").read_text()} and "rome" not in told().pop()
     rest = hub_folder.reload(hub, between_s=0)
-    assert "node-1" in rest and "node-3" in rest and "copy accounts.conf" in rest
+    assert "node-1" in rest and "node-3" in rest and "accounts.conf of those folders to" in rest
     rest = hub_folder.reload(hub, changed="all files *.pem", between_s=0)
-    assert "copy all files *.pem of that folder" in rest and "accounts.conf" not in rest
+    assert (
+        "brought all files *.pem of those folders to that copy" in rest
+        and "accounts.conf" not in rest
+    )
 
 
 def test_what_nodes_show_each_other_does_not_end_while_nobody_looks(tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_where_one_node_does_not_end_connections_the_others_do(
     rest = hub_folder.reload(hub, between_s=0)
     assert sorted(cut) == ["node-1", "node-2"]
     assert f"the message server of {hub / 'node-1'} knows it" in rest and "it hung up" in rest
-    assert f". And no message server of {hub / 'node-3'} runs on this machine: copy" in rest
+    assert f". And no message server of {hub / 'node-3'} runs on this machine. Where" in rest
 
 
 def test_a_server_that_may_not_be_told_is_named_beside_the_others(
@@ -150,7 +153,7 @@ def test_a_server_that_may_not_be_told_is_named_beside_the_others(
     monkeypatch.setattr(hub_folder.os, "kill", refused)
     rest = hub_folder.reload(hub, between_s=0)
     assert "node-1 (process 7) cannot be told to reload: Operation not permitted. And no" in rest
-    assert "node-2" not in rest and "copy accounts.conf" in rest
+    assert "node-2" not in rest and "brought accounts.conf of that folder to that copy" in rest
 
 
 def test_certificates_of_all_nodes_are_renewed(hub: Path) -> None:

@@ -201,16 +201,18 @@ def check_together(identities: Sequence[Identity]) -> None:
     """Raises ValueError: too many, or two of one name, of one key, or for one member."""
     if len(identities) > IDENTITIES_MAX:
         raise ValueError(f"{len(identities)} identities: a hub takes {IDENTITIES_MAX}")
-    _differ("name", ((i.name, i.name) for i in identities))
-    _differ("key", ((key, i.name) for i in identities for key in i.keys))
-    _differ("member", ((member, i.name) for i in identities for member in i.spoken_for))
+    _differ("name", ((i.name, i.name) for i in identities), "give one of them another")
+    keys = ((key, i.name) for i in identities for key in i.keys)
+    _differ("key", keys, "make another with 'diloco site key'")
+    members = ((member, i.name) for i in identities for member in i.spoken_for)
+    _differ("member", members, "take it out of one of them first, or give it another id")
 
 
-def _differ(what: str, owned: Iterable[tuple[str, str]]) -> None:
+def _differ(what: str, owned: Iterable[tuple[str, str]], change: str) -> None:
     owners: dict[str, str] = {}
     for thing, owner in owned:
         if thing in owners:
-            raise ValueError(f"{what} {thing} is of both {owners[thing]} and {owner}")
+            raise ValueError(f"{what} {thing} is of both {owners[thing]} and {owner}: {change}")
         owners[thing] = owner
 
 
