@@ -115,7 +115,7 @@ async def test_a_stream_one_chunk_too_small_is_named_and_goes_on(nats_server: Na
             publishing = asyncio.create_task(leader.publish(1))
             reason = await leader.comes_to("full")
             assert reason.startswith("DN is full: ")
-            assert "raise keeping.stream_bytes_max" in reason
+            assert "raise this stream's limit with 'nats stream edit'" in reason
             assert not publishing.done()
             await streams(bus, DN=2 * len(PAYLOAD))
             await publishing

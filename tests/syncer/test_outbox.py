@@ -133,7 +133,7 @@ async def test_a_full_stream_is_named_once_it_is_refused_for_a_while() -> None:
     await look.look(fullness.FULL_S)
     (full,) = [e for e in told if isinstance(e, Full)]
     assert full.place == "DN"
-    assert "keeping.stream_bytes_max" in full.reason
+    assert "raise max_file_store" in full.reason
     await bus.purge(subjects.dn_stream("t"), "dn.t.filler")
     async with asyncio.timeout(30):
         await publishing
@@ -149,6 +149,9 @@ async def test_contributions_that_have_no_room_are_named() -> None:
     await look.look(fullness.FULL_S)
     (full,) = [e for e in told if isinstance(e, Full)]
     assert full.place == "UP"
+    assert "see 'diloco events t'. After no-room raise max_file_store" in full.reason
+    assert "nats stream edit" in full.reason, "no setting of a run that goes on does it"
+    assert "keeping." not in full.reason
 
 
 async def test_that_a_stream_is_full_is_logged_once_a_minute_and_only_while_it_is() -> None:
@@ -188,7 +191,9 @@ async def test_a_full_hub_stays_named_while_nothing_waits_for_it() -> None:
     look.pulling = lambda: True
     await look.look(0.0)
     await look.look(1.0)
-    assert [e.place for e in told if isinstance(e, Full) and e.reason] == ["hub"]
+    (full,) = [e for e in told if isinstance(e, Full) and e.reason]
+    assert full.place == "hub"
+    assert "without them do so yourself" in full.reason, "a server of one's own stays as it is"
     look.pulling = lambda: False
     await look.look(2.0)
     assert "hub" in d.machine.room.full

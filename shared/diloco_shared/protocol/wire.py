@@ -80,8 +80,9 @@ def _open(data: bytes) -> tuple[str, Any]:
         raise WireError("not an envelope of v, t and b")
     if envelope["v"] != WIRE_VERSION:
         raise WireError(
-            f"wire version {envelope['v']!r}, this side speaks {WIRE_VERSION}: "
-            "all processes of a cluster must be of one release"
+            f"wire version {envelope['v']!r}, this side speaks {WIRE_VERSION}: finish or stop "
+            "the run with the release that wrote this (docs/how-to/deploy.md, 'From one release to "
+            "another')"
         )
     name = envelope["t"]
     if not isinstance(name, str) or not (hasattr(messages, name) or hasattr(records, name)):

@@ -200,6 +200,7 @@ async def test_more_copies_than_the_hub_has_nodes_are_refused_and_nothing_stays(
         (fault,) = answer.json()["errors"]
         assert fault["path"] == "keeping.replicas"
         assert "no 3 nodes" in fault["message"] and "Give 1" in fault["message"]
+        assert "'diloco hub init' with --node HOST, once for each" in fault["message"]
         assert not desk.registry.runs
         world.broker.nodes = 3
         assert (await desk.ask("POST", "/v1/runs", three)).status_code == 201

@@ -88,7 +88,7 @@ def test_anything_else_is_refused(data: bytes) -> None:
     ("envelope", "said"),
     [
         ({"v": 2, "t": "Fault"}, "not an envelope"),
-        ({"v": 1, "t": "Fault", "b": {}}, "wire version 1, this side speaks 2: all processes"),
+        ({"v": 1, "t": "Fault", "b": {}}, "wire version 1, this side speaks 2: finish or stop"),
         ({"v": 2, "t": "Nobody", "b": {}}, "unknown message type 'Nobody'"),
         ({"v": 2, "t": "TapeTerm", "b": {}}, "expected Fault, got TapeTerm"),
         ({"v": 2, "t": "Fault", "b": {"id": "f", "kind": "kill"}}, "Fault.target: Field required"),

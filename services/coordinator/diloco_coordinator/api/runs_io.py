@@ -129,7 +129,8 @@ def _too_few_nodes(copies: int, error: TooFewNodes) -> dict[str, str]:
     """The fault of a run that wants more copies than the hub has nodes."""
     text = (
         f"the hub has no {copies} nodes that could each keep a copy ({error}). Give 1, see that "
-        "all nodes of the hub are there, or make a hub of more nodes with 'diloco hub init --nodes'"
+        "all nodes of the hub are there, or make a hub of more nodes ('diloco hub init' with "
+        "--node HOST, once for each) and move to it with a backup (docs/how-to/three-nodes.md)"
     )
     return {"path": "keeping.replicas", "message": text}
 

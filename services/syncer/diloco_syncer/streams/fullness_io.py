@@ -124,7 +124,9 @@ class Fullness:
         held = f"{shown(use.bytes)} of {shown(use.limit)} used" if use else "all of it used"
         need = f", {what} needs {shown(needed)}" if needed else ""
         return (
-            f"{kind} is full: {held}{need}: raise keeping.stream_bytes_max, or the stream's limit"
+            f"{kind} is full: {held}{need}: see 'diloco events {self.spec.name}'. After no-room "
+            "raise max_file_store of the message server, after flood revoke that site, and without "
+            "either raise this stream's limit with 'nats stream edit' (docs/how-to/deploy.md)"
         )
 
     def _judge(self, place: str, reason: str, now: float, after_s: float = FULL_S) -> None:
@@ -202,8 +204,9 @@ class Fullness:
             return ""
         except Refused as error:
             return (
-                f"the hub's disk is full, {kind} cannot be written ({error}): free disk there; "
-                "the message server then starts again"
+                f"the hub's disk is full, {kind} cannot be written ({error}): free disk there. "
+                "keep_hub, 'diloco up' and the image then start the message server anew; without "
+                "them do so yourself"
             )
         return ""
 
