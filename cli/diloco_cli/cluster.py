@@ -14,6 +14,8 @@ HERE = Path("diloco-data")
 ENDPOINT = "endpoint.json"
 # Names a file of the administrator's token that something else writes, as to the coordinator.
 TOKEN_FILE = "DILOCO_ADMIN_TOKEN_FILE"
+# What names a cluster elsewhere, to commands that speak to its coordinator.
+BY_REST = "--url and --token-file"
 # `diloco up` listens nowhere else.
 _HERE = re.compile(r"(https?://)?(127\.0\.0\.1|localhost|\[::1\]):\d{1,5}/?", re.ASCII)
 
@@ -53,56 +55,57 @@ def token_of(where: Where) -> str:
     return lines[0]
 
 
-def endpoint_of(data: Path) -> dict[str, Any]:
+def endpoint_of(data: Path, elsewhere: str = BY_REST) -> dict[str, Any]:
     """What `diloco up` wrote: url, nats, token_file, pid; CliError when nothing runs in `data`.
 
     And when somebody else may have written it: a folder of that name may lie wherever a command is
     typed, and would have it send the beginning of any file of the user's to any address.
+    `elsewhere`: the options by which the command names another cluster.
     """
     path = data / ENDPOINT
     try:
-        own(data)
+        own(data, elsewhere=elsewhere)
         with path.open(encoding="utf-8") as file:
-            own(path, file.fileno())
+            own(path, file.fileno(), elsewhere=elsewhere)
             endpoint: dict[str, Any] = json.load(file)
     except (OSError, ValueError):
         raise CliError(
             f"no cluster runs in {data}: start one with 'diloco up', name its folder with --data, "
-            "or give --url and --token of one elsewhere",
+            f"or give {elsewhere} of one elsewhere",
             NO_CLUSTER,
         ) from None
-    if why_not := _strange(endpoint, data):
+    if why_not := _strange(endpoint, data, elsewhere):
         raise CliError(f"{path} is not believed: {why_not}", REFUSED)
     return endpoint
 
 
-def own(path: Path, opened: int | None = None) -> None:
+def own(path: Path, opened: int | None = None, *, elsewhere: str = BY_REST) -> None:
     """CliError unless it belongs to this user or to root, and nobody else may write it. OSError if
-    there is none. `opened`: the file that was opened by this path."""
+    there is none. `opened`: the file that was opened by this path. `elsewhere`: see
+    `endpoint_of`."""
     found = path.stat() if opened is None else os.fstat(opened)
     if found.st_uid not in (os.geteuid(), 0):
         raise CliError(
             f"{path} belongs to somebody else (user {found.st_uid}), and is not believed: name a "
-            "folder of your own with --data, or give --url and --token-file",
+            f"folder of your own with --data, or give {elsewhere}",
             REFUSED,
         )
     if found.st_mode & stat.S_IWOTH:
         raise CliError(
             f"everybody may write {path}, so it is not believed: if it is yours, type "
-            f"'chmod o-w {path}'; else name another folder with --data, or give --url and "
-            "--token-file",
+            f"'chmod o-w {path}'; else name another folder with --data, or give {elsewhere}",
             REFUSED,
         )
 
 
-def _strange(endpoint: Any, data: Path) -> str:
+def _strange(endpoint: Any, data: Path, elsewhere: str) -> str:
     """What no `diloco up` of this folder has written, and what to do; "" for nothing."""
     if not isinstance(endpoint, dict):
         return "it is not what 'diloco up' writes: start the cluster again"
     for name in ("url", "nats"):
         there = str(endpoint.get(name, ""))
         if there and not _HERE.fullmatch(there):
-            return f"{there} is not on this machine: give --url and --token-file for one elsewhere"
+            return f"{there} is not on this machine: give {elsewhere} for one elsewhere"
     file = Path(str(endpoint.get("token_file", "")))
     given = os.environ.get(TOKEN_FILE, "")
     if given and file == Path(given).absolute():

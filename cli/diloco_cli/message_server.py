@@ -13,6 +13,8 @@ from diloco_shared.process.settings import said_of
 
 # For a server that is there; a command should not hang on one that is not.
 CONNECT_S = 5.0
+# What names a message server elsewhere, to commands that speak to it.
+ELSEWHERE = "--nats-url and --nats-credentials"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,15 @@ async def bus_of(login: Login, data: Path) -> NatsBus:
     try:
         return await connection(settings, "diloco", timeout_s=CONNECT_S)
     except Unavailable as error:
-        raise CliError(
-            f"no message server answers at {settings.nats_url.rpartition('@')[2]} ({error}): start "
-            "the cluster with 'diloco up', or name another with --nats-url",
-            NO_CLUSTER,
-        ) from None
+        # One that is elsewhere may be there, and refuse the key.
+        change = (
+            "see --nats-url, and --nats-credentials or the token; 'diloco doctor' tries each step"
+            if login.url
+            else "start the cluster with 'diloco up', or name another with --nats-url"
+        )
+        where = settings.nats_url.rpartition("@")[2]
+        text = f"no message server answers at {where} ({error}): {change}"
+        raise CliError(text, NO_CLUSTER) from None
 
 
 def _token(login: Login) -> dict[str, Any]:
@@ -51,7 +57,7 @@ def _token(login: Login) -> dict[str, Any]:
 def _here(data: Path) -> dict[str, Any]:
     """Of the cluster of this machine, which has its own secret, and no TLS; whatever is in the
     profile is for another one."""
-    where = f"nats://{endpoint_of(data)['nats']}"
+    where = f"nats://{endpoint_of(data, ELSEWHERE)['nats']}"
     try:
         key = (data / "nats-token").read_text(encoding="ascii").strip()
     except OSError as error:

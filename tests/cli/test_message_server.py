@@ -68,6 +68,29 @@ async def test_no_secret_of_the_url_is_told(tmp_path: Path) -> None:
     assert "geheim" not in str(error.value)
 
 
+async def test_what_is_to_be_changed_are_options_that_these_commands_have(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="no cluster runs in") as none:
+        await bus_of(Login("", "", ""), tmp_path)
+    Folder(tmp_path).announce(url="http://127.0.0.1:1", nats="10.0.0.1:7")
+    with pytest.raises(CliError, match="is not believed") as strange:
+        await bus_of(Login("", "", ""), tmp_path)
+    for error in (none, strange):
+        assert "give --nats-url and --nats-credentials" in str(error.value)
+        assert "--url" not in str(error.value) and "--token" not in str(error.value)
+
+
+async def test_who_named_a_server_is_not_told_to_start_one(tmp_path: Path) -> None:
+    """It may be there, and refuse the key."""
+    with pytest.raises(CliError) as elsewhere:
+        await bus_of(OPTIONS, tmp_path)
+    assert "see --nats-url, and --nats-credentials" in str(elsewhere.value)
+    assert "diloco up" not in str(elsewhere.value)
+    Folder(tmp_path).announce(url="http://127.0.0.1:1", nats="127.0.0.1:7")
+    (tmp_path / "nats-token").write_text("its own")
+    with pytest.raises(CliError, match="start the cluster with 'diloco up'"):
+        await bus_of(Login("", "", ""), tmp_path)
+
+
 async def test_a_file_that_cannot_be_read_is_named(
     asked: list[Address], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
