@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.__main__ import main
+from diloco_cli.commands import tape
 from diloco_cli.commands.tape import KEEP_ALL, _no_other, replayed_lines
 from diloco_cli.tape_file import plain, written
 from diloco_cli.tape_lines import record_line
@@ -33,6 +34,40 @@ def test_without_a_cluster_it_says_how_to_name_one(
 ) -> None:
     assert diloco(monkeypatch, *command, "--data", str(tmp_path)) == NO_CLUSTER
     assert "no cluster runs in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ((), "DATA/checkpoints"),
+        (("--nats-url", "tls://hub:4222"), "s3://bucket/checkpoints"),
+        (("--nats-url", "tls://hub:4222", "--checkpoints", "/other"), "/other"),
+        (("--checkpoints", "/other"), "/other"),
+    ],
+)
+def test_archives_of_a_hub_are_looked_for_where_its_processes_are_told(
+    given: tuple[str, ...], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the cluster of this machine the profile says nothing: 'diloco up' passes it on to none."""
+    asked = list[str]()
+
+    class Nobody:
+        async def close(self) -> None:
+            pass
+
+    async def bus_of(*_: Any) -> Nobody:
+        return Nobody()
+
+    async def recorded(bus: Any, run: str, shard: int, root: str) -> Any:
+        asked.append(root)
+        raise CliError("enough")
+
+    monkeypatch.setattr(tape, "bus_of", bus_of)
+    monkeypatch.setattr(tape, "_recorded", recorded)
+    monkeypatch.delenv("DILOCO_NATS_URL", raising=False)
+    monkeypatch.setenv("DILOCO_CHECKPOINTS", "s3://bucket/checkpoints")
+    assert diloco(monkeypatch, "tape", "verify", "r", "--data", str(tmp_path), *given) == FAILED
+    assert asked == [place.replace("DATA", str(tmp_path))]
 
 
 def test_an_export_needs_a_format(

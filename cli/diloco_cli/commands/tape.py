@@ -1,6 +1,7 @@
 """Commands about a run's tape. They speak to the message server itself: REST has no tape."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,10 @@ if TYPE_CHECKING:  # slow to import, and only what executes a tape needs it
 
 T = TypeVar("T")
 
+# As every process of a cluster is told. Of the cluster of this machine it says nothing: `diloco up`
+# keeps what is in the profile from its processes.
+PLACE = "DILOCO_CHECKPOINTS"
+
 app = typer.Typer()
 tape = typer.Typer(no_args_is_help=True, help="The record of every round: show, verify, export.")
 app.add_typer(tape, name="tape")
@@ -41,17 +46,21 @@ Run = Annotated[str, typer.Argument(help="Name of the run.")]
 Shard = Annotated[int, typer.Option(min=0, help="Syncer shard, of a run that has several.")]
 Checkpoints = Annotated[
     str,
-    typer.Option(help="Where run-wide checkpoints and archived tapes are; in --data if left out."),
+    typer.Option(
+        help="Where run-wide checkpoints and archived tapes are. If it is left out: with "
+        f"--nats-url where {PLACE} says, else in --data."
+    ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A run's specification and tape, and the bus they came from."""
+    """A run's specification and tape, the bus they came from, and the place of checkpoints."""
 
     spec: RunSpec
     records: list[tuple[int, TapeRecord]]
     bus: Bus
+    checkpoints: str
 
 
 def _on_tape(
@@ -67,7 +76,8 @@ def _on_tape(
     async def work() -> T:
         bus = await bus_of(login, data)
         try:
-            root = str(checkpoints or data / "checkpoints")
+            told = checkpoints or (os.environ.get(PLACE, "") if login.url else "")
+            root = told or str(data / "checkpoints")
             return await act(await _recorded(bus, run, shard, root))
         except VaultError as error:
             raise CliError(f"{error} (--checkpoints names another place)") from None
@@ -96,7 +106,7 @@ async def _recorded(bus: Bus, run: str, shard: int, root: str) -> Recorded:
     try:
         await bus.stream_info(subjects.tape_stream(run))
     except NoStream:
-        return Recorded(spec, [], bus)  # no syncer has begun with it yet
+        return Recorded(spec, [], bus, root)  # no syncer has begun with it yet
     shards = spec.algorithm.shards
     if shard >= shards:
         raise CliError(f"run {run!r} has {shards} shards, numbered from 0", UNKNOWN)
@@ -107,7 +117,7 @@ async def _recorded(bus: Bus, run: str, shard: int, root: str) -> Recorded:
             records.append((s.seq, decode_tape(s.payload)))
         except WireError as error:
             raise CliError(f"record {s.seq} of the tape cannot be read: {error}") from None
-    return Recorded(spec, records, bus)
+    return Recorded(spec, records, bus, root)
 
 
 @tape.command("show")
@@ -206,9 +216,7 @@ def verify(
     from diloco_syncer.history import audit_io as audit
 
     async def act(found: Recorded) -> audit.Verified:
-        return await audit.verify(
-            found.spec, found.bus, found.records, str(checkpoints or data / "checkpoints"), shard
-        )
+        return await audit.verify(found.spec, found.bus, found.records, found.checkpoints, shard)
 
     login = Login(nats_url, nats_token, nats_credentials)
     result = _on_tape(run, data, login, act, shard, checkpoints)
@@ -256,12 +264,7 @@ def replay(
         where = f"*/{SNAPSHOTS}/{found.spec.folder}{of_shard}"
         folders = snapshots or sorted(data.glob(where))
         return await audit.reexecute(
-            found.spec,
-            found.bus,
-            found.records,
-            folders,
-            str(checkpoints or data / "checkpoints"),
-            shard,
+            found.spec, found.bus, found.records, folders, found.checkpoints, shard
         )
 
     login = Login(nats_url, nats_token, nats_credentials)
