@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,24 @@ def test_a_wrong_set_up_ends_a_process_with_the_status_that_says_so(
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert f"diloco-{service}: " in error and "/nowhere/token cannot be read" in error
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_a_data_folder_that_is_not_to_be_written_is_a_wrong_set_up(
+    service: str, tmp_path: Path
+) -> None:
+    """As after root has put a backup back: Slurm's script would start it again for ever."""
+    (tmp_path / "file").touch()  # below it nobody makes a folder, not even root
+    data = tmp_path / "file" / "data"
+    given = {"DILOCO_DATA": str(data), "DILOCO_PORT": "0", "DILOCO_CACHE": "off"}
+    command = [sys.executable, "-m", f"diloco_{service}"]
+    ended = subprocess.run(
+        command, env=os.environ | given, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert f"DILOCO_DATA={data}: {tmp_path / 'file'}" in ended.stderr
+    assert "cannot be written (not a directory): give the folder to the user" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_no_file_or_page_names_a_setting_that_no_process_has() -> None:

@@ -11,12 +11,10 @@ def main() -> None:
     with importing():
         import structlog
 
-        from diloco_coordinator.api.admin_token_io import NoToken
-        from diloco_coordinator.api.listening_io import AddressTaken
         from diloco_coordinator.app import Settings, serve
         from diloco_shared.process.faults import tell
         from diloco_shared.process.logs import configure
-        from diloco_shared.process.membership import FolderTaken
+        from diloco_shared.process.set_up import WrongSetUp
         from diloco_shared.process.settings import said_of
 
     try:
@@ -29,7 +27,7 @@ def main() -> None:
         asyncio.run(serve(settings))
     except KeyboardInterrupt:
         pass
-    except (FolderTaken, AddressTaken, NoToken) as error:
+    except WrongSetUp as error:
         structlog.get_logger().error(str(error))
         sys.exit(2)
     except Exception as fault:

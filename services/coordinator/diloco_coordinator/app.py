@@ -46,6 +46,7 @@ from diloco_shared.process.crash_points import arm
 from diloco_shared.process.health import Health, HealthServer, bus_state
 from diloco_shared.process.loop_watch import LoopWatch
 from diloco_shared.process.membership import DataFolder, Registration
+from diloco_shared.process.set_up import writing
 from diloco_shared.process.settings import ProcessSettings
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.subjects import Id
@@ -263,7 +264,8 @@ async def serve(settings: Settings) -> None:
         sockets.append(probed)
         port = bound.getsockname()[1]
         scheme = "https" if settings.tls_cert else "http"
-        (folder.path / URL_FILE).write_text(f"{scheme}://{settings.host}:{port}\n")
+        with writing(settings.data):
+            (folder.path / URL_FILE).write_text(f"{scheme}://{settings.host}:{port}\n")
         async with connected(settings, settings.id) as bus, asyncio.TaskGroup() as tasks:
             address, loop_watch = f"{settings.host}:{port}", LoopWatch()
             coordinator = Coordinator(

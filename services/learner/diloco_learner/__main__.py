@@ -76,14 +76,14 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
     from diloco_learner.app import serve
     from diloco_learner.settings import CLOSES_S
     from diloco_shared.process.faults import tell
-    from diloco_shared.process.membership import FolderTaken
+    from diloco_shared.process.set_up import WrongSetUp
     from diloco_shared.process.stopping import until_stopped
 
     log, status, signals = structlog.get_logger(), 0, frozenset[int]()
     try:
         # Where all of an island are told to stop, each of the others tells this one so, too.
         signals = await until_stopped(serve(settings, hosts), once=hosts is not None)
-    except FolderTaken as error:
+    except WrongSetUp as error:
         log.error(str(error))
         status = 2
     except (Exception, BaseExceptionGroup) as fault:

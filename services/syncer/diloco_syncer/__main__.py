@@ -17,7 +17,7 @@ def main() -> None:
 
         from diloco_shared.process.faults import tell
         from diloco_shared.process.logs import configure
-        from diloco_shared.process.membership import FolderTaken
+        from diloco_shared.process.set_up import WrongSetUp
         from diloco_shared.process.settings import said_of
         from diloco_shared.process.stopping import until_stopped
         from diloco_syncer.app import Settings, serve
@@ -31,7 +31,7 @@ def main() -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(until_stopped(serve(settings)))
-    except FolderTaken as error:
+    except WrongSetUp as error:
         structlog.get_logger().error(str(error))
         sys.exit(2)
     except Exception as fault:

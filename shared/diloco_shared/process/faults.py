@@ -47,4 +47,6 @@ def tell(fault: BaseException, server: str) -> None:
         if isinstance(each, BusError):
             log.error("no bus", url=Address(server).shown, error=str(each))
         else:
-            log.error("failed, to be started again", error=repr(each), exc_info=each)
+            # A system's fault tells its path in its text alone.
+            said = f"{type(each).__name__}: {each}" if isinstance(each, OSError) else repr(each)
+            log.error("failed, to be started again", error=said, exc_info=each)

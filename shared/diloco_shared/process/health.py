@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_shared.bus.port import Bus, Traffic
+from diloco_shared.process.set_up import cannot_listen
 from diloco_shared.protocol.records import LearnerSpeed, MemberRecord
 
 # A request line with its headers is far smaller; a client that sends more is not ours.
@@ -46,8 +47,12 @@ class HealthServer:
         self.server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; the port (a free one for 0). OSError when it is taken."""
-        self.server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
+        """Listen; the port (a free one for 0). AddressTaken says what to do."""
+        limit = REQUEST_BYTES_MAX
+        try:
+            self.server = await asyncio.start_server(self._serve, host, port, limit=limit)
+        except OSError as error:
+            raise cannot_listen(host, port, error, "DILOCO_HEALTH_PORT") from None
         bound: int = self.server.sockets[0].getsockname()[1]
         return bound
 

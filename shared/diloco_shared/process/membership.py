@@ -22,6 +22,7 @@ from diloco_shared.bus.port import Bus, Conflict
 from diloco_shared.bus.repeating import left_undone, until_done
 from diloco_shared.bus.stored_records import readable, write_if
 from diloco_shared.process.health import anonymous_bytes
+from diloco_shared.process.set_up import WrongSetUp, writing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord, boot_of
 from diloco_shared.protocol.wire import WireError, decode, encode
@@ -35,7 +36,7 @@ REFRESH_S = 1.5
 LOCK = "lock"
 
 
-class FolderTaken(Exception):
+class FolderTaken(WrongSetUp):
     """Another process works in this data folder."""
 
 
@@ -48,9 +49,11 @@ class DataFolder:
 
     def __init__(self, data: Path, member: str) -> None:
         self.member = member
+        """Raises FolderTaken, and WrongSetUp where this user may not write there."""
         self.path = data / member
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        with writing(data):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

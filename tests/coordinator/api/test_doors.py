@@ -10,11 +10,12 @@ from waiting import until
 
 from diloco_coordinator.api.auth_io import FAILURES_BURST
 from diloco_coordinator.api.gateway_io import BODY_BYTES_MAX
-from diloco_coordinator.api.listening_io import AddressTaken, listen
+from diloco_coordinator.api.listening_io import listen
 from diloco_coordinator.app import Coordinator, Settings, measured
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared.bus.port import TooFewNodes
 from diloco_shared.process.membership import DataFolder
+from diloco_shared.process.set_up import AddressTaken
 from diloco_shared.protocol import subjects
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
@@ -214,5 +215,5 @@ async def test_metrics_of_a_run_that_nobody_leads_any_more_go_on_ageing(
 def test_a_port_that_is_taken_is_told() -> None:
     with listen("127.0.0.1", 0) as first:
         first.listen()
-        with pytest.raises(AddressTaken, match="DILOCO_PORT"):
+        with pytest.raises(AddressTaken, match=r"is taken: set DILOCO_PORT to another"):
             listen("127.0.0.1", first.getsockname()[1])

@@ -23,6 +23,12 @@ def test_faults_are_told_without_the_groups_around_them() -> None:
     assert said[0]["url"] == "hub:4222"
 
 
+def test_a_fault_of_the_system_tells_its_path() -> None:
+    with capture_logs() as said:
+        tell(PermissionError(13, "Permission denied", "/data/x"), "nats://hub:4222")
+    assert said[0]["error"] == "PermissionError: [Errno 13] Permission denied: '/data/x'"
+
+
 async def _fails_while(cancelled: asyncio.Event) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_ends_late(cancelled))

@@ -81,13 +81,6 @@ async def test_what_is_no_request_ends_the_connection_and_not_the_server() -> No
         assert (await get(port, line("/healthz")))[0] == "HTTP/1.1 200 OK"
 
 
-async def test_a_taken_port_is_an_error() -> None:
-    async with serving(Health(True, True, {})) as port:
-        second = HealthServer(lambda: Health(True, True, {}), CollectorRegistry())
-        with pytest.raises(OSError, match="address already in use"):
-            await second.start("127.0.0.1", port)
-
-
 def test_what_crossed_each_plane_is_told_each_way() -> None:
     control = Traffic(bytes_out=1, bytes_in=2, socket_bytes_out=3, socket_bytes_in=4)
     data = Traffic(bytes_out=5, bytes_in=6, socket_bytes_out=7, socket_bytes_in=8)

@@ -11,6 +11,7 @@ import structlog
 from diloco_coordinator.access import EARLIER_MAX, digest
 from diloco_shared import ambient
 from diloco_shared.durable import replace_for_owner
+from diloco_shared.process.set_up import WrongSetUp, writing
 
 log = structlog.get_logger()
 
@@ -25,7 +26,7 @@ LINES_MAX, FILE_BYTES_MAX = 4, 4096
 TOKEN_CHARS_MIN = 16
 
 
-class NoToken(Exception):
+class NoToken(WrongSetUp):
     """There is no administrator's token where there must be one."""
 
 
@@ -92,9 +93,13 @@ class AdminToken:
 
     @classmethod
     def at(cls, data: Path, given: Path | None) -> "AdminToken":
-        """Of the file that was given, or the data folder's, which is made at the first start."""
+        """Of the file that was given, or the data folder's, which is made at the first start.
+
+        Raises NoToken, and WrongSetUp where this user may not write there.
+        """
         if given is None:
-            admin_token(data)
+            with writing(data):
+                admin_token(data)
         return cls(given or data / FILE)
 
     def digests(self) -> tuple[str, ...]:

@@ -17,15 +17,13 @@ from fastapi import FastAPI
 from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from diloco_shared.process.set_up import cannot_listen
+
 log = structlog.get_logger()
 
 # Head and body of a request, in seconds: 1 MiB at most, of which a specification is some kilobytes.
 # A connection that has sent a request and waits for the next one is closed after uvicorn's 5 s.
 REQUEST_S = 10.0
-
-
-class AddressTaken(Exception):
-    """Nobody can listen there."""
 
 
 class Timely(H11Protocol):
@@ -72,10 +70,7 @@ def listen(host: str, port: int, setting: str = "DILOCO_PORT") -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise AddressTaken(
-            f"cannot listen on {host}:{port} ({error.strerror}): give another {setting}, or 0 for "
-            "a free one"
-        ) from None
+        raise cannot_listen(host, port, error, setting) from None
     return bound
 
 
