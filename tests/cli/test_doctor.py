@@ -182,7 +182,7 @@ def test_credentials_of_another_process_are_named(role: Role) -> None:
     assert (outcome.role, outcome.finding.verdict) == (None, "FAIL")
     assert "DILOCO_ID" in outcome.finding.remedy and "rome" in outcome.finding.text
     if role == "learner":
-        assert "diloco site learners oslo --add rome" in outcome.finding.remedy
+        assert "'diloco site learners oslo --add rome --hub FOLDER'" in outcome.finding.remedy
 
 
 def test_every_single_right_too_many_or_too_few_is_found() -> None:

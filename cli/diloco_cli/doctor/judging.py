@@ -289,8 +289,8 @@ def let_in(identity: str, said: str, kind: str) -> Finding:
         return failed(
             "credentials",
             f"the hub does not let in {who} ({said})",
-            "it was revoked, replaced by a newer key, or never added: see 'diloco site list' at "
-            "the hub; a file from 'diloco site add' or 'diloco site rotate' lets it in",
+            "it was revoked, replaced by a newer key, or never added: see 'diloco site list --hub "
+            "FOLDER' at the hub; a file from 'diloco site add' or 'diloco site rotate' lets it in",
         )
     return failed(
         "credentials",

@@ -97,7 +97,7 @@ def _not_mine(role: Role, identity: str, me: str) -> Finding:
             "rights",
             f"the identity {identity} may not speak for {me}",
             f"set DILOCO_ID to one of its learners, or let it in at the hub: 'diloco site learners "
-            f"{identity} --add {me}'",
+            f"{identity} --add {me} --hub FOLDER'",
         )
     return failed(
         "rights",
