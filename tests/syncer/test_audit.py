@@ -199,17 +199,16 @@ async def test_a_record_that_the_server_counts_and_does_not_give_is_named(
 
 
 async def test_records_in_an_archive_that_is_not_here_are_named_as_that(
-    recording: Recording,
+    recording: Recording, tmp_path: Path
 ) -> None:
     """Of a syncer on another machine, say: what follows them is not called wrong."""
     bus, tape = await bus_with(recording), numbered(recording)
     for record in recording.tape:
         await bus.append(subjects.tape("t", 0), encode(record))
     await bus.purge(subjects.tape_stream("t"), "tape.t.>", below_seq=4)
-    faults = (await verify(SPEC, bus, tape[3:], "")).faults
-    assert [f.text for f in faults] == [
-        f"record {n} left the stream, and no archive here has it" for n in (1, 2, 3)
-    ]
+    faults = (await verify(SPEC, bus, tape[3:], str(tmp_path))).faults
+    said = f"left the stream, and no archive in {tmp_path} has it: is that where checkpoints are?"
+    assert [f.text for f in faults] == [f"record {n} {said}" for n in (1, 2, 3)]
     assert all(f.purged for f in faults)
 
 

@@ -209,7 +209,8 @@ async def _missing(spec: RunSpec, data: Bus, checkpoint_root: str) -> list[TapeD
     there = {s.seq for s in await read_tape(data, run, archives_of(spec, checkpoint_root))}
     gone = [n for n in range(1, info.last_seq + 1) if n not in there]
     lost = "is not given: it is damaged on the message server's disk"
-    elsewhere = "left the stream, and no archive here has it"
+    place = spec.keeping.run_checkpoint_root or checkpoint_root
+    elsewhere = f"left the stream, and no archive in {place} has it: is that where checkpoints are?"
     why = {n: elsewhere if n < info.first_seq else lost for n in islice(gone, FAULTS_MAX)}
     return [TapeDifference(n, "", f"record {n} {w}", w is elsewhere) for n, w in why.items()]
 
