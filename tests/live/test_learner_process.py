@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,23 @@ async def test_a_second_process_on_the_same_folder_is_told_who_has_it(
         second = run.start("diloco_learner", "l-1")
         assert await asyncio.to_thread(second.ended) == 2
         assert f"process {first.popen.pid}" in second.log.read_text()
+
+
+@pytest.mark.parametrize("module", ["diloco_learner", "diloco_syncer"])
+def test_a_taken_port_is_a_wrong_set_up(
+    module: str, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """Another process has it for as long as it lives: Slurm's script would try for ever."""
+    with socket.socket() as other, services(tmp_path, nats_server.url) as running:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        process = running.start(module, "a", DILOCO_HEALTH_PORT=str(port))
+        process.told = True
+        assert process.ended() == 2
+        log = process.log.read_text()
+    assert f"port {port} of 127.0.0.1 is taken: set DILOCO_HEALTH_PORT" in log
+    assert "Traceback" not in log
 
 
 def test_a_learner_without_a_server_says_so_and_ends(tmp_path: Path) -> None:
