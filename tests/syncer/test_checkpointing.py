@@ -201,3 +201,29 @@ async def test_data_is_read_on_from_where_the_checkpoint_had_it(tmp_path: Path) 
         "r.1": kept,
         "r.2": ShardLease(shard=2, holder="", incarnation=-1, sequences=0, passes=0),
     }
+
+
+async def test_what_was_leased_further_on_meanwhile_is_read_on_from_there_too(
+    tmp_path: Path,
+) -> None:
+    """By a learner of the history that was left. A later life that is right keeps its lease."""
+    maker = checkpointer(tmp_path, [])
+    await ensure_buckets(maker.control)
+    kept = [
+        ShardLease(shard=n, holder="", incarnation=-1, sequences=40, passes=2) for n in (1, 2, 3)
+    ]
+    there = {
+        1: ShardLease(shard=1, holder="a", incarnation=3, sequences=41, passes=2),
+        2: ShardLease(shard=2, holder="a", incarnation=4, sequences=40, passes=2),
+        5: ShardLease(shard=5, holder="b", incarnation=0, sequences=0, passes=1),
+    }
+    for shard, lease in there.items():
+        await maker.control.kv_put(subjects.SHARDS, f"r.{shard}", encode(lease))
+    await maker.lease_from(kept, beyond=True)
+    found = await maker.control.kv_all(subjects.SHARDS)
+    assert {name: decode(entry.value or b"", ShardLease) for name, entry in found.items()} == {
+        "r.1": kept[0],
+        "r.2": there[2],
+        "r.3": kept[2],
+        "r.5": ShardLease(shard=5, holder="", incarnation=-1, sequences=0, passes=0),
+    }

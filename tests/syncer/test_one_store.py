@@ -12,7 +12,7 @@ import pytest
 from syncer.contexts import context
 from syncer.small_run import LAYOUT, drawn, first_record
 
-from diloco_shared.protocol.records import Restore
+from diloco_shared.protocol.records import Restore, ShardLease
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
@@ -128,6 +128,36 @@ async def test_a_leader_that_goes_back_lets_go_of_what_it_began_with(tmp_path: P
     held.clear()
     gc.collect()
     assert before() is None
+
+
+async def test_leases_are_set_back_once_more_when_its_places_are_those_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner that looked for data before took the further one of lease and place."""
+    bus, lease = MemoryBus(MemoryBroker(), "s"), Keeper()
+    anything: Any = lease
+    leader = Leader(
+        context(SPEC, bus, "s1", folder=tmp_path, checkpoint_root=str(tmp_path)),
+        Tape(bus, "r"),
+        anything,
+        Recovered(history(), store(), (0, 0), []),
+        lambda seq: None,
+    )
+    done: list[Any] = []
+
+    async def write() -> None:
+        done.append("places")
+
+    async def lease_from(leases: Any, *, beyond: bool) -> None:
+        done.append((leases, beyond))
+
+    monkeypatch.setattr(leader.merged_positions, "write", write)
+    monkeypatch.setattr(leader.checkpointer, "lease_from", lease_from)
+    kept = (ShardLease(shard=1, holder="", incarnation=-1, sequences=4, passes=0),)
+    leader.checkpointer.loaded[1] = RestoredState(None, "", {}, store(), kept)  # type: ignore[arg-type]
+    async with asyncio.TaskGroup() as leader.tasks:
+        leader._perform(InstallLoaded(1))
+    assert done == ["places", (kept, True)]
 
 
 async def test_a_leader_that_is_deposed_keeps_no_store(

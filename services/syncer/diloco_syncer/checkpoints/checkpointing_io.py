@@ -1,7 +1,7 @@
 """Run-wide checkpoints at the leader: its own part, the manifest, and the way back."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from diloco_shared import ambient
 from diloco_shared.bus.port import BusError
 from diloco_shared.bus.repeating import until_done
-from diloco_shared.bus.stored_records import records_in
+from diloco_shared.bus.stored_records import readable, records_in
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
@@ -144,16 +144,27 @@ class Checkpointer:
         By one shard for all. Before the restore is on the tape: should this process die between,
         the wish is still open.
         """
-        if self.shard:
-            return
-        there = {lease.shard: lease for lease in self.loaded[serial].leases}
+        if not self.shard:
+            await self.lease_from(self.loaded[serial].leases)
+
+    async def lease_from(self, leases: Iterable[ShardLease], *, beyond: bool = False) -> None:
+        """Every data shard that was ever read is free, and read on from there; `beyond`: only those
+        that are leased from further on."""
+        there = {lease.shard: lease for lease in leases}
         free = ShardLease(shard=0, holder="", incarnation=-1, sequences=0, passes=0)
         run = self.spec.name
         read = await until_done(lambda: self.control.kv_all(subjects.SHARDS), "leases of data")
         for n in range(self.spec.data.virtual_shards):
             if n not in there and f"{run}.{n}" not in read:
                 continue  # never read
-            value = encode(there.get(n, free.model_copy(update={"shard": n})))
+            lease, entry = (
+                there.get(n, free.model_copy(update={"shard": n})),
+                read.get(f"{run}.{n}"),
+            )
+            now = readable(entry.value, ShardLease) if entry else None
+            if beyond and now is not None and now.began <= lease.began:
+                continue
+            value = encode(lease)
             # Over whoever holds it: its life ends with the restore, and its next write conflicts.
             await until_done(
                 lambda k=f"{run}.{n}", v=value: self.control.kv_put(  # type: ignore[misc]

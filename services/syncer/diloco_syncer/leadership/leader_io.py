@@ -4,7 +4,7 @@ One queue. Inbox, timer and finished effects put events in; nothing else changes
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 import structlog
@@ -18,6 +18,7 @@ from diloco_shared.checkpoints.tape_archive_io import archives_of
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, TapeRestore, TapeSnapshot
+from diloco_shared.protocol.records import ShardLease
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
 from diloco_syncer.checkpoints.marks_io import Marks
 from diloco_syncer.context import RunContext
@@ -380,7 +381,9 @@ class Leader:
             case InstallLoaded():
                 self.horizon = Horizon()
                 self.purger.begun_again()
+                leases = self.checkpointer.loaded[effect.serial].leases
                 self.numbers.perform(effect)
+                self.tasks.create_task(self._gone_back(leases))
             case PurgeUp():
                 below = self.horizon.below(effect.last_round, self.inbox.up_seq)
                 self.purger.want(self.machine.history.snapshot_covers, below, effect.last_round)
@@ -404,6 +407,12 @@ class Leader:
             self.archiver.want()
         self._put(Appended(seq, ambient.wall()))
         self.merged_positions.changed.set()
+
+    async def _gone_back(self, leases: Iterable[ShardLease]) -> None:
+        """Once more: until places in the data are those of the checkpoint, a learner of before
+        that looked for data took the further place of the two."""
+        await until_done(self.merged_positions.write, "places in the data")
+        await self.checkpointer.lease_from(leases, beyond=True)
 
     def _pieces(self, fragment: int) -> Sequence[Piece]:
         return self.numbers.pieces(fragment)
