@@ -62,6 +62,7 @@ LATE = 28_800_000
 def test_a_checkpoint_is_of_its_epoch_however_late_its_life(epoch: int, life: int) -> None:
     assert epoch_of(sequence_of(epoch, life, 480)) == epoch
     assert sequence_of(epoch, life, 480) < sequence_of(epoch + 1, 0, 0)
+    assert sequence_of(epoch, LATE, 480) < sequence_of(epoch, LATE + 1, 0)
     assert len(str(sequence_of(epoch, life, 10**12))) <= 32, "its file has a name that is read"
 
 
