@@ -4,7 +4,7 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -36,13 +36,15 @@ async def test_who_has_no_certificate_is_kept_out_though_its_credentials_are_rig
 ) -> None:
     async with a_tls_hub(tmp_path / "hub", "oslo", mutual=True) as hub:
         trusting = TlsFiles(hub.authority)
-        with pytest.raises(Unavailable):
+        with pytest.raises(
+            Unavailable, match=r"did not let this process in.*_REQUIRED.* demands a"
+        ):
             await let_in(hub, trusting)
         stranger = certificates.new_authority(datetime.now(UTC))
         (tmp_path / "x.pem").write_text(
             certificates.for_site(stranger, "oslo", datetime.now(UTC)).document
         )
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match=r"did not let this process in.* may not take the"):
             await let_in(hub, replace(trusting, certificate=tmp_path / "x.pem"))
         assert "127.0.0.1" in next(
             line
@@ -51,9 +53,30 @@ async def test_who_has_no_certificate_is_kept_out_though_its_credentials_are_rig
         )
         # The hub's own certificate is of another authority than the one that is trusted.
         (tmp_path / "ca.pem").write_text(stranger.certificate)
-        with pytest.raises(Unavailable, match="certificate verify failed"):
+        unknown = "is not believed: .*certificate verify failed.* authority in DILOCO_NATS_CA"
+        with pytest.raises(Unavailable, match=unknown):
             await let_in(hub, replace(hub.tls("oslo"), authority=tmp_path / "ca.pem"))
         await let_in(hub, hub.tls("oslo"))
+
+
+async def test_a_certificate_that_has_ended_is_named_and_whose_it_is(tmp_path: Path) -> None:
+    """The server is there: nobody is sent to look whether it runs, or at its port."""
+    ended = datetime.now(UTC) - timedelta(days=400)
+    async with a_tls_hub(tmp_path / "hub", "oslo", mutual=True) as hub:
+        files = (hub_folder.AUTHORITY, hub_folder.AUTHORITY_KEY)
+        authority = certificates.Pair(*((hub.folder / name).read_text() for name in files))
+        mine = hub.tls("oslo")
+        (tmp_path / "old.pem").write_text(certificates.for_site(authority, "oslo", ended).document)
+        own = "did not let this process in: .*alert certificate expired.*'diloco site rotate NAME'"
+        with pytest.raises(Unavailable, match=own):
+            await let_in(hub, replace(mine, certificate=tmp_path / "old.pem"))
+        await let_in(hub, mine)
+        theirs = certificates.for_hub(authority, ["127.0.0.1"], ended)
+        (hub.folder / hub_folder.HUB_CERTIFICATE).write_text(theirs.certificate)
+        (hub.folder / hub_folder.HUB_KEY).write_text(theirs.key)
+        await asyncio.to_thread(hub_folder.reload, hub.folder)
+        with pytest.raises(Unavailable, match=r"believed: .*has expired.*'diloco hub renew FOLDER"):
+            await let_in(hub, mine)
 
 
 async def test_lanes_present_it_too_and_a_new_one_is_used_without_a_start(tmp_path: Path) -> None:
@@ -101,7 +124,7 @@ async def test_a_site_with_a_certificate_trains(tmp_path: Path) -> None:
                     **(hub.environment("oslo") | {"DILOCO_NATS_CLIENT_CERT": ""}),
                 )
                 assert await asyncio.to_thread(bare.ended) == 1
-                assert "no NATS server at" in bare.log.read_text()
+                assert "did not let this process in" in bare.log.read_text()
 
 
 async def test_a_server_that_offers_no_tls_is_told_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from nats.protocol.command import sub_cmd
 
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.keys import Credentials
+from diloco_shared.bus.nats.refusals import NO_TLS
 from diloco_shared.bus.nats.wire import Headers
 from diloco_shared.bus.port import Traffic
 
@@ -106,7 +107,7 @@ class RepairedClient(Client):
     # only, and once.
     def _connect_command(self) -> bytes:
         if self._address.wants_tls and not self._server_info.get("tls_required"):
-            raise nats.errors.Error("the server offers no TLS, and this process demands it")
+            raise nats.errors.Error(NO_TLS)
         line: bytes = super()._connect_command()
         with suppress(ValueError):  # while the file is being replaced, as it said before
             self._identity = self._address.identity()

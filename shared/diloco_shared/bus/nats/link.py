@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 from diloco_shared import ambient
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.client import RepairedClient, cancellations
+from diloco_shared.bus.nats.refusals import not_connected, tells_more
 from diloco_shared.bus.nats.wire import Headers, status_of
 from diloco_shared.bus.port import Refused, Traffic, Unavailable
 
@@ -44,9 +45,6 @@ MAJORITY_LOST = (
 )
 # How long to wait for a clean close before the socket is dropped.
 _CLOSE_S = 2.0
-# How the library begins an error that the server has put into words, which come in quotation marks;
-# and how it names a refused login.
-_SERVER_SAID = ("nats: '", "nats: authorization failed")
 # The same connection error is logged again after this many repeats (30 s of reconnecting).
 _LOG_EVERY = 120
 
@@ -87,7 +85,7 @@ class NatsLink:
         self._on_reconnect: set[Callable[[], None]] = set()
         self._on_close: set[Callable[[], None]] = set()
         self._last_error = ""
-        self._refusal = ""  # what the server said itself: more than the reset that follows it
+        self._refusal: Exception | None = None  # the last one that tells more than others
         self._repeats = 0
 
     @classmethod
@@ -124,11 +122,9 @@ class NatsLink:
                 )
         except (TimeoutError, OSError, nats.errors.Error) as error:
             await link.close()
-            raise Unavailable(
-                f"no NATS server at {link.url} within {timeout_s:g} s "
-                f"({link._refusal or link._last_error or error or 'no answer'}); "
-                "is it running, is the port right?"
-            ) from None
+            other = link._last_error or str(error) or "no answer"
+            text = not_connected(link.url, timeout_s, link._refusal, other)
+            raise Unavailable(text) from None
         except asyncio.CancelledError:
             await link.close()
             raise
@@ -331,8 +327,8 @@ class NatsLink:
             self.traffic.count_dropped(error.subject)
         self._repeats = self._repeats + 1 if text == self._last_error else 0
         self._last_error = text
-        if text.startswith(_SERVER_SAID):
-            self._refusal = text
+        if tells_more(error):
+            self._refusal = error
         if self._repeats % _LOG_EVERY == 0:
             _log.warning("nats error", name=self.name, error=text, repeats=self._repeats)
 
