@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from diloco_cli.cluster import Where, endpoint_of, token_of
 from diloco_cli.words import CONFLICT, FAILED, INVALID, NO_CLUSTER, REFUSED, UNKNOWN, CliError
-from diloco_client import ApiError, Client, Unreachable, Untrusted
+from diloco_client import ApiError, Client, Silent, Unreachable, Untrusted
 
 _STATUSES = {
     401: REFUSED,
@@ -47,6 +47,8 @@ def explained(error: ApiError | Unreachable, where: Where) -> CliError:
     """The server's own words, fault by fault."""
     if isinstance(error, Untrusted):
         return CliError(str(error), NO_CLUSTER)
+    if isinstance(error, Silent):
+        return CliError(f"{error}: {WAITS}", NO_CLUSTER)
     if isinstance(error, Unreachable):
         return CliError(f"{error}: {_way_out(where)}", NO_CLUSTER)
     lines = [str(error)]
@@ -99,7 +101,22 @@ def newest_rounds(client: Client, run: dict[str, Any], count: int) -> list[dict[
 
 # Answers that a moment's trouble gives: the message server, or what stands before the API, is away.
 PASSING = (502, 503, 504)
+# What a coordinator does that is there and does not answer.
+WAITS = "it may be waiting for the message server: try again in a few seconds"
 T = TypeVar("T")
+
+
+def rounds_or_why(ask: Callable[[], list[dict[str, Any]]]) -> tuple[list[dict[str, Any]], str]:
+    """The rounds and "", or none and why there are none now: a coordinator reads them from the
+    message server, and while that is away it tells all the same what it has heard."""
+    try:
+        return ask(), ""
+    except Silent as error:
+        return [], f"{error}: {WAITS}"
+    except ApiError as error:
+        if error.status not in PASSING:
+            raise
+        return [], str(error)
 
 
 class Patience:

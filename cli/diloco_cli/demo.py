@@ -208,8 +208,9 @@ class Demo:
 
     @property
     def over(self) -> bool:
-        """Finished, and the published parameters of the end are evaluated."""
-        return self.seen.over and any(e.get("final") for e in self.seen.evaluations)
+        """Finished, the published parameters of the end are evaluated, and every round is read."""
+        evaluated = any(e.get("final") for e in self.seen.evaluations)
+        return self.seen.over and evaluated and not self.seen.unread
 
     def _look(self, client: Client) -> None:
         self.seen.look(client)

@@ -72,6 +72,21 @@ def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
     }
 
 
+def without_rounds(run: dict[str, Any]) -> dict[str, Any]:
+    """In the place of what `report` counts in rounds, where these cannot be read: what the run's
+    leader has counted, and nothing of a fault."""
+    status = run["status"] or {}
+    return {
+        "rounds_committed": status.get("rounds_committed", 0),
+        "rounds_skipped": status.get("rounds_skipped", 0),
+        "rounds_committed_while_down": None,
+        "victim_contributions_after_return": None,
+        "seconds_kill_to_contributing": None,
+        "others_asked": None,
+        "others_late": None,
+    }
+
+
 def story(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
     """What a picture of the run is drawn from; times in seconds since the first learner joined.
 

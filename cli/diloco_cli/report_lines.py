@@ -77,8 +77,9 @@ def _victim(f: Figures) -> Iterator[str]:
         if waited is not None:
             yield f"waiting: no learner's training waited longer than {waited:.3f} s in all"
         return
-    rounds = counted(f["rounds_committed_while_down"] or 0, "round")
-    yield f"fault: {f['victim']} was taken away; {rounds} went on without it"
+    rounds = f["rounds_committed_while_down"]
+    went_on = "" if rounds is None else f"; {counted(rounds, 'round')} went on without it"
+    yield f"fault: {f['victim']} was taken away{went_on}"
     if f["seconds_kill_to_contributing"] is not None:
         back = counted(f["victim_contributions_after_return"], "contribution")
         after_s = f["seconds_kill_to_contributing"]

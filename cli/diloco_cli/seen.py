@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from diloco_cli.api import rounds_or_why
 from diloco_client import Client
 
 # Kept for charts and lanes: an hour or more of the liveliest run; the oldest go first.
@@ -21,6 +22,7 @@ class Seen:
     rounds: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     rounds_max: int = ROUNDS_MAX
+    unread: str = ""  # why the newest rounds could not be read
 
     def look(self, client: Client) -> None:
         """Fetch what is new; raises what the client raises."""
@@ -29,8 +31,9 @@ class Seen:
             self.rounds, self.events = [], []  # it was deleted, and another one has its name
         self.run = run
         if self.status:  # before that there is no tape
-            after = self.rounds[-1]["seq"] if self.rounds else 0
-            self.rounds += client.rounds(self.name, after=after)
+            known = self.rounds[-1]["seq"] if self.rounds else 0
+            more, self.unread = rounds_or_why(lambda: client.rounds(self.name, after=known))
+            self.rounds += more
         after = self.events[-1]["seq"] if self.events else 0
         self.events += client.events(self.name, after=after)
         del self.rounds[: -self.rounds_max]

@@ -81,6 +81,11 @@ def run_lines(
     return lines
 
 
+def unread_lines(why: str) -> list[str]:
+    """That the rounds could not be read, and why; none where they were."""
+    return [f"the rounds cannot be read now: {why}"] if why else []
+
+
 def per_corpus(each: dict[str, float]) -> str:
     """The losses on the corpora of a mixture."""
     return ", ".join(f"{name} {loss:.4f}" for name, loss in each.items())
@@ -330,7 +335,10 @@ def lines(seen: Seen) -> list[str]:
     last = seen.rounds[-1] if seen.rounds else None
     spans = activities(seen.run, seen.rounds, seen.events)
     useful_time = goodput(seen.status, spans, seen.rounds)
-    return run_lines(seen.run, seen.evaluations, last, useful_time)
+    return [
+        *run_lines(seen.run, seen.evaluations, last, useful_time),
+        *unread_lines(seen.unread),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,10 @@ class Unreachable(Exception):
     """Nobody answers at the address."""
 
 
+class Silent(Unreachable):
+    """Somebody took the request, and has not answered it in time."""
+
+
 class Untrusted(Unreachable):
     """Somebody answers, and cannot prove to be the server."""
 
@@ -102,6 +106,8 @@ class Client:
     def _call(self, method: str, path: str, **kwargs: Any) -> Any:
         try:
             response = self._http.request(method, path, **kwargs)
+        except (httpx.ReadTimeout, httpx.WriteTimeout):
+            raise self._silent() from None
         except _NOBODY as error:
             raise self._unreachable(error, "no coordinator answers at") from None
         if response.is_success:
@@ -116,13 +122,23 @@ class Client:
             text = f"what answers at {self.url} sends no JSON: is it the address of a coordinator?"
             raise ApiError(response.status_code, "No API there", text) from None
 
+    def _silent(self) -> Silent:
+        """A connection was made: to say that nobody is there would blame the wrong process."""
+        waited_s = self._http.timeout.read or 0.0
+        return Silent(
+            f"the coordinator at {self.url}{self._through()} took the request, and has not "
+            f"answered it within {waited_s:g} s"
+        )
+
+    def _through(self) -> str:
+        return f", through the proxy {_without_password(self.proxy)}" if self.proxy else ""
+
     def _unreachable(self, error: httpx.HTTPError | UnicodeError, what: str) -> Unreachable:
         if isinstance(error, UnicodeError):
             return Unreachable(f"{what} {self.url} (no host can have that name)")
         if distrust := what_failed(error, self.url):
             return Untrusted(distrust)
-        through = f", through the proxy {_without_password(self.proxy)}" if self.proxy else ""
-        return Unreachable(f"{what} {self.url}{through} ({error})")
+        return Unreachable(f"{what} {self.url}{self._through()} ({error})")
 
     # --- health --------------------------------------------------------------------------------
 

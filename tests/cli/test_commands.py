@@ -162,6 +162,61 @@ def test_a_run_that_waits_for_learners_has_no_rounds_yet(
     assert diloco(command, "demo")[0] == 0
 
 
+AWAY = {"title": "The bus does not answer", "detail": "no answer; try again in a few seconds"}
+
+
+def test_status_says_what_is_known_while_the_message_server_is_away(
+    server: Server, diloco: Diloco, run: Row
+) -> None:
+    run |= {"state": "running", "reason": "2 of 2 ready; the coordinator is cut off"}
+    server.answers["GET /v1/runs/demo/rounds"] = (503, AWAY)
+    status, out, _ = diloco("status")
+    assert status == 0 and out.startswith("run demo: running - 2 of 2 ready; the coordinator is")
+    why = "The bus does not answer: no answer; try again in a few seconds"
+    assert out.endswith(f"\nthe rounds cannot be read now: {why}\n")
+    assert json.loads(diloco("status", "--json")[1])["state"] == "running"
+    server.answers["GET /v1/runs/demo/rounds"] = (409, {"title": "Written by another release"})
+    assert diloco("status")[0] == CONFLICT, "that does not pass"
+
+
+def test_a_report_without_rounds_has_no_figure_that_needs_them(
+    server: Server, diloco: Diloco, run: Row, tmp_path: Path
+) -> None:
+    server.answers["GET /v1/runs/demo/rounds"] = (503, AWAY)
+    status, out, _ = diloco("report")
+    assert status == 0 and "the rounds cannot be read now: The bus does not answer" in out
+    committed, skipped = (run["status"][f"rounds_{of}"] for of in ("committed", "skipped"))
+    assert f"rounds: {committed} committed, {skipped} skipped\n" in out
+    assert "was taken away\n" in out and "went on without it" not in out
+    figures = json.loads(diloco("report", "--json")[1])
+    assert figures["rounds_committed_while_down"] is None and figures["others_asked"] is None
+    page = tmp_path / "r.html"
+    status, out, told = diloco("report", "--html", str(page))
+    assert status == NO_CLUSTER and not out and not page.exists()
+    assert told.startswith(f"diloco: {page} is not written, since the rounds cannot be read: ")
+
+
+def test_a_coordinator_that_took_the_request_is_not_said_to_be_away(
+    server: Server, diloco: Diloco, run: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = server.handle
+
+    def waits(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/rounds"):
+            raise httpx.ReadTimeout("timed out", request=request)
+        return answer(request)
+
+    monkeypatch.setattr(server, "handle", waits)
+    status, out, _ = diloco("status")
+    assert status == 0 and out.startswith("run demo: finished")
+    why = (
+        "the coordinator at http://far:1 took the request, and has not answered it within 10 s: it "
+        "may be waiting for the message server: try again in a few seconds"
+    )
+    assert out.endswith(f"the rounds cannot be read now: {why}\n")
+    assert diloco("rounds") == (NO_CLUSTER, "", f"diloco: {why}\n")
+
+
 def test_report_writes_a_page_and_prints_figures(
     server: Server, diloco: Diloco, tmp_path: Path
 ) -> None:

@@ -249,6 +249,39 @@ def test_a_coordinator_that_does_not_answer_is_told_of(
     assert "run demo: running" in out and "run demo: finished" in out
 
 
+def test_rounds_that_cannot_be_read_are_told_of_and_the_rest_is_shown(
+    run: Row, rounds: list[Row], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The coordinator is there, and its message server is not, for longer than one looks on."""
+    now = 0.0
+
+    class CutOff:
+        def run(self, name: str) -> Row:
+            return run | {"state": "running" if now < 99.0 else "finished"}
+
+        def rounds(self, name: str, after: int = 0) -> list[Row]:
+            if now < 60.0:
+                raise ApiError(503, "The message server does not answer", "try again")
+            return [r for r in rounds if r["seq"] > (after or -1)]
+
+        def events(self, name: str, after: int = 0) -> list[Row]:
+            return []
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(live.time, "sleep", passes)
+    monkeypatch.setattr(live.time, "monotonic", lambda: now)
+    client: Any = CutOff()
+    live.follow(client, "demo", as_json=False)
+    out = capsys.readouterr().out
+    why = "the rounds cannot be read now: The message server does not answer: try again\n"
+    assert out.count(why) == 6 and out.count("run demo: running") == 10
+    assert "has not answered for" not in out
+    assert "round 4 was committed" in out.rpartition("cannot be read")[2]
+
+
 def test_json_lines_tell_of_changes_alone(
     run: Row, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from diloco_client import ApiError, Client, Unreachable
+from diloco_client import ApiError, Client, Silent, Unreachable
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -106,6 +106,23 @@ def test_nobody_there_is_told_with_the_address() -> None:
         for call in (c.health, c.runs, lambda: list(c.stream_events())):
             with pytest.raises(Unreachable, match="http://c:1"):
                 call()
+
+
+@pytest.mark.parametrize("late", [httpx.ReadTimeout, httpx.WriteTimeout])
+def test_who_took_the_request_and_does_not_answer_is_there(late: type[httpx.HTTPError]) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        raise late("timed out")
+
+    said = r"^the coordinator at http://c:1 took the request, and has not answered it within 10 s$"
+    with client(handle) as c, pytest.raises(Silent, match=said):
+        c.runs()
+
+    def closed(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectTimeout("timed out")
+
+    with client(closed) as c, pytest.raises(Unreachable, match="no coordinator answers") as caught:
+        c.runs()
+    assert not isinstance(caught.value, Silent)
 
 
 def test_changes_say_what_they_are_based_on() -> None:

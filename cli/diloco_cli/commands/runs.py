@@ -8,15 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.api import connect, newest_rounds, only_run
+from diloco_cli.api import connect, newest_rounds, only_run, rounds_or_why
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import DataRoot, Json, Run, anywhere, first_of, show
 from diloco_cli.from_run import names_a_run, put_weights
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import fill_in, read_run
-from diloco_cli.view import run_lines, state_line
-from diloco_cli.words import INVALID, CliError, became, counted, reason_of, why
+from diloco_cli.view import run_lines, state_line, unread_lines
+from diloco_cli.words import (
+    INVALID,
+    NO_CLUSTER,
+    CliError,
+    became,
+    counted,
+    reason_of,
+    why,
+)
 from diloco_client import ApiError, Client
 from diloco_shared.spec.run import OF_RUN
 
@@ -122,8 +130,13 @@ def status(where: Where, run: Run = "", as_json: Json = False) -> None:
     with connect(where) as client:
         found = only_run(client, run)
         evaluations = client.metrics(found["name"])["evaluations"]
-        last = newest_rounds(client, found, 1)
-    show(found, as_json, lambda: run_lines(found, evaluations, last[-1] if last else None))
+        last, unread = rounds_or_why(lambda: newest_rounds(client, found, 1))
+
+    def lines() -> list[str]:
+        newest = last[-1] if last else None
+        return [*run_lines(found, evaluations, newest), *unread_lines(unread)]
+
+    show(found, as_json, lines)
 
 
 @app.command()
@@ -228,14 +241,20 @@ def report(
 ) -> None:
     """What a run achieved, in figures."""
     from diloco_cli.report import report as figures_of
-    from diloco_cli.report import versions
+    from diloco_cli.report import versions, without_rounds
     from diloco_cli.report_lines import report_lines
 
     with connect(where) as client, meanwhile("reads every round of the run", quiet=as_json):
         found = only_run(client, run)
-        rounds = client.rounds(found["name"]) if found["status"] else []
+        rounds, unread = rounds_or_why(
+            lambda: client.rounds(found["name"]) if found["status"] else []
+        )
         events = client.events(found["name"])
+    if unread and html is not None:
+        text = f"{html} is not written, since the rounds cannot be read: {unread}"
+        raise CliError(text, NO_CLUSTER)
     figures = figures_of(found, rounds, events)
+    figures |= without_rounds(found) if unread else {}
     figures |= {"command": f"diloco report {found['name']}", **versions()}
     written = []
     if html is not None:
@@ -248,7 +267,7 @@ def report(
         except OSError as error:
             raise CliError(f"{html} cannot be written: {why(error)}") from None
         written = [f"page with charts: {html}"]
-    show(figures, as_json, lambda: [*report_lines(figures), *written])
+    show(figures, as_json, lambda: [*report_lines(figures), *unread_lines(unread), *written])
 
 
 def _no_other(html: Path) -> None:
