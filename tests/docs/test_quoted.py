@@ -18,6 +18,11 @@ FILLED = "…"
 OF_OTHERS = {
     "the coordinator lacks jax, which lets models write": "jax is the package that is missing",
     "certificate verify failed": "OpenSSL",
+    "certificate has expired": "OpenSSL",
+    "certificate is not yet valid": "OpenSSL",
+    "alert certificate expired": "OpenSSL",
+    "alert certificate required": "OpenSSL",
+    "Authorization Violation": "nats-server",
     "takes no connection: … (timed out)": "the system's words follow ours",
     "takes no connection: … (connection refused)": "the system's words follow ours",
     "…/manifest.json is damaged: …": "the name of the file is a constant",

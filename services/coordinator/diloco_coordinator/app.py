@@ -217,6 +217,7 @@ class Coordinator:
             bus, settings.id, "coordinator", folder.lock, address=address
         )
         self.faults = FaultAgent(bus, settings.id, enabled=settings.chaos)
+        self.loop_watch = loop_watch
         self.api = create_app(
             self.registry,
             token,
@@ -232,7 +233,8 @@ class Coordinator:
     def health(self) -> Health:
         """What a probe on the own port is told."""
         bus = self.registry.bus
-        detail = {"id": self.membership.record.id, "bus": bus_state(bus)}
+        detail: dict[str, Any] = {"id": self.membership.record.id, "bus": bus_state(bus)}
+        detail |= self.loop_watch.detail() if self.loop_watch is not None else {}
         return Health(True, self.registry.ready and bus.connected and not bus.ails, detail)
 
     async def run(self, serving: Coroutine[Any, Any, None]) -> None:

@@ -14,6 +14,7 @@ from diloco_coordinator.api.listening_io import listen
 from diloco_coordinator.app import Coordinator, Settings, measured
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared.bus.port import TooFewNodes
+from diloco_shared.process.loop_watch import Hold, LoopWatch
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.set_up import AddressTaken
 from diloco_shared.protocol import subjects
@@ -177,8 +178,42 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
             'diloco_val_loss_by_corpus{corpus="code",run="demo"} 2.25',
             'diloco_val_loss_by_corpus{corpus="talk",run="demo"} 3.5',
             'diloco_http_requests_total{method="POST",status="2xx"} 1.0',
+            "diloco_hub_connected 1.0",
         ):
             assert line in lines, line
+        registry.bus.disconnect()
+        assert "diloco_hub_connected 0.0" in (await desk.ask("GET", "/metrics")).text
+        registry.bus.reconnect()
+
+
+async def test_living_syncers_are_counted_by_shard_of_runs_that_go_on(
+    world: Any, status: Callable[..., Any]
+) -> None:
+    """A syncer works for one shard of one run: three of them may be no standby at all."""
+    sharded = {"fragments": 2, "shards": 2}
+    async with world.coordinator() as desk:
+        registry, ids = desk.registry, {}
+        for run, wish in (("demo", sharded), ("over", {"fragments": 2}), ("next", {})):
+            body = {"name": run, "budget": {"steps": 96}, "algorithm": wish}
+            ids[run] = (await desk.ask("POST", "/v1/runs", body)).json()["spec"]["id"]
+        for name, run, shard in (("s1", "demo", 0), ("s2", "demo", 0), ("s3", "demo", 1)):
+            await world.joins(name, role="syncer", run=run, shard=shard, state="standby")
+        await until(lambda: len(registry.roll.living) == 3)
+        for name, shard in (("s1", 0), ("s2", 0), ("s3", 1)):
+            await registry.assign(name, "demo", shard)
+        await world.says(status(versions=(1, -1), run_id=ids["demo"]))
+        await world.says(status("over", "finished", run_id=ids["over"]))
+        await until(lambda: len(registry.statuses) == 2)
+
+        async def counted() -> list[str]:
+            text = (await desk.ask("GET", "/metrics")).text
+            return [x for x in text.splitlines() if x.startswith("diloco_syncers_alive{")]
+
+        line = 'diloco_syncers_alive{run="demo",shard="%d"} %.1f'
+        assert await counted() == [line % (0, 2), line % (1, 1)]
+        await world.dies("s2")
+        await until(lambda: len(registry.roll.living) == 2)
+        assert await counted() == [line % (0, 1), line % (1, 1)]
 
 
 async def test_health_and_metrics_are_on_a_port_of_their_own(world: Any, tmp_path: Path) -> None:
@@ -186,12 +221,16 @@ async def test_health_and_metrics_are_on_a_port_of_their_own(world: Any, tmp_pat
     settings = Settings(data=tmp_path / "kept")
     assert settings.health_host == settings.host == "127.0.0.1" and not settings.chaos
     folder = DataFolder(settings.data, "coordinator")
-    coordinator = Coordinator(settings, world.bus, folder, "secret")
+    watch = LoopWatch()
+    watch.worst = Hold(0.5, "digest (wire.py:9)")
+    coordinator = Coordinator(settings, world.bus, folder, "secret", loop_watch=watch)
     with listen(settings.health_host, settings.health_port, "DILOCO_HEALTH_PORT") as bound:
         base = f"http://127.0.0.1:{bound.getsockname()[1]}"
         async with measured(coordinator, bound), httpx.AsyncClient(base_url=base) as http:
             assert "diloco_members" in (await http.get("/metrics")).text
-            assert (await http.get("/healthz")).json() == {"id": "coordinator", "bus": "connected"}
+            told = {"loop_lag_max_s": 0.5, "loop_lag_by": "digest (wire.py:9)", "loop_held": 0}
+            known = {"id": "coordinator", "bus": "connected", **told}
+            assert (await http.get("/healthz")).json() == known
             assert (await http.get("/readyz")).status_code == 503, "nothing is mirrored yet"
             for path in ("/v1/runs", "/", "/openapi.json"):
                 assert (await http.get(path)).status_code == 404

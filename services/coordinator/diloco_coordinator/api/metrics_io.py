@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,11 +13,12 @@ from diloco_coordinator.api.views import standing, syncer_views
 from diloco_coordinator.exports.exporting_io import Exports
 from diloco_coordinator.runs.budgets import used
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_coordinator.runs.statuses import shards_of
 from diloco_shared import ambient
 from diloco_shared.process.health import disk_metric, speed_metrics
 from diloco_shared.process.loop_watch import LoopWatch
 from diloco_shared.protocol.records import RunRecord
-from diloco_shared.protocol.run_states import over
+from diloco_shared.protocol.run_states import OVER, over
 from diloco_shared.protocol.subjects import status_key
 
 _COUNTERS = {
@@ -81,6 +83,11 @@ class ClusterMetrics:
         for role in ("learner", "syncer", "coordinator", "supervisor"):
             members.add_metric([role], roles[role])
         yield members
+        yield GaugeMetricFamily(
+            "diloco_hub_connected",
+            "1: the coordinator has its connection to the message server",
+            float(self.registry.bus.connected),
+        )
         yield disk_metric(*self.registry.roll.living.values())
         if self.loop_watch is not None:
             yield from self.loop_watch.metrics()
@@ -130,12 +137,23 @@ class ClusterMetrics:
         each = GaugeMetricFamily(
             "diloco_run_state", "1: the run is in this state", labels=["run", "state"]
         )
+        syncers = GaugeMetricFamily(
+            "diloco_syncers_alive",
+            "Living syncers of each shard of a run that goes on",
+            labels=["run", "shard"],
+        )
         states = {name: self._state(record) for name, record in self.registry.runs.items()}
         for state, count in sorted(Counter(states.values()).items()):
             runs.add_metric([state], count)
         for name, state in states.items():
             each.add_metric([name, state], 1)
-        yield from (runs, each)
+            if state in ("queued", *OVER):
+                continue  # nobody works for it, or need do so any more
+            record = self.registry.runs[name]
+            alive = Counter(s["shard"] for s in self._syncers(record) if s["state"] != "gone")
+            for shard in range(shards_of(record)):
+                syncers.add_metric([name, str(shard)], alive[shard])
+        yield from (runs, each, syncers)
 
     def _exports(self) -> Metric:
         """Of runs that are there: an export that failed long ago may be of none that is."""
@@ -149,12 +167,18 @@ class ClusterMetrics:
                 failed.add_metric([name], float(self.exports.failing(record)))
         return failed
 
+    def _members(self, record: RunRecord) -> list[str]:
+        return [m for m, run in self.registry.assigned.items() if run == record.name]
+
+    def _syncers(self, record: RunRecord) -> list[dict[str, Any]]:
+        notes = self.registry.roll.notes
+        return syncer_views(notes[m] for m in self._members(record) if m in notes)
+
     def _state(self, record: RunRecord) -> str:
-        r = self.registry
-        members = [m for m, run in r.assigned.items() if run == record.name]
-        notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
-        status, wordless_s = r.statuses.get(record.name), r.wordless_s(record.name)
-        return standing(record, status, members, syncer_views(notes), wordless_s)[0]
+        status = self.registry.statuses.get(record.name)
+        wordless_s = self.registry.wordless_s(record.name)
+        members, syncers = self._members(record), self._syncers(record)
+        return standing(record, status, members, syncers, wordless_s)[0]
 
     def _silent_s(self, run: str, shard: int) -> float:
         """A leader that is gone does not say how long ago its newest round was."""
