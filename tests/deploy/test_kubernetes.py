@@ -30,6 +30,7 @@ from places import (
 from diloco_learner.settings import CLOSES_S, STOP_S
 from diloco_shared.bus.nats.hub_config import HANDSHAKE_S, hub_conf
 from diloco_shared.process.health import Health, HealthServer
+from diloco_shared.process.hub_nodes import nodes_at
 from diloco_shared.process.hub_watch import LOOK_S, UNANSWERED_S
 from diloco_shared.process.keep_hub import ENDS_S
 
@@ -37,6 +38,8 @@ PLACES = ("hub", "site", "site-gpu")
 # The oldest whose Jobs wait for the last pod to be gone (podReplacementPolicy), and one of today.
 VERSIONS = ("1.29", "1.37")
 USER = 10001
+# Where nodes of a hub meet, unless they were given another port.
+ROUTES = nodes_at(["a", "b", "c"])[0].routes_port
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +358,11 @@ def test_selectors_choose_pods_and_open_no_other_ports(place: str) -> None:
                 p["port"] for p in spec["ports"]
             } <= ports
         for rule in spec.get("ingress", ()) if document["kind"] == "NetworkPolicy" else ():
-            assert {p["port"] for p in rule["ports"]} <= {8400, 8401, 4222}
+            opened = {p["port"] for p in rule["ports"]}
+            assert opened <= {8400, 8401, 4222, ROUTES}
+            if ROUTES in opened:  # to no site: who speaks there is a node of the hub
+                assert rule["from"] == [{"podSelector": selector}]
+                assert spec["egress"] == [{"to": rule["from"], "ports": rule["ports"]}]
     (closed,) = [d for d in found if d["metadata"]["name"] == "nothing-else"]
     assert closed["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 

@@ -117,9 +117,9 @@ def _pytest(typed: Typed, whole: bool) -> str:
 # --------------------------------------------------------------------------------------------------
 # docker, kubectl, systemctl: the files, services, images and units of this repository.
 
-# The pod that docs/how-to/backup.md has the reader write, to fill a volume.
-_STORE = "store"
-_COMPOSE_VALUES = {"-f", "--scale", "-e", "--entrypoint", "--profile", "-p"}
+# Pods that pages have the reader make: to fill a volume (backup.md), and to ask in (doctor.md).
+_MADE = ("store", "doctor")
+_COMPOSE_VALUES = {"-f", "--scale", "-e", "-v", "--entrypoint", "--profile", "-p"}
 
 
 def _docker(typed: Typed, whole: bool) -> str:
@@ -133,8 +133,8 @@ def _docker(typed: Typed, whole: bool) -> str:
 
 def _compose(words: list[str], whole: bool) -> str:
     files, services, at = list[str](), dict[str, Any](), 0
-    while words[at : at + 1] == ["-f"]:
-        files.append(words[at + 1])
+    while words[at : at + 1] in (["-f"], ["--env-file"]):
+        files += words[at + 1 : at + 2] if words[at] == "-f" else []
         at += 2
     for file in files or [".env"]:
         if not (ROOT / file).is_file():
@@ -211,7 +211,7 @@ def _kubectl(typed: Typed, whole: bool) -> str:
     pairs += [("pod", b) for a, b in itertools.pairwise(words) if a in ("exec", "logs")]
     pairs += [("secret", words[i + 2]) for i, w in enumerate(words[:-2]) if w == "secret"]
     for kind, name in pairs:
-        options = name.startswith("-") or name == "generic" or "/" in name or name == _STORE
+        options = name.startswith("-") or name == "generic" or "/" in name or name in _MADE
         if kind in known and not options and not is_placeholder(name) and name not in known[kind]:
             return f"deploy/kubernetes has no {kind} {name}"
     return ""

@@ -15,7 +15,7 @@ import pytest
 from docs.ours import path_of
 from docs.shell import Typed, commands
 from docs.shown import PAGES, ROOT, Shown, is_placeholder, shown
-from places import pod_of, rendered
+from places import compose, pod_of, rendered
 from typer.testing import CliRunner
 
 from diloco_cli.commands import whole_app
@@ -140,9 +140,13 @@ def shown_of(page: str) -> list[str]:
 
 
 def test_the_file_by_which_a_server_is_told_to_read_again_is_its_own(root: Path) -> None:
-    run(["hub", "init", f"{root}{HUB}", "--host", "hub.example.org"])
-    (pid,) = re.findall(r"nats-server --signal reload=(\S+)`", text_of("deploy"))
-    assert f'pid_file: "{root}{pid}"' in Path(f"{root}{HUB}/nats-server.conf").read_text("utf-8")
+    """On a machine, and in the container of a hub's message server, which sees its folder there."""
+    config = Path(compose("hub.yaml")["nats"]["entrypoint"][-1])
+    pids = re.findall(r"nats-server --signal reload=(\S+)`", text_of("deploy"))
+    for folder, pid in zip((HUB, str(config.parent)), pids, strict=True):
+        run(["hub", "init", f"{root}{folder}", "--host", "hub.example.org"])
+        said = Path(f"{root}{folder}/{config.name}").read_text("utf-8")
+        assert f'pid_file: "{root}{pid}"' in said
 
 
 def test_the_secret_of_the_coordinator_is_where_the_page_takes_it_from(root: Path) -> None:
