@@ -367,6 +367,22 @@ def test_selectors_choose_pods_and_open_no_other_ports(place: str) -> None:
     assert closed["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
+def test_a_copy_of_a_learners_pod_gets_the_labels_by_which_it_may_connect() -> None:
+    """As docs/how-to/doctor.md makes one: kubectl leaves all labels out, and the name with them."""
+    page = (DOCS / "how-to" / "doctor.md").read_text("utf-8")
+    (given,) = re.findall(r"label pod doctor (.+)$", page, re.MULTILINE)
+    labels = dict(pair.split("=") for pair in given.split())
+    (job,) = workloads("site")
+    assert labels.items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    policies = [d["spec"] for d in rendered("site") if d["kind"] == "NetworkPolicy"]
+    chosen = [p["podSelector"].get("matchLabels", {}) for p in policies if "egress" in p]
+    assert chosen and all(wanted.items() <= labels.items() for wanted in chosen)
+    copied = re.findall(r"debug POD .*--profile=(\w+) --container=(\w+) ", page)
+    (namespace,) = [d for d in rendered("site") if d["kind"] == "Namespace"]
+    enforced = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+    assert copied == [(enforced, containers(job)[0]["name"])]
+
+
 def test_a_syncer_is_left_when_a_machine_is_emptied_or_lost() -> None:
     (syncer,) = [w for w in workloads("hub") if w["metadata"]["name"] == "syncer"]
     (budget,) = [d for d in rendered("hub") if d["kind"] == "PodDisruptionBudget"]

@@ -234,7 +234,7 @@ RunState = Literal[
     "waiting",  # for learners_min to join, or for those that joined to train
     "bootstrapping",  # for the initial parameters
     "running",
-    "starved",  # fewer than K alive
+    "starved",  # fewer than K train, the lease cannot be renewed, or a restore is to be done
     "stuck",  # no progress, and no reason is known for it
     "full",  # a stream or a disk takes nothing more
     "paused",
