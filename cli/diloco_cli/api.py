@@ -102,7 +102,7 @@ def newest_rounds(client: Client, run: dict[str, Any], count: int) -> list[dict[
 # Answers that a moment's trouble gives: the message server, or what stands before the API, is away.
 PASSING = (502, 503, 504)
 # What a coordinator does that is there and does not answer.
-WAITS = "it may be waiting for the message server: try again in a few seconds"
+WAITS = "it may be waiting for the message server, so try again in a few seconds"
 T = TypeVar("T")
 
 

@@ -211,7 +211,7 @@ def test_a_coordinator_that_took_the_request_is_not_said_to_be_away(
     assert status == 0 and out.startswith("run demo: finished")
     why = (
         "the coordinator at http://far:1 took the request, and has not answered it within 10 s: it "
-        "may be waiting for the message server: try again in a few seconds"
+        "may be waiting for the message server, so try again in a few seconds"
     )
     assert out.endswith(f"the rounds cannot be read now: {why}\n")
     assert diloco("rounds") == (NO_CLUSTER, "", f"diloco: {why}\n")
