@@ -43,8 +43,7 @@ async def bus_of(login: Login, data: Path) -> NatsBus:
             if login.url
             else "start the cluster with 'diloco up', or name another with --nats-url"
         )
-        where = settings.nats_url.rpartition("@")[2]
-        text = f"no message server answers at {where} ({error}): {change}"
+        text = f"{error}; {change}"
         raise CliError(text, NO_CLUSTER) from None
 
 
