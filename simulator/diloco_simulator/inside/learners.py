@@ -42,6 +42,8 @@ from diloco_simulator.checkers.limits import LearnerHolds
 from diloco_simulator.checkers.watch import End, RunWatch
 from diloco_simulator.virtual_loop import Hosted, current
 
+# Lives go on from the seconds since 2026 where a hub was put back: no other reaches this.
+LATE_LIFE = 10**6
 # Why a publication is refused that is bad in itself: chunks that were damaged on their way are
 # fetched again before anybody takes them for one.
 BAD = frozenset({"malformed", "digest"})
@@ -280,7 +282,8 @@ def _of_the_history_that_was_left(
         if restored is None or work is None or (watch := watch_of(work.spec.name)) is None:
             return went
         if newest in epochs and epochs[newest] < restored.epoch:
-            watch.reached("own moments", "of before a restore")
+            late = work.context.incarnation >= LATE_LIFE
+            watch.reached("own moments", f"of before a restore{', in a late life' * late}")
             if before.get(learner) == asked.get(learner):
                 life = f"{learner}/{work.context.incarnation}"
                 watch.parts.report("I6", f"{life} goes on with moments of before {restored.source}")
