@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,11 +96,9 @@ class _Heard:
     def _lines(self, spec: RunSpec) -> Iterator[dict[str, Any]]:
         assert self.process.stdin is not None and self.process.stdout is not None
         self._wait_on()
-        try:
+        with suppress(BrokenPipeError):  # it ended before it read; what it said is there all the same
             self.process.stdin.write(spec.model_dump_json())
             self.process.stdin.close()
-        except BrokenPipeError:
-            return  # it ended before it read; what it says last is told below
         while text := self.process.stdout.readline(LINE_CHARS_MAX):
             try:
                 line = json.loads(text)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -173,6 +174,21 @@ def of_process(program: str, check_s_max: float = 60.0) -> list[Finding]:
 
 
 BEGINS = "import json, os, sys; print(json.dumps({'begins': 'step'}), flush=True); "
+
+
+def test_what_a_process_said_that_ended_before_it_was_asked_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = subprocess.Popen
+
+    def ended(*arguments: Any, **options: Any) -> Any:
+        process = begun(*arguments, **options)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", ended)
+    (finding,) = of_process(BEGINS + "os.kill(os.getpid(), 9)")
+    assert (finding.name, finding.verdict) == ("step", "WRONG")
 
 
 def test_a_check_that_ends_its_process_is_named(tmp_path: Path) -> None:
