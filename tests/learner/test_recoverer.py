@@ -20,6 +20,7 @@ from diloco_learner.recovery import checkpoint_io, recoverer_io
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, sequence_of
 from diloco_learner.recovery.moments import Received
 from diloco_learner.recovery.recoverer_io import Recoverer
+from diloco_shared.bus.port import Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Join, Restored
 from diloco_shared.protocol.wire import decode
@@ -60,6 +61,15 @@ def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
     place = context(spec, bus)
     leases = Leases(place, batches, tuple, tell)
     return Uplink(place, (4,) * FRAGMENTS, LocalCheckpoints(tmp_path, 2), leases, print)
+
+
+def sending(up: Uplink, spec: RunSpec) -> Recoverer:
+    """One that makes initial parameters of any values."""
+    program = SimpleNamespace(layout=SimpleNamespace(fragments=range(FRAGMENTS), tensors=()))
+    trainer: Any = SimpleNamespace(program=program, initial_fragment=lambda p: np.zeros(4, "f4"))
+    down: Any = SimpleNamespace(put=lambda event: None)
+    asked: Any = Asked(spec)
+    return Recoverer(asked, trainer, up.checkpoints, up.control, up, down, asyncio.Queue())
 
 
 async def test_initial_fragments_do_not_wait_for_the_manifest_before(
@@ -127,6 +137,55 @@ async def test_fragments_that_are_there_are_not_made_again(
     async with asyncio.TaskGroup() as bringing.tasks:
         await bringing._send_init()
     assert told == [], "nothing of them is on its way"
+
+
+@pytest.mark.virtual
+async def test_one_look_that_nobody_answers_ends_no_fragment_that_is_being_sent(
+    up: Uplink, syncer: Any, spec: RunSpec, broker: MemoryBroker
+) -> None:
+    """Their chunks would be sent once more, and lie twice on the stream."""
+    await syncer.prepare()
+    stream = subjects.up_stream("r")
+    looks = 0
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        nonlocal looks
+        look = (client, operation, subject) == ("a", "api", stream)
+        looks += look
+        # Each fragment is looked for before it is made, and once more before it is sent.
+        return "lose_answer" if look and looks in (4, 6) else "deliver"
+
+    broker.fault = fault
+    bringing = sending(up, spec)
+    async with asyncio.TaskGroup() as bringing.tasks:
+        await bringing._send_init()
+    looks = 99
+    held = await syncer.bus.held(stream, "up.r.a.init.>", messages_max=99)
+    names = {subjects.initial("r", "a", 1, p) for p in range(FRAGMENTS)}
+    assert held.keys() == names | {f"{name}.m" for name in names}
+    assert all(what.messages == 1 for what in held.values())
+
+
+async def test_a_fragment_that_cannot_be_sent_ends_no_other(
+    up: Uplink, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for again, and those that are there are not sent again then."""
+    sent: list[int] = []
+
+    async def initial(layout: Any, p: int, payload: Any, stored: Any) -> None:
+        if p < recoverer_io.INIT_AHEAD:
+            raise Unavailable("a host does not keep that any more")
+        sent.append(p)
+
+    async def has_initial(p: int) -> bool:
+        return False
+
+    monkeypatch.setattr(up, "initial", initial)
+    monkeypatch.setattr(up, "has_initial", has_initial)
+    bringing = sending(up, spec)
+    async with asyncio.TaskGroup() as bringing.tasks:
+        await bringing._send_init()
+    assert sent == list(range(recoverer_io.INIT_AHEAD, FRAGMENTS))
 
 
 @pytest.mark.parametrize(("named", "unsigned"), [(False, [2, 7]), (True, [])])

@@ -9,6 +9,7 @@ import pytest
 from syncer.contexts import context
 
 from diloco_shared import ambient
+from diloco_shared.budget import overhead
 from diloco_shared.budget.job import Size, assumed
 from diloco_shared.bus.port import Held, StreamFull, StreamSpec
 from diloco_shared.numerics.arrays import Layout
@@ -261,6 +262,39 @@ def test_no_honest_learner_has_smaller_messages_than_are_counted() -> None:
         share = honest.bytes * 100
         held = {up("a", n): honest for n in range(100)}
         assert greedy(held, share, LIVE, message_bytes=each) == {}
+
+
+def test_messages_count_as_much_as_is_budgeted_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where less is budgeted, a share is smaller, and honest learners would have more than theirs:
+    simulated worlds have streams of a few thousand bytes."""
+    monkeypatch.setattr(overhead, "MESSAGE_EXTRA", 80)
+    history = History(run_spec())
+    assert message_bytes(history) == 80
+    history.layout = (TensorSpec(name="w", shape=(16, 1), embedding=False),)
+    assert message_bytes(history) == 80
+    held = {up("a"): Held(900, 4)}
+    assert sizes(greedy(held, 900, LIVE, message_bytes=message_bytes(history))) == {}
+
+
+def test_an_initializer_may_die_at_its_last_message_and_send_all_of_them_in_its_next_life() -> None:
+    """That is the bound: a life sends every chunk once."""
+    history = History(run_spec())
+    history.layout = (TensorSpec(name="w", shape=(CHUNK_BYTES, 1), embedding=False),)
+    history.sizes_P[:] = Layout.build(history.layout, history.fragments).sizes
+    excused, least = first_set_bytes(history, assumed(history.spec)), message_bytes(history)
+    described = overhead.layout_bytes(history.layout)
+    held = {
+        subjects.initial("r", "a", p, life): Held(
+            overhead.initial(size, described), overhead.chunks(4 * size) + 1
+        )
+        for p, size in enumerate(history.sizes_P)
+        for life in (0, 1)
+    }
+    told: dict[str, Any] = {"excused": lambda learner: excused, "message_bytes": least}
+    assert sizes(greedy(held, 0, LIVE, **told)) == {}
+    held[subjects.initial("r", "a", 0, 2)] = Held(1000, 1)
+    assert sizes(greedy(held, least - 1, LIVE, **told)) == {"a": least}
+    assert sizes(greedy(held, least, LIVE, **told)) == {}, "beyond it there is the share"
 
 
 def test_what_no_purge_reaches_is_of_no_honest_learner() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -150,10 +151,14 @@ class Uplink:
         await until_done(append, subject, pauses=PROMPT, trouble=trouble, until=until)
 
     async def has_initial(self, p: int) -> bool:
-        """Whether one fragment of this learner's fresh parameters is there, all of it."""
-        subject = subjects.initial(self.run, self.learner, self.incarnation, p)
-        stream = subjects.up_stream(self.run)
-        return await self.data.last(stream, manifest_subject(subject)) is not None
+        """Whether one fragment of this learner's fresh parameters is there, all of it.
+
+        Asks until it is answered: whoever gave up would send again what it had stored so far.
+        """
+        name = manifest_subject(subjects.initial(self.run, self.learner, self.incarnation, p))
+        last = partial(self.data.last, subjects.up_stream(self.run), name)
+        doing = f"whether {name} is there"
+        return await until_done(last, doing, pauses=PROMPT, trouble=Unavailable) is not None
 
     async def initial(
         self,

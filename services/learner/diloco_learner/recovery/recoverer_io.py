@@ -156,7 +156,10 @@ class Recoverer:
         self.joined = join
 
     async def _send_init(self) -> None:
-        """Every fragment; asked again, it sends those that are not there."""
+        """Every fragment; asked again, it sends those that are not there.
+
+        Trouble with one of them ends none of the others: what they have stored would be sent again.
+        """
         watching = self.tasks.create_task(self._watch_init())
         fragments = range(len(self.trainer.program.layout.fragments))
         self.init_stored = [Stored() for _ in fragments]
@@ -171,8 +174,7 @@ class Recoverer:
                     payload = await asyncio.to_thread(self.trainer.initial_fragment, p)
                     sending.create_task(self._send_fragment(p, payload, ahead))
         except* BusError as errors:
-            error = str(errors.exceptions[0])
-            log.warning("initial parameters not sent, they are asked for again", error=error)
+            self._not_sent(errors.exceptions[0])
         finally:
             watching.cancel()
 
@@ -180,10 +182,15 @@ class Recoverer:
         tensors = self.trainer.program.layout.tensors
         try:
             await self.up.initial(tensors, p, payload, self.init_stored[p])
+        except BusError as error:
+            self._not_sent(error)
         finally:
             if isinstance(payload, SharedStateUpload):
                 payload.let_go()
-        ahead.release()
+            ahead.release()
+
+    def _not_sent(self, error: Exception) -> None:
+        log.warning("initial parameters not sent, they are asked for again", error=str(error))
 
     async def _watch_init(self) -> None:
         """While more of them is stored, the syncer's silence means nothing."""

@@ -37,8 +37,9 @@ from typing import Self
 import structlog
 
 from diloco_shared import ambient
+from diloco_shared.budget import overhead
 from diloco_shared.budget.job import Job, assumed
-from diloco_shared.budget.overhead import MESSAGE_EXTRA, chunks, contribution, initial, layout_bytes
+from diloco_shared.budget.overhead import chunks, contribution, initial, layout_bytes
 from diloco_shared.budget.streams import INTERVALS
 from diloco_shared.bus.port import Held
 from diloco_shared.bus.repeating import again_and_again
@@ -89,7 +90,7 @@ def first_set_bytes(history: History, job: Job) -> int:
     if history.layout:
         sizes, layout, least = history.sizes_P, layout_bytes(history.layout), message_bytes(history)
     else:
-        sizes, layout, least = job.sizes, job.layout, MESSAGE_EXTRA
+        sizes, layout, least = job.sizes, job.layout, overhead.MESSAGE_EXTRA
 
     def counted(size: int) -> int:
         return max(initial(size, layout), (chunks(4 * size) + 1) * least)
@@ -178,10 +179,11 @@ def message_bytes(history: History) -> int:
     """Of the messages of a contribution, chunks and manifest, on average at least; of what comes
     before parameters are known, as budgeted for any message."""
     if not history.layout:
-        return MESSAGE_EXTRA
+        return overhead.MESSAGE_EXTRA
     codec = history.spec.algorithm.codec_up
     sizes = [bytes_of(codec, size) for size in _sizes(history)]
-    return max(MESSAGE_EXTRA, min(size // (chunks(size) + 1) for size in sizes))
+    each = min(size // (chunks(size) + 1) for size in sizes)
+    return max(overhead.MESSAGE_EXTRA, each)
 
 
 def _sizes(history: History) -> Sequence[int]:
