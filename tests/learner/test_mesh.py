@@ -27,9 +27,9 @@ CLOSE = 1e-5
 SIZES = {"data": 2, "fsdp": 4, "expert": 1, "tensor": 2}
 
 
-def on_devices(*arguments: str) -> list[Any]:
+def on_devices(*arguments: str, by: str = "on_mesh.py") -> list[Any]:
     """What the process says."""
-    script = Path(__file__).with_name("on_mesh.py")
+    script = Path(__file__).with_name(by)
     done = subprocess.run(
         [sys.executable, str(script), *arguments], capture_output=True, text=True, check=False
     )
@@ -57,6 +57,18 @@ def test_three_axes_give_the_losses_and_bytes_of_one_device() -> None:
     """With experts, all else of whose model is that of every other one."""
     (found,) = on_devices("fsdp=2,expert=2,tensor=2", "--experts", "--few")
     check(found, 8, codecs=2)
+
+
+def test_cudnn_is_given_heads_that_lie_alike_whatever_tensor_divides() -> None:
+    """Else it compiles nothing: its queries, keys and values must be cut in one way."""
+    meshes = {"fsdp=2,tensor=4": "8/2", "tensor=8": "8/4", "tensor=4": "6/3"}
+    words = [word for both in meshes.items() for word in both]
+    for found in on_devices(*words, by="heads_on_mesh.py"):
+        lay = found["lay"]
+        assert len(lay) == 4 and len({tuple(ways) for ways in lay.values()}) == 1, found
+        (way,) = lay["q"]
+        assert ("tensor" in way) == (meshes[found["mesh"]] != "6/3"), "heads are cut where they can"
+        assert max(found["off"].values()) < 1e-6, "loss and gradients are those of one device"
 
 
 @pytest.mark.long

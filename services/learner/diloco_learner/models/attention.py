@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from diloco_learner.models.sharding import BATCH, parts_along, spread
 from diloco_shared.spec.shapes import Shape, fusable
 
 # Of the oldest cards that it computes attention on: Ampere's.
@@ -111,7 +112,8 @@ def _attend(
         if apart_Bx1xLxL is not None:
             visible = visible & apart_Bx1xLxL[:, None]
         return mixed(shape, q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, visible)
-    return jax.nn.dot_product_attention(
+    q_BxLxHxK, k_BxLxGxK, v_BxLxGxK = lying_alike(q_BxLxHxK, k_BxLxGxK, v_BxLxGxK)
+    mixed_BxLxHxK = jax.nn.dot_product_attention(
         q_BxLxHxK,
         k_BxLxGxK,
         v_BxLxGxK,
@@ -122,6 +124,26 @@ def _attend(
         local_window_size=(window - 1, 0) if window and apart_Bx1xLxL is None else None,
         implementation="cudnn",
     )
+    return spread(mixed_BxLxHxK, BATCH, None, "tensor")
+
+
+def lying_alike(
+    q_BxLxHxK: jax.Array, k_BxLxGxK: jax.Array, v_BxLxGxK: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The three, spread over the devices of a mesh in one way, as cuDNN's kernel asks for.
+
+    Where `tensor` divides the heads of queries and not those of keys, each key is there several
+    times, as often as it takes: so each device has the keys of its own queries and no others, which
+    is less than all of them. A key's copies are neighbours, and so are the queries that share it:
+    each query meets the key that it would have met. Where `tensor` does not divide the heads of
+    queries, all three are whole along it.
+    """
+    heads, groups, parts = q_BxLxHxK.shape[2], k_BxLxGxK.shape[2], parts_along("tensor")
+    times = parts // math.gcd(parts, groups) if heads % parts == 0 else 1
+    if times > 1:
+        k_BxLxGxK, v_BxLxGxK = (jnp.repeat(x, times, axis=2) for x in (k_BxLxGxK, v_BxLxGxK))
+    q, k, v = (spread(x, BATCH, None, "tensor") for x in (q_BxLxHxK, k_BxLxGxK, v_BxLxGxK))
+    return q, k, v
 
 
 def _apart(document_BxL: jax.Array, window: int) -> jax.Array:

@@ -99,8 +99,13 @@ def spread(x: jax.Array, *wish: Axes) -> jax.Array:
 
 def batch_parts() -> int:
     """Over how many groups of devices the sequences of a batch are spread; 1 without a mesh."""
+    return math.prod(map(parts_along, BATCH))
+
+
+def parts_along(axis: str) -> int:
+    """How many devices lie along this axis; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else math.prod(dict(mesh.shape).get(axis, 1) for axis in BATCH)
+    return 1 if mesh.empty else dict(mesh.shape).get(axis, 1)
 
 
 def _pairs(shape: tuple[int, ...], wish: Wish) -> list[tuple[int, Axes]]:
