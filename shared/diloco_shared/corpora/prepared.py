@@ -17,7 +17,7 @@ signs refuse by its number.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -44,6 +44,7 @@ _OURS = re.compile(rb'\s*\{\s*"format":\s*\d+,\s*"digest":\s*"[0-9a-f]{32}"')
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
+Moved = Callable[[int], None]  # told how many bytes were read since it was told last
 # A model's embedding has no more rows than this (spec.shapes.DIMENSION_MAX).
 VOCABULARY_MAX = 1 << 24
 
@@ -257,11 +258,12 @@ def combined(tokenizer: str, splits: Mapping[Split, str], format_: int = FORMAT)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def hash_tokens(tokens: Tokens, dtype: str) -> str:
+def hash_tokens(tokens: Tokens, dtype: str, moved: Moved = lambda more: None) -> str:
     """Digest of a split as `PreparedSplit.digest` has it; reads all of it, a block at a time."""
     digest = hashlib.blake2b(digest_size=16)
     for block in tokens.blocks():
         digest.update(block.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes())
+        moved(block.nbytes)
     return digest.hexdigest()
 
 
@@ -277,9 +279,9 @@ def verify(corpus: Corpus) -> list[str]:
     ]
 
 
-def digest_of(corpus: Corpus) -> str:
+def digest_of(corpus: Corpus, moved: Moved = lambda more: None) -> str:
     """The digest, computed where the corpus came without one: then all of it is read."""
     if corpus.digest:
         return corpus.digest
     dtype = "uint16" if corpus.vocabulary <= 1 << 16 else "uint32"
-    return combined("", {name: hash_tokens(corpus.split(name), dtype) for name in SPLITS})
+    return combined("", {name: hash_tokens(corpus.split(name), dtype, moved) for name in SPLITS})

@@ -40,7 +40,7 @@ class MemberRecord(Message):
     run: str = ""  # that it works for; empty: none
     state: str = "idle"  # what it is doing
     draining: bool = False  # it takes up no more work
-    reason: Reason = ""  # why a syncer cannot lead, or a learner cannot work
+    reason: Reason = ""  # why a syncer cannot lead, or a learner does not work yet or at all
     full: Reason = ""  # what its own disk does not take, and what to do; it works all the same
     tape_seq: Count = 0  # newest tape record that a syncer has executed
     shard: Count = 0  # that a syncer works for

@@ -22,7 +22,7 @@ from diloco_learner.training import computing_io
 from diloco_learner.training.computing_io import OnThisMachine
 from diloco_learner.training.evaluate import held_out, held_out_each
 from diloco_shared.corpora.mix import Mixed, Mixture
-from diloco_shared.corpora.prepared import Corpus, open_corpus
+from diloco_shared.corpora.prepared import Corpus, hash_tokens, open_corpus
 from diloco_shared.corpora.sequences import Tokens
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.training import train_tokenizer
@@ -415,3 +415,126 @@ def test_the_standard_library_is_read_without_its_tests_and_packages() -> None:
     assert len(corpus.train) > 5_000_000
     assert min(len(corpus.validation), len(corpus.test)) > 100_000
     assert corpus is load(Data())
+
+
+# --- files of tokens, which bring no digest -------------------------------------------------------
+
+
+def tokens_of(path: Path, seed: int = 0) -> Path:
+    np.random.default_rng(seed).integers(0, 200, 5000).astype(np.uint16).tofile(path)
+    path.with_suffix(".json").write_text('{"vocabulary": 200}')
+    return path
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes are read for digests, split by split."""
+    found: list[int] = []
+
+    def counted(tokens: Tokens, *more: Any) -> str:
+        found.append(sum(part.nbytes for part in tokens.parts))
+        return hash_tokens(tokens, *more)
+
+    monkeypatch.setattr("diloco_shared.corpora.prepared.hash_tokens", counted)
+    return found
+
+
+def test_a_file_of_tokens_is_read_for_its_digest_once(tmp_path: Path, read: list[int]) -> None:
+    """It may have terabytes: no life, and no other learner of this machine, reads them again."""
+    file, told = tokens_of(tmp_path / "t.bin"), list[str]()
+    cache = CorpusCache(tmp_path / "cache", tell=told.append)
+    right = digest(load(data(file)))
+    read.clear()
+    load(data(file, digest=right), cache=cache)
+    assert sum(read) == 10_000 and told[0] == f"reads {file} for its digest: 0 % of 10000 bytes"
+    assert told[-1].endswith("100 % of 10000 bytes")
+    read.clear()
+    load(data(file, digest=right), cache=CorpusCache(tmp_path / "cache"))
+    with pytest.raises(ValueError, match=f"has digest {right}, and the run wants {'0' * 32}"):
+        load(data(file, digest="0" * 32), cache=cache)
+    assert read == []
+
+
+@pytest.mark.parametrize("change", ["content", "place", "fraction", "vocabulary"])
+def test_what_decides_a_digest_is_part_of_what_is_kept(
+    tmp_path: Path, read: list[int], change: str
+) -> None:
+    file, cache = tokens_of(tmp_path / "t.bin"), CorpusCache(tmp_path / "cache")
+    right = digest(load(data(file)))
+    load(data(file, digest=right), cache=cache)
+    before, more = file.stat(), dict[str, Any]()
+    if change == "content":  # of the same size and, as by whoever copies, of the same time
+        file.write_bytes(bytes([*file.read_bytes()[:-2], 1, 0]))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif change == "place":
+        other = tokens_of(tmp_path / "aside.bin", seed=1)
+        os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+        other.replace(file)
+    elif change == "fraction":
+        more = {"validation_fraction": 0.1}
+    else:
+        file.with_suffix(".json").write_text('{"vocabulary": 70000, "dtype": "uint16"}')
+    changed = digest(load(data(file, **more)))
+    assert changed != right
+    read.clear()
+    with pytest.raises(ValueError, match=f"has digest {changed}, and the run wants {right}"):
+        load(data(file, digest=right, **more), cache=cache)
+    assert sum(read) == 10_000
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(
+    tmp_path: Path, read: list[int]
+) -> None:
+    file = tokens_of(tmp_path / "t.bin")
+
+    def touched(text: str) -> None:
+        if " 0 % of" in text:
+            os.utime(file)
+
+    right = digest(load(data(file)))
+    load(data(file, digest=right), cache=CorpusCache(tmp_path / "cache", tell=touched))
+    read.clear()
+    load(data(file, digest=right), cache=CorpusCache(tmp_path / "cache"))
+    assert sum(read) == 10_000
+
+
+@pytest.mark.parametrize(
+    "there", ["{", "[]", '{"format": 1, "digests": {"x": "y"}}', '{"format": 2}', " " * (1 << 17)]
+)
+def test_kept_digests_that_are_damaged_are_none(
+    tmp_path: Path, read: list[int], there: str
+) -> None:
+    file, cache = tokens_of(tmp_path / "t.bin"), CorpusCache(tmp_path / "cache")
+    cache.folder.mkdir()
+    (cache.folder / "digests.json").write_text(there)
+    right = digest(load(data(file)))
+    for _ in range(2):
+        load(data(file, digest=right), cache=cache)
+    assert sum(read) == 2 * 10_000, "once for the test itself, and once for the cache"
+
+
+def test_no_more_digests_are_kept_than_some(
+    tmp_path: Path, read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_learner.data.digests.KEPT_MAX", 2)
+    cache, files = CorpusCache(tmp_path / "cache"), []
+    for n in range(3):
+        files.append(tokens_of(tmp_path / f"{n}.bin", seed=n))
+        load(data(files[-1], digest=digest(load(data(files[-1])))), cache=cache)
+    kept = json.loads((cache.folder / "digests.json").read_text())["digests"]
+    assert [len(key) for key in kept] == [32, 32]
+    rights = [digest(load(data(file))) for file in files]
+    read.clear()
+    for file, right in reversed(list(zip(files, rights, strict=True))):
+        load(data(file, digest=right), cache=cache)
+    assert sum(read) == 10_000, "the oldest one is gone"
+
+
+def test_where_nothing_can_be_kept_it_is_read_each_time(tmp_path: Path, read: list[int]) -> None:
+    file = tokens_of(tmp_path / "t.bin")
+    right = digest(load(data(file)))
+    (tmp_path / "taken").write_text("a file, and no folder")
+    read.clear()
+    for n in (1, 2):
+        load(data(file, digest=right), cache=CorpusCache(tmp_path / "taken"))
+        assert sum(read) == n * 10_000

@@ -2,6 +2,7 @@
 
     CACHE/<key>/        a prepared corpus; the key is a digest of what it was made of
     CACHE/.<key>.lock   while somebody makes, opens or removes it
+    CACHE/digests.json  of files of tokens that somebody else made: see `digests`
 
 The text is known by its files' names, sizes and times. Whoever comes while another one prepares
 waits for it. What is over the cache's limit is removed, the least recently used first; whoever has
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from diloco_learner.data.digests import KeptDigests
 from diloco_shared.corpora.folders import Busy, locked
 from diloco_shared.corpora.prepare import Progress, prepare_locked, removed
 from diloco_shared.corpora.prepared import FORMAT, INDEX, Corpus, is_prepared, open_corpus, whole
@@ -89,6 +91,11 @@ class CorpusCache:
                 "(DILOCO_CORPORA), or name as source what 'diloco data prepare' wrote elsewhere"
             ) from None
         return found
+
+    def digest(self, corpus: Corpus, path: Path) -> str:
+        """Of the corpus that was opened at `path`; of tokens that came without one all is read, if
+        that was not done before. Raises ValueError."""
+        return corpus.digest or KeptDigests(self.folder, self.tell).of(corpus, path)
 
     def _damaged(self, folder: Path) -> bool:
         """Whether something of it is gone, as by whoever clears caches: then none of it is left."""

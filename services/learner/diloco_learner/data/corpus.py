@@ -134,7 +134,7 @@ def _part(part: Part, data: Data, root: Root, cache: CorpusCache) -> Corpus:
     else:
         tokenizer = load_tokenizer(data.tokenizer, root)
         corpus = _of_text(part.source, tokenizer, root, cache, data.validation_fraction)
-    if part.digest and (found := digest_of(corpus)) != part.digest:
+    if part.digest and (found := cache.digest(corpus, path)) != part.digest:
         tells = "diloco data show"
         if corpus.index is None:  # then it depends on where the part that is held out begins
             tells += f" --validation-fraction {data.validation_fraction:g}"
