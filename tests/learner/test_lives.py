@@ -4,7 +4,8 @@ import asyncio
 import gc
 import weakref
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from learner.contexts import learner
@@ -13,6 +14,7 @@ from waiting import until
 from diloco_learner.app import UNFIT_RETRY_S_MAX, Learner
 from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
+from diloco_learner.training.computing_io import OnThisMachine
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -41,6 +43,48 @@ async def test_one_that_is_assigned_elsewhere_does_not_begin_again_after_a_resto
     folder.release()
 
 
+async def test_a_life_that_is_asked_for_what_it_has_not_read_is_followed_by_one_that_reads(
+    tmp_path: Path, spec: RunSpec
+) -> None:
+    folder, bus = DataFolder(tmp_path, "a"), MemoryBus(MemoryBroker(), "a")
+    app = Learner(Settings(id="a", data=tmp_path), bus, bus, folder)
+    app.assigned = this = spec.name, spec.id
+    assert await app._begins_again(Leave("restored", "epoch 1"), spec)
+    assert app.reads_for != this
+    assert await app._begins_again(Leave("unread", "it has lost all"), spec)
+    assert app.reads_for == this
+    await bus.close()
+    folder.release()
+
+
+async def test_what_takes_long_before_it_joins_is_shown_until_it_is_built(
+    tmp_path: Path, spec: RunSpec
+) -> None:
+    """As the digest of a file of terabytes, which one thread reads for an hour."""
+    folder, bus = DataFolder(tmp_path, "a"), MemoryBus(MemoryBroker(), "a")
+    app = Learner(Settings(id="a", data=tmp_path), bus, bus, folder)
+    assert isinstance(app.computing, OnThisMachine) and app.computing.cache is not None
+    tell, shown = app.computing.cache.tell, app.membership
+    assert tell is not None
+    tell("nobody works yet")
+    app.here, work = asyncio.get_running_loop(), SimpleNamespace(built=False)
+    app.work = cast(Any, work)
+    shown.update(state="unfit", reason="no room")
+    await asyncio.to_thread(tell, "0 %")
+    await asyncio.sleep(0)
+    assert shown.record.reason == "no room", "what is wrong is worth more"
+    shown.update(state="working", reason="")
+    await asyncio.to_thread(tell, "50 %")
+    await asyncio.sleep(0)
+    assert shown.record.reason == "50 %"
+    work.built = True
+    await asyncio.to_thread(tell, "60 %")
+    await asyncio.sleep(0)
+    assert shown.record.reason == "50 %"
+    await bus.close()
+    folder.release()
+
+
 @pytest.mark.whole
 async def test_the_next_life_begins_without_the_trainer_of_the_one_before(
     broker: MemoryBroker, syncer: Any, tmp_path: Path
@@ -54,9 +98,9 @@ async def test_the_next_life_begins_without_the_trainer_of_the_one_before(
         async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
             build = app.computing.build
 
-            def counted(spec: RunSpec) -> Any:
+            def counted(spec: RunSpec, **how: Any) -> Any:
                 alive.append(sum(trainer() is not None for trainer in trainers))
-                built = build(spec)
+                built = build(spec, **how)
                 trainers.append(weakref.ref(built.trainer))
                 return built
 
@@ -80,7 +124,7 @@ async def test_who_waits_to_try_again_holds_nothing_of_what_failed(
 
     made = list[weakref.ref[Half]]()
 
-    def build(spec: RunSpec) -> None:
+    def build(spec: RunSpec, **how: Any) -> None:
         half = Half()
         made.append(weakref.ref(half))
         raise ValueError("RESOURCE_EXHAUSTED")

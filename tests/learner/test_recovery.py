@@ -76,10 +76,18 @@ NAMED = beat(state="bootstrapping", initializer="a", versions=(-1, -1, -1), stam
 class Desk:
     """A recovery, its clock and what it asked for."""
 
-    def __init__(self, spec: RunSpec = SPEC, *, has_checkpoint: bool = False) -> None:
+    def __init__(
+        self, spec: RunSpec = SPEC, *, has_checkpoint: bool = False, initial: bool = True
+    ) -> None:
         self.now = 50.0
         self.recovery = Recovery(
-            spec, "a", 2, has_checkpoint=has_checkpoint, nonce_seed="boot", layout="d"
+            spec,
+            "a",
+            2,
+            has_checkpoint=has_checkpoint,
+            nonce_seed="boot",
+            layout="d",
+            initial=initial,
         )
 
     def tell(self, *events: RecoveryEvent) -> list[RecoveryEffect]:
@@ -225,6 +233,16 @@ def test_who_the_beat_names_sends_the_initial_parameters() -> None:
     assert only(effects, Tell)[0].kind == "began"
     assert only(effects, Tell)[0].text == "a begins to train (life 2), with a new optimizer state"
     assert effects[-1] == Begin(0, 0, (0, 0, 0), stamp(0))
+
+
+def test_who_has_not_read_the_initial_parameters_leaves_when_it_is_asked_for_them() -> None:
+    """Its own are zeros, which nobody may be given."""
+    desk = Desk(initial=False)
+    effects = desk.tell(TimePassed(), desk.grant(versions=(-1, -1, -1)), NAMED)
+    assert not only(effects, SendInit) and only(effects, Leave)[0].outcome == "unread"
+    desk = Desk(initial=False)
+    desk.tell(TimePassed(), desk.grant())
+    assert only(desk.tell(*anchors(5, 5, 4)), Begin), "who is not asked needs none"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import asyncio
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -16,7 +18,7 @@ from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.receiving_io import fetched_by_all
 from diloco_learner.recovery.incarnation_io import newest_boot
 from diloco_learner.settings import Settings
-from diloco_learner.training.computing_io import Computing, OnThisMachine
+from diloco_learner.training.computing_io import Computing, OnThisMachine, soon
 from diloco_learner.work_io import CHECKPOINTS, Unfit, Work
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
@@ -72,14 +74,18 @@ class Learner(Worker[Settings]):
     ) -> None:
         super().__init__(settings, control, data, folder)
         self.computing = computing or OnThisMachine(*_of_this_machine(settings))
+        if isinstance(self.computing, OnThisMachine) and self.computing.cache is not None:
+            self.computing.cache = replace(self.computing.cache, tell=self._prepares)
         if isinstance(self.computing, OnHosts):
             self.computing.tell = self.tell
             fetched_by_all(data, self.computing.hosts.carriers)
         self.work: Work | None = None
         self.assigned = ("", "")  # the run that it was told last, and its id
+        self.reads_for = ("", "")  # a run, and its id, of which it reads what it began from
         self.unfit_for = ""  # why it could not work for its run, as an event told last
         self.trained = False  # in its last attempt
         self.ends = False  # with this process
+        self.here: asyncio.AbstractEventLoop | None = None  # in which it works
 
     def abilities(self) -> Abilities:
         return Abilities(slow=self._slow, nan=self._nan, hung=self._hung)
@@ -96,6 +102,17 @@ class Learner(Worker[Settings]):
         """Time in which a fault stopped this process is no time of a step."""
         if self.work is not None and self.work.train_loop is not None:
             self.work.train_loop.speed.untimed = now
+
+    def _prepares(self, text: str) -> None:
+        """How far a corpus is that takes long; in the thread that builds."""
+        log.info(text)
+        if self.here is not None:
+            soon(self.here, partial(self._shows, text))
+
+    def _shows(self, text: str) -> None:
+        """Whoever asks why it does not join sees it; `fit` takes it away."""
+        if self.membership.record.state == "working" and self.work and not self.work.built:
+            self.membership.update(reason=text[:500])
 
     def room(self) -> DiskRoom | None:
         return None if self.work is None else self.work.room
@@ -234,13 +251,18 @@ class Learner(Worker[Settings]):
     async def _begins_again(self, leave: Leave, spec: RunSpec) -> bool:
         """Whether it works on after this, as a newer life; waits until it may.
 
-        After a restore it has moments and data of that checkpoint. It may have been silent for so
-        long that it counted as gone. Or another process took its id: that one works, as long as it
-        lives.
+        After a restore it has moments and data of that checkpoint. A run that has lost all it had
+        made may want what it began from, which the older life had not read. It may have been silent
+        for so long that it counted as gone. Or another process took its id: that one works, as long
+        as it lives.
         """
         run, this = spec.name, (spec.name, spec.id)
         if self.assigned != this:
             return False  # nobody would end a newer life: the one that was left was to end it
+        if leave.outcome == "unread":
+            log.warning("begins again", run=run, reason=leave.reason)
+            self.reads_for = this
+            return True
         if leave.outcome != "superseded":
             return leave.outcome == "restored"
         own = self.membership.record.boot
@@ -277,9 +299,11 @@ class Learner(Worker[Settings]):
 
     async def _worked(self, spec: RunSpec) -> Leave:
         """Work for the run until it is left. Raises Unfit."""
+        self.here = asyncio.get_running_loop()
         self.work = work = Work(await self._context(spec), self.faults, self.computing)
         work.injected.duty_cycle = self.settings.duty_cycle
         work.stop_s = self.settings.stop_s
+        work.reads_beginning = self.reads_for == (spec.name, spec.id)
         work.fit = lambda: self.membership.update(state="working", reason="")
         leave = await work.run()
         # Whoever refused it may let it in later: another configuration, or a free place.

@@ -32,12 +32,14 @@ from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import BusError, Traffic
 from diloco_shared.bus.repeating import PROMPT, until_done
+from diloco_shared.bus.status_key import shown as shown_of
 from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Progress, SocketBytes
-from diloco_shared.protocol.records import LearnerSpeed
+from diloco_shared.protocol.records import LearnerSpeed, RunStatus
 from diloco_shared.protocol.run_states import OVER
+from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
 
@@ -88,6 +90,8 @@ class Work:
         self.computing = computing
         self.injected, self.mailbox = Injected(), Mailbox()
         self.fit: Callable[[], None] = lambda: None  # called once model and data are there
+        self.reads_beginning = False  # what the run began from, however far the run is
+        self.begun = False  # the run, so far that nothing of that is read
         self.stop_s = STOP_S  # in which it stops when the process is told to
         self.events = RecoveryArrivals()
         self.beat: Beat | None = None
@@ -168,6 +172,7 @@ class Work:
         incarnation = await take_incarnation(self.control, self.spec.name, me, boot)
         self.context = replace(self.context, incarnation=incarnation)
         log.info("works", run=self.spec.name, incarnation=incarnation)
+        self.begun = await self._is_begun()
         try:
             await asyncio.to_thread(self._build)
         # A model or data of the user's own may raise anything, or want to end the process.
@@ -243,9 +248,27 @@ class Work:
 
         await until_done(look, "streams of the run", pauses=PROMPT)
 
+    async def _is_begun(self) -> bool:
+        """Whether a run that began from weights is shown to have merged every fragment since.
+
+        Then its learners need nothing but its anchors, and those weights may be gone. Of a run that
+        begins from its seed the same parameters are made at any time.
+        """
+        spec = self.spec
+        if not spec.model.weights or self.reads_beginning:
+            return False
+        try:
+            for shard in range(spec.algorithm.shards):
+                status = await shown_of(self.control, spec.name, spec.id, shard)
+                if not merged(status, spec, shard):
+                    return False
+        except BusError:
+            return False
+        return True
+
     def _build(self) -> None:
         """Everything that computes: off the event loop, since compiling takes seconds."""
-        built = self.computing.build(self.spec)
+        built = self.computing.build(self.spec, begun=self.begun)
         self.trainer, self.batches = built.trainer, built.batches
         self.held_out = built.held_out
         for text in built.warnings:
@@ -279,7 +302,8 @@ class Work:
         )
         self.up = Uplink(context, sizes_P, self.checkpoints, self.leases, self._put)
         self.evaluations = Evaluations(self.computing, self.up.tell, self._put)
-        check, initial = self.trainer.check_inner_state, self.trainer.fragment
+        check = self.trainer.check_inner_state
+        initial = None if self.begun else self.trainer.fragment
         self.down = Downlink(context, self.book, self._put, check, initial)
         sockets = counting(self.control.traffic, self.data.traffic)
         self.reporter = Reporter(context, self.mailbox, self.book, self.faults, sockets)
@@ -305,6 +329,7 @@ class Work:
             layout=self.trainer.program.layout.digest(),
             state_bytes=self.trainer.inner_state_bytes,
             parameters=sum(self.trainer.program.layout.sizes),
+            initial=not self.begun,
         )
 
     # --- training ------------------------------------------------------------------------------
@@ -427,6 +452,13 @@ class Work:
     def _saved_here(self) -> int:
         """Bytes of a checkpoint where this process writes all of it; 0 where each host its part."""
         return 0 if self.shared is not None else self.checkpoints.room.needed
+
+
+def merged(status: RunStatus | None, spec: RunSpec, shard: int) -> bool:
+    """Whether every fragment of a syncer shard has a version behind the first one."""
+    if status is None or len(status.versions) != spec.algorithm.fragments:
+        return False
+    return all(status.versions[p] > 0 for p in spec.algorithm.owned(shard))
 
 
 def too_long(size: int, within_s: float, step_s: float = 0.0, took_s: float = 0.0) -> str:

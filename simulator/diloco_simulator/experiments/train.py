@@ -145,7 +145,7 @@ class Computed(Paced):
         self.fleet = fleet
         self.m = m
 
-    def build(self, spec: RunSpec) -> Built:
+    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
         return self.fleet.built(self.m)
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:

@@ -36,8 +36,8 @@ class IslandComputing(TinyComputing):
         self.holder: Holder | None = None
         self.tell: Any = None  # an event
 
-    def build(self, spec: RunSpec) -> Built:
-        built = super().build(spec)
+    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
+        built = super().build(spec, begun=begun)
         batches: Batches = built.batches
         self._close()
         trainer = LeadingTrainer(spec, self.learner, self.leading.work(), self.report)

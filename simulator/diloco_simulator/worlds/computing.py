@@ -247,7 +247,7 @@ class TinyComputing(Paced):
         self.learner = learner
         self.report = report
 
-    def build(self, spec: RunSpec) -> Built:
+    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
         """A tiny trainer of the run's fragments, with a corpus of zeros in as many data shards."""
         a = spec.algorithm
         tiny = TinyTrainer(

@@ -31,11 +31,11 @@ class Losing(OnThisMachine):
     def lost(self) -> str:
         return self.gone
 
-    def build(self, spec: RunSpec) -> Any:
+    def build(self, spec: RunSpec, **how: Any) -> Any:
         self.gone = LOST
         self.built.set()
         self.fails()
-        return super().build(spec)
+        return super().build(spec, **how)
 
     async def over(self, within_s: float | None = None) -> None:
         self.ends.append(within_s)

@@ -28,13 +28,12 @@ from diloco_learner.hosts.trainer import HostsTrainer
 from diloco_learner.hosts.whole import HostLost, OfWork
 from diloco_learner.models import forget
 from diloco_learner.training import platforms
-from diloco_learner.training.computing_io import Built, OnThisMachine, island_of
+from diloco_learner.training.computing_io import Built, OnThisMachine, island_of, opened
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.mesh import mesh_over, of_all
 from diloco_learner.training.speed import Island
 from diloco_learner.training.train import TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
-from diloco_shared.checkpoints.parameters_io import beginning_of
 from diloco_shared.process.serving import connected_for_data
 from diloco_shared.reach.local import Reach
 from diloco_shared.spec.mesh import MeshSizes, fitted, mesh_of
@@ -76,7 +75,8 @@ class OnHosts(OnThisMachine):
     def trainer(self, program: Program, sizes: MeshSizes, separator: int | None) -> Trainer:
         """Once every host has what the run needs. Raises ValueError where one has not."""
         text = program.spec.model_dump_json()
-        order = plan.Prepare(text, str(sizes), -1 if separator is None else separator)
+        between = -1 if separator is None else separator
+        order = plan.Prepare(text, str(sizes), between, program.unread)
         link: OfWork = self.building.work
         link.check()
         self._close()  # a restore begins a new life in this process
@@ -87,13 +87,13 @@ class OnHosts(OnThisMachine):
         self.holder = trainer.holder
         return trainer
 
-    def build(self, spec: RunSpec) -> Built:
+    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
         """With checkpoints that all hosts write, where there is a place for them.
 
         In a thread, which goes on should the work be over before it is done: see `OfWork`.
         """
         link = self.building.work = self.hosts.work()
-        built = super().build(spec)
+        built = super().build(spec, begun=begun)
         if not self.checkpoints:
             return built
         names = {0: "process 0"} | {n: host.name for n, host in self.hosts.hosts.items()}
@@ -149,9 +149,9 @@ class OnOneHost(OnThisMachine):
         super().__init__(*of_this_machine)
         self.checkpoints = checkpoints
 
-    def build(self, spec: RunSpec) -> Built:
+    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
         """See `OnHosts.build`."""
-        built, shards = super().build(spec), Shards(self.checkpoints)
+        built, shards = super().build(spec, begun=begun), Shards(self.checkpoints)
         names = {0: "this process"}
         return replace(
             built, keeper=partial(HostsCheckpoints, built.trainer, shards, Nobody(), names)
@@ -230,7 +230,7 @@ def programs(reach: Reach, order: plan.Prepare) -> Program:
     fitted(sizes, len(there), spec.inner.batch_sequences)
     assert sizes is not None
     try:
-        beginning = beginning_of(spec.model, reach.data, reach.checkpoint_root, reach.checkpoints)
+        beginning = opened(spec, reach, begun=order.begun)
         separator = None if order.separator < 0 else order.separator
         return Program.build(spec, beginning, separator, mesh_over(sizes, there))
     except (Exception, SystemExit):

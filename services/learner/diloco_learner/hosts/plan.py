@@ -25,6 +25,7 @@ class Prepare:
     spec: str  # of the run, as JSON
     mesh: str  # over the devices of all processes
     separator: int  # between documents; -1: there is none
+    begun: bool = False  # the run: what it began from is not opened
 
 
 @dataclass(frozen=True, slots=True)

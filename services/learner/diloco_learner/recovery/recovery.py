@@ -105,11 +105,13 @@ class Recovery:
         layout: str,
         state_bytes: int = 0,
         parameters: int = 0,
+        initial: bool = True,
     ) -> None:
         """`nonce_seed`: unique per process start, one subject token; attempts are numbered.
 
         `layout`: digest of how this learner cuts its model into fragments. `state_bytes`: size of
-        an inner state. `parameters`: N, for the limits of the run's streams.
+        an inner state. `parameters`: N, for the limits of the run's streams. `initial`: whether it
+        has the parameters that the run began with.
         """
         self.spec = spec
         self.learner = learner
@@ -117,6 +119,7 @@ class Recovery:
         self.has_checkpoint = has_checkpoint
         self.nonce_seed = nonce_seed
         self.parameters = parameters
+        self.initial = initial
         self.making_s = state_bytes / STATE_BYTES_PER_S
         self.config = shared_keys(spec) | {"layout": layout}
         self.state = Stage.JOINING
@@ -356,6 +359,11 @@ class Recovery:
         )
         if not asked:
             return []
+        if not self.initial:
+            text = (
+                "the run wants the parameters that it began with, and this life has not read them"
+            )
+            return self._leave("unread", text)
         if self.init_moved_at is not None:
             if now < self.init_moved_at + self.init_s:
                 return []

@@ -30,7 +30,7 @@ from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.speed import Island
 from diloco_learner.training.train import Pause, Rest, Slowed, Stepping, TrainLoop
-from diloco_learner.training.trainer import Program, Trainer
+from diloco_learner.training.trainer import InitialWeights, Program, Trainer, Unread
 from diloco_shared import ambient
 from diloco_shared.checkpoints.parameters_io import beginning_of
 from diloco_shared.gpus import gpus_here, unused
@@ -70,9 +70,10 @@ class Computing(Protocol):
         Where only looking tells, that is the time between two looks; see `Mailbox`.
         """
 
-    def build(self, spec: RunSpec) -> Built:
+    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
         """Model, trainer and data of a run; called in a thread. Whatever a user's own model or
-        data raises."""
+        data raises. `begun`: parameters come from elsewhere, so the weights that the run began
+        from are not looked for."""
 
     def island(self) -> Island | None:
         """What steps are taken on, and its memory now; None where nothing computes."""
@@ -126,7 +127,7 @@ class OnThisMachine:
             at_last.cancel()
         self.turned.clear()
 
-    def build(self, spec: RunSpec) -> Built:
+    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
         """Seconds: it compiles. Minutes if a large text is prepared first.
 
         Raises OutOfReach for what runs may not open here, WrongMesh where devices cannot share
@@ -135,20 +136,18 @@ class OnThisMachine:
         if spec.model.factory is not None:
             self.reach.factories.check(spec.model.factory)  # else nothing of it is imported
         try:
-            return self._built(spec)
+            return self._built(spec, begun=begun)
         except (Exception, SystemExit):
             forget(spec.model)
             raise
 
-    def _built(self, spec: RunSpec) -> Built:
+    def _built(self, spec: RunSpec, *, begun: bool) -> Built:
         corpus = load(spec.data, self.reach.data, self.cache)
         check_vocabulary(spec, corpus)
         cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
         sequences = spec.inner.batch_sequences * spec.inner.accumulation
         held_out = held_out_of(spec, corpus.validation)
-        beginning = beginning_of(
-            spec.model, self.reach.data, self.reach.checkpoint_root, self.reach.checkpoints
-        )
+        beginning = opened(spec, self.reach, begun=begun)
         platforms.check()
         there = self.there()
         sizes = self.sizes(spec, len(there))
@@ -212,6 +211,14 @@ class OnThisMachine:
 
     async def over(self, within_s: float | None = None) -> None:
         """Whoever held the trainer lets go of it."""
+
+
+def opened(spec: RunSpec, reach: Reach, *, begun: bool) -> InitialWeights | None:
+    """What the run begins from; None: its seed. Where it has `begun`, nothing is opened. Raises
+    ValueError and OSError."""
+    if begun and spec.model.weights:
+        return Unread()
+    return beginning_of(spec.model, reach.data, reach.checkpoint_root, reach.checkpoints)
 
 
 def soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

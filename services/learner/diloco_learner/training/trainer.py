@@ -64,6 +64,16 @@ class InitialWeights(Protocol):
         """A tensor by our name, fp32 in its own shape. Raises ValueError."""
 
 
+class Unread:
+    """In the place of weights that nobody needs any more, since the run has made others of them.
+
+    Parameters are zeros until anchors come, which may lie in files that are gone.
+    """
+
+    def read(self, name: str) -> Values:
+        raise ValueError(f"{name} is not read: the run is further than the weights it began from")
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What every learner of a run shares: compiled functions and the layout.
@@ -155,11 +165,19 @@ class Program:
             jax.eval_shape(jax.value_and_grad(loss_of), self.shapes, shape)
 
     def initial(self) -> Any:
-        """Those to begin from, or fresh ones from the run's seed: equal on every learner."""
+        """Those to begin from, or fresh ones from the run's seed: equal on every learner. Zeros
+        where those to begin from were not read."""
+        if self.unread:
+            return empty(self)
         if self.weights is not None:
             lying = self.lying(self.shapes)
             return filled(self.shapes, self.model.stacked, self.weights.read, lying)
         return self.init(jax.random.key(self.spec.seed))
+
+    @property
+    def unread(self) -> bool:
+        """Whether what the run began from was not read: nobody may be given these parameters."""
+        return isinstance(self.weights, Unread)
 
     @property
     def warning(self) -> str:
