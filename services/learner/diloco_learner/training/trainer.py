@@ -67,7 +67,7 @@ class InitialWeights(Protocol):
 class Unread:
     """In the place of weights that nobody needs any more, since the run has made others of them.
 
-    Parameters are zeros until anchors come, which may lie in files that are gone.
+    Their files may be gone. Parameters are zeros until anchors come.
     """
 
     def read(self, name: str) -> Values:
