@@ -120,6 +120,7 @@ ADDED = {
         "alive": "whether it was heard of lately",
         "gone_since": "wall clock, in seconds since 1970; null while it lives",
         "draining": "it gets no more work",
+        "stays": "of a syncer that drains: why it still works for its run; else empty",
         "lag_records": "of a syncer: how many records it is behind the one that leads",
         "learner": "what its run's syncer sees of it; null if nothing",
         "speed": "[LearnerSpeed](messages.md#learnerspeed); null if it said nothing lately",

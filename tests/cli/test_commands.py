@@ -407,6 +407,15 @@ def test_a_member_is_drained_and_back(server: Server, diloco: Diloco) -> None:
     assert "a: alive, has no run" in diloco("drain", "a", "--undo")[1]
 
 
+def test_a_syncer_that_drains_says_what_it_waits_for(server: Server, diloco: Diloco) -> None:
+    member = {"id": "s", "role": "syncer", "alive": True, "assigned": "r", "pid": 7, "host": "h"}
+    member |= {"draining": True, "state": "leading", "stays": "hands over run r to t"}
+    server.answers["POST /v1/members/s/drain"] = (200, member)
+    said = " ".join(diloco("drain", "s")[1].split())
+    assert said.startswith("s: alive, draining, works for r, leading (syncer, process 7 on h")
+    assert said.endswith("): hands over run r to t")
+
+
 def test_a_learner_that_cannot_work_is_not_said_to(server: Server, diloco: Diloco) -> None:
     common = {"role": "learner", "alive": True, "assigned": "demo", "pid": 7, "host": "h"}
     unfit = {"id": "a", **common, "state": "unfit", "reason": "there is no /text", "learner": None}

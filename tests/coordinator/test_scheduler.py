@@ -1,6 +1,7 @@
 """Who works for which run, decision by decision, and promises for any cluster."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -232,6 +233,7 @@ MEMBERS = st.lists(
         st.booleans(),
         st.booleans(),
         since_s=st.sampled_from([0.0, GRACE_S - 1, GRACE_S, 1000.0]),
+        fit=st.booleans(),
     ),
     unique_by=lambda m: m.id,
 )
@@ -247,6 +249,14 @@ RUNS = st.lists(
     ),
     unique_by=lambda r: r.name,
 )
+
+
+def moved(members: list[MemberView], plan: Plan) -> list[MemberView]:
+    """As they are once the plan is carried out; who has other work is not fit for it yet."""
+    new = {c.member: c.shard for c in plan.changes}
+    return [replace(m, shard=new[m.id], fit=False) if m.id in new else m for m in members]
+
+
 ASSIGNED = st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(["", "x", "y", "gone"]))
 
 
@@ -256,13 +266,19 @@ def test_promises(members: list[MemberView], runs: list[RunView], had: dict[str,
     now = {**had, **{c.member: c.run for c in plan.changes}}
     by_id = {m.id: m for m in members}
     # Applied, it is stable.
-    assert schedule(members, runs, now).changes == ()
+    assert schedule(moved(members, plan), runs, now).changes == ()
     live = {r.name: r for r in runs if not r.over}
     for member, name in now.items():
         if not name:
             continue
-        # Nobody works for a run that is over, and nobody who drains or is unknown works.
-        assert name in live and not by_id[member].draining
+        # Nobody works for a run that is over, and nobody who is unknown works.
+        assert name in live
+        # Who drains works only where nobody else could lead.
+        mine = [m for m in members if m.role == "syncer" and had.get(m.id) == name == now[m.id]]
+        able = [m.id for m in mine if m.alive and m.fit]
+        assert not by_id[member].draining or (
+            member in [m.id for m in mine] and not {*able} - {member}
+        )
         # Only the living get new work.
         assert had.get(member) == name or by_id[member].alive
     for change in plan.changes:
@@ -280,8 +296,8 @@ def test_promises(members: list[MemberView], runs: list[RunView], had: dict[str,
         if any(by_id[m].role == "syncer" for m in new):
             counted = [m for m in learners if by_id[m].alive or by_id[m].since_s < GRACE_S]
             assert begun or wish.leaders or len(counted) >= wish.learners_min
-            living = [m for m in mine if by_id[m].role == "syncer" and by_id[m].alive]
-            assert len(living) <= wish.syncers
+            stay = [by_id[m] for m in mine if not by_id[m].draining]
+            assert sum(m.role == "syncer" and m.alive for m in stay) <= wish.syncers
         assert name in plan.waiting or any(by_id[m].role == "syncer" for m in mine)
 
 
@@ -333,18 +349,30 @@ def test_shards_are_given_once(
     runs = [run("x", shards=2, syncers=2), run("y", shards=2, least=2)]
     plan = schedule(members, runs, had)
     now = {**had, **{c.member: c.run for c in plan.changes}}
-    moved = {c.member: c.shard for c in plan.changes}
-    there = [replace(m, shard=moved.get(m.id, m.shard)) for m in members]
+    there = moved(members, plan)
     assert schedule(there, runs, now).changes == ()
     for r in runs:
         mine = [m for m in there if m.role == "syncer" and now.get(m.id) == r.name]
+        stay = [m for m in mine if not m.draining]
         gone_for_long = [
             s
             for s in (0, 1)
-            if mine and not any((m.alive or m.since_s < GRACE_S) for m in mine if m.shard == s)
+            if mine and not any((m.alive or m.since_s < GRACE_S) for m in stay if m.shard == s)
         ]
-        spare = [s for s in (0, 1) if sum(m.alive for m in mine if m.shard == s) > 1]
+        spare = [s for s in (0, 1) if sum(m.alive for m in stay if m.shard == s) > 1]
         assert not (gone_for_long and spare)
+        # Of whoever had the state of a shard one stays.
+        for s in (0, 1):
+            knew = [
+                m.id
+                for m in members
+                if m.role == "syncer"
+                and had.get(m.id) == r.name
+                and m.shard == s
+                and m.alive
+                and m.fit
+            ]
+            assert not knew or any(m.id in knew and m.shard == s for m in mine)
 
 
 def test_a_run_that_cannot_be_read_keeps_whom_it_has_and_gets_nobody() -> None:
@@ -356,3 +384,96 @@ def test_a_run_that_cannot_be_read_keeps_whom_it_has_and_gets_nobody() -> None:
     assert written(members, [unread], had) == {"b": ""}, "whom a user drains may go"
     assert needed(members, [unread], had) == {"s"}
     assert written(members, [replace(unread, over=True)], had) == dict.fromkeys(had, "")
+
+
+# --------------------------------------------------------------------------------------------------
+# Syncers that drain.
+
+
+def at_work(name: str, shard: int = 0, **more: Any) -> MemberView:
+    """A syncer that leads, or could at once."""
+    return replace(MemberView(name, "syncer", alive=True, shard=shard, fit=True), **more)
+
+
+def test_a_leader_that_drains_stays_until_a_successor_has_its_state() -> None:
+    """The only spare syncer is the standby of another shard: it begins with nothing, and nobody
+    sends it the snapshot of a syncer that has left."""
+    members = [
+        at_work("s0"),
+        at_work("s0b"),
+        at_work("s1", 1, draining=True),
+        learner("a"),
+    ]
+    had = dict.fromkeys([m.id for m in members], "r")
+    runs = [replace(run(shards=2), leaders=("s0", "s1"))]
+    plan = schedule(members, runs, had)
+    assert [(c.member, c.run, c.shard) for c in plan.changes] == [("s0b", "r", 1)]
+    assert plan.changes[0].reason == "takes over run r, shard 1, whose syncers drain"
+    # It reads: the other one leads on.
+    members[1] = at_work("s0b", 1, fit=False)
+    plan = schedule(members, runs, had)
+    assert plan.changes == ()
+    assert plan.staying == {"s1": "hands over run r, shard 1 to s0b"}
+    # It has read all.
+    members[1] = at_work("s0b", 1)
+    plan = schedule(members, runs, had)
+    assert [(c.member, c.run) for c in plan.changes] == [("s1", "")]
+    assert plan.changes[0].reason == "s1 is draining, and s0b can do without it"
+    assert plan.staying == {}
+
+
+def test_a_standby_that_does_not_have_the_state_yet_is_no_successor() -> None:
+    had = dict.fromkeys(["s", "s2"], "r")
+    runs = [run(syncers=2, leader="s")]
+    leader = at_work("s", draining=True)
+    for other in (
+        at_work("s2", fit=False),
+        at_work("s2", fit=False, unfit="a contribution is gone"),
+        at_work("s2", alive=False, since_s=1.0),
+    ):
+        assert written([leader, other], runs, had) == {}
+    assert written([leader, at_work("s2")], runs, had) == {"s": ""}
+    assert written([leader, at_work("s2", 1)], [run(shards=2)], had) == {}, "of another shard"
+    # A standby is missed by nobody as long as the leader is there, and a run that is over by none.
+    members = [at_work("s"), at_work("s2", draining=True, fit=False)]
+    assert written(members, runs, had) == {"s2": ""}
+    assert written([leader], [run(over=True)], {"s": "r"}) == {"s": ""}
+
+
+def test_who_drains_counts_as_absent_and_gets_a_successor() -> None:
+    members = [at_work("s", draining=True), *syncers("s2", "s3")]
+    assert written(members, [run(leader="s")], {"s": "r"}) == {"s2": "r"}
+    two = run(syncers=2, leader="s")
+    assert written(members, [two], {"s": "r"}) == {"s2": "r", "s3": "r"}
+    # Dead, it still is who has the state; and gets one beside it at once.
+    dead = at_work("s", draining=True, alive=False, since_s=0.0, fit=False)
+    plan = schedule([dead, *syncers("s2")], [run(leader="s")], {"s": "r"})
+    assert {c.member: c.run for c in plan.changes} == {"s2": "r"} and plan.staying == {}
+
+
+def test_the_only_syncer_stays_and_says_so() -> None:
+    plan = schedule([at_work("s", draining=True), learner("a")], [run()], {"s": "r", "a": "r"})
+    assert (plan.changes, plan.waiting) == ((), {})
+    assert plan.staying == {"s": "nobody can take over run r: start another syncer"}
+    unread = replace(run(), unread=True)
+    assert written([at_work("s", draining=True)], [unread], {"s": "r"}) == {}
+
+
+def test_of_several_that_drain_the_leader_stays() -> None:
+    members = [at_work(name, draining=True) for name in ("s", "s2", "s3")]
+    had = dict.fromkeys(["s", "s2", "s3"], "r")
+    assert written(members, [run(leader="s2")], had) == {"s": "", "s3": ""}
+
+
+def test_a_successor_is_not_taken_away_again() -> None:
+    """Two leaders drain, and there is one successor: it stays where it was given first."""
+    members = [at_work("s0", draining=True), at_work("s1", 1, draining=True), *syncers("s2")]
+    had, runs = {"s0": "r", "s1": "r"}, [run(shards=2)]
+    plan = schedule(members, runs, had)
+    assert [(c.member, c.shard) for c in plan.changes] == [("s2", 0)]
+    assert schedule(members, runs, had | {"s2": "r"}).changes == ()
+    # Nor is the one of two standbys that has the state.
+    members = [at_work("s0"), at_work("a0", fit=False), at_work("s1", 1, draining=True)]
+    had = dict.fromkeys(["s0", "a0", "s1"], "r")
+    plan = schedule(members, [run(shards=2, leader="gone")], had)
+    assert [(c.member, c.shard) for c in plan.changes] == [("a0", 1)]

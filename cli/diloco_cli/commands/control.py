@@ -60,7 +60,7 @@ def _member_line(m: dict[str, Any]) -> str:
     release = f", release {m['version']}" if m.get("version") else ""
     line += f" ({m['role']}, process {m['pid']} on {m['host']}{release})"
     full = f"its disk is full: {m['full']}" if m.get("full") else ""
-    why = "; ".join(text for text in (m.get("reason"), full) if text)
+    why = "; ".join(text for text in (m.get("stays"), m.get("reason"), full) if text)
     return f"{line}: {why}" if m["alive"] and why else line
 
 

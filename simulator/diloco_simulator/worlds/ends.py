@@ -161,7 +161,7 @@ class EndsWorld:
         """What a user would see."""
         r = self.registry
         shown = [f"{n}: {s.state}, settled {s.settled}" for n, s in sorted(r.statuses.items())]
-        return f"{'; '.join(shown)}; assigned {sorted(r.assigned)}; waiting {r.waiting}"
+        return f"{'; '.join(shown)}; assigned {sorted(r.assigned)}; waiting {r.plan.waiting}"
 
     def _leader(self, run: str) -> str:
         status = self.registry.statuses.get(run)

@@ -127,9 +127,39 @@ async def test_syncers_show_who_leads_and_how_far_behind_a_standby_is(world: Any
         await world.joins("syncer-1", role="syncer", state="ineligible", reason="record 41")
         await world.joins("syncer-2", role="syncer", state="ineligible", reason="record 38")
         why = "syncer-1 cannot lead: record 41; syncer-2 cannot lead: record 38"
-        await until(lambda: desk.registry.waiting.get("demo") == (Why("syncers-unfit", why),))
+        await until(lambda: desk.registry.plan.waiting.get("demo") == (Why("syncers-unfit", why),))
         run = await desk.get("/v1/runs/demo")
         assert (run["waiting"], run["reason_codes"]) == (why, ["syncers-unfit"])
+
+
+async def test_a_leader_that_drains_says_what_it_waits_for(world: Any) -> None:
+    def at_work(**shown: Any) -> dict[str, Any]:
+        return {"role": "syncer", "run": "demo", **shown}
+
+    async def says() -> str:
+        return str((await desk.get("/v1/members/syncer-1"))["stays"])
+
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.joins("a")
+        await world.joins("syncer-1", **at_work(state="leading"))
+        await until(lambda: "syncer-1" in desk.registry.assigned)
+        assert await says() == ""
+        await desk.ask("POST", "/v1/members/syncer-1/drain")
+        await until(lambda: desk.registry.plan.staying)
+        assert await says() == "nobody can take over run demo: start another syncer"
+        # What it shows is of the run that it worked for before.
+        await world.joins("syncer-2", **at_work(state="standby") | {"run": "earlier"})
+        await until(lambda: "syncer-2" in desk.registry.assigned)
+        await until(lambda: "hands" in desk.registry.plan.staying.get("syncer-1", ""))
+        assert await says() == "hands over run demo to syncer-2"
+        await world.joins("syncer-2", **at_work(state="standby", shard=1))
+        await world.joins("b")
+        await until(lambda: "b" in desk.registry.assigned)  # the next look was taken
+        assert "syncer-1" in desk.registry.assigned
+        await world.joins("syncer-2", **at_work(state="standby"))
+        await until(lambda: "syncer-1" not in desk.registry.assigned)
+        assert await says() == ""
 
 
 async def test_the_dead_stay_assigned_until_they_are_forgotten(world: Any) -> None:

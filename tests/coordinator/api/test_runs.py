@@ -26,7 +26,7 @@ async def test_a_run_waits_for_members_and_then_gets_them(world: Any) -> None:
         assert made.status_code == 201
         assert made.headers["Location"] == "/v1/runs/demo"
         assert made.json()["state"] == "queued"
-        await until(lambda: desk.registry.waiting)
+        await until(lambda: desk.registry.plan.waiting)
         assert (await desk.get("/v1/runs/demo"))["reason_codes"] == ["syncers-missing"]
         await world.joins("syncer-1", role="syncer")
         await world.joins("a")

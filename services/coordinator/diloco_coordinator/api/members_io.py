@@ -63,7 +63,8 @@ class Members:
             mine = (n for m, n in registry.roll.notes.items() if registry.assigned.get(m) == run)
             lag = next(s["lag_records"] for s in syncer_views(mine) if s["id"] == member)
         speed = registry.speed_of(member)
-        return member_view(note, run, registry.statuses.get(run), lag, speed)
+        stays = registry.plan.staying.get(member, "") if run else ""
+        return member_view(note, run, registry.statuses.get(run), lag, speed, stays)
 
     async def index(self) -> dict[str, Any]:
         """Every process that is or was a member, and is not forgotten.

@@ -188,7 +188,7 @@ class Runs:
         """A run as the API shows it: `run_view`, with speeds, releases, budget and revision."""
         r = self.registry
         members = sorted(m for m, run in r.assigned.items() if run == record.name)
-        status, waiting = r.statuses.get(record.name), r.waiting.get(record.name, ())
+        status, waiting = r.statuses.get(record.name), r.plan.waiting.get(record.name, ())
         notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
         # Cut off from the bus it knows how members were, not how they are.
         cut_off = CUT_OFF if not r.bus.connected else r.bus.ails

@@ -206,11 +206,12 @@ def member_view(
     status: RunStatus | None,
     lag_records: int | None = None,
     speed: LearnerSpeed | None = None,
+    stays: str = "",
 ) -> dict[str, Any]:
     """A member: the process, its assignment, and what its run's syncer sees of it.
 
     `lag_records`: of a syncer, how many tape records it is behind the one that leads; `speed`: what
-    a learner says of it.
+    a learner says of it; `stays`: why a syncer that drains still works for the run.
     """
     record = note.record
     shown = record.model_dump(mode="json", exclude={"lock", "boot"})
@@ -219,6 +220,7 @@ def member_view(
     shown["alive"] = note.alive
     shown["gone_since"] = note.gone_since
     shown["draining"] = note.draining
+    shown["stays"] = stays if note.draining and note.alive else ""
     shown["lag_records"] = lag_records
     shown["learner"] = status.learners.get(record.id) if status is not None else None
     shown["speed"] = None if speed is None else _speed_view(speed)

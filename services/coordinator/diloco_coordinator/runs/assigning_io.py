@@ -19,6 +19,8 @@ log = structlog.get_logger()
 
 # Between two looks at whether assignments fit, in seconds.
 SCHEDULE_S = 0.3
+# What the record of a syncer shows that has its shard's state.
+FIT = ("leading", "standby")
 
 
 async def keep_assigned(registry: Registry) -> None:
@@ -66,7 +68,7 @@ async def assign(registry: Registry, specs: Specs | None = None) -> None:
     runs = _runs(registry, specs or Specs()) + [_beyond(registry, run) for run in unread]
     await _forget(registry, needed(members, runs, assigned))
     plan = schedule(members, runs, assigned)
-    registry.waiting = plan.waiting
+    registry.plan = plan
     for change in plan.changes:
         before = assigned.get(change.member, "")
         try:
@@ -90,15 +92,18 @@ async def _forget(registry: Registry, kept: set[str]) -> None:
 
 
 def _member(registry: Registry, member: str, note: MemberNote) -> MemberView:
-    assignment = registry.assignments.get(member)
+    assignment, record = registry.assignments.get(member), note.record
+    # What it shows may still be of what it was assigned to before.
+    there = assignment and (record.run, record.shard) == (assignment.run, assignment.shard)
     return MemberView(
         member,
-        note.record.role,
+        record.role,
         alive=note.alive,
         draining=note.draining,
-        unfit=note.record.reason if note.record.state == "ineligible" else "",
+        unfit=record.reason if record.state == "ineligible" else "",
         shard=assignment.shard if assignment else 0,
         since_s=note.since_s(ambient.wall()),
+        fit=bool(there and record.run and record.state in FIT),
     )
 
 

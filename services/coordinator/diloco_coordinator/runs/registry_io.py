@@ -24,7 +24,7 @@ from diloco_coordinator.runs.events import (
 )
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Renewals, Roll, Speeds
-from diloco_coordinator.runs.reasons import Why
+from diloco_coordinator.runs.scheduler import Plan
 from diloco_coordinator.runs.statuses import Standings, run_id_of
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec, TooFewNodes
@@ -86,7 +86,7 @@ class Registry:
         # One change at a time: noting a token's last use must not bring a revoked one back.
         self._changing_tokens = asyncio.Lock()
         self.revisions: dict[tuple[str, str], int] = {}  # not of members and statuses
-        self.waiting: dict[str, tuple[Why, ...]] = {}  # run -> what it lacks
+        self.plan = Plan((), {}, {})  # of the newest look at who works for what
         self.histories = Histories()
         self.told = Events()
         self.changed = asyncio.Condition()

@@ -3,7 +3,8 @@
 Runs are served in the order they were created: first each gets a syncer and its learners, then
 standbys are given out. An assignment outlives the death of its member: whoever comes back goes on
 where it was, if there is room. But the dead count against nothing. Draining or forgetting a member
-ends it. A run that only another release can read keeps whom it has, and gets nobody.
+ends it; but a syncer that drains stays until another one has the state of its shard. A run that
+only another release can read keeps whom it has, and gets nobody.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ class MemberView:
     unfit: str = ""  # why a syncer could not lead its run
     shard: int = 0  # that a syncer is assigned to
     since_s: float = 0.0  # for how long it has been alive, or gone
+    fit: bool = False  # a syncer that has its shard's state: it leads, or could at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,11 @@ class AssignmentChange:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to write, and what each run lacks, if anything."""
+    """What to write, what each run lacks, if anything, and why a syncer that drains stays."""
 
     changes: tuple[AssignmentChange, ...]
     waiting: dict[str, tuple[Why, ...]]
+    staying: dict[str, str]  # by member
 
 
 def schedule(
@@ -77,7 +80,7 @@ def schedule(
     `syncers` of every shard live. One that was led before, and that nobody works for any more (its
     end is not in the backup that the hub was put back from), needs no `learners_min`. A run that
     waits for a syncer gets the standby of another one; so does a shard whose syncers are gone for
-    longer than `GRACE_S`.
+    longer than `GRACE_S`, or drain.
     """
     return _Scheduling(members, runs, assigned).plan()
 
@@ -102,7 +105,7 @@ class _Scheduling:
         assigned: Mapping[str, str],
     ) -> None:
         self.wanted = {r.name: r for r in runs if not r.over and not r.unread}
-        self.unread = {r.name for r in runs if not r.over and r.unread}
+        self.unread = {r.name: r for r in runs if not r.over and r.unread}
         self.forced = {r.name for r in runs if r.over and r.forced}
         self.by_id = {m.id: m for m in members}
         self.assigned = assigned
@@ -113,6 +116,7 @@ class _Scheduling:
 
     def plan(self) -> Plan:
         self._keep()
+        self._let_go()
         for run in self.wanted.values():
             self._serve(run)
         for run in self.wanted.values():
@@ -124,7 +128,7 @@ class _Scheduling:
             for member in sorted(self.assigned.keys() | self.now.keys())
             if self._changed(member)
         )
-        return Plan(changes, self.waiting)
+        return Plan(changes, self.waiting, self._staying())
 
     def _changed(self, member: str) -> bool:
         before, now = self.assigned.get(member, ""), self.now.get(member, "")
@@ -142,11 +146,43 @@ class _Scheduling:
                 self.reasons[member] = f"run {run} is over or gone"
             elif member not in self.by_id:
                 self.reasons[member] = f"{member} is not known any more"
-            elif self.by_id[member].draining:
+            elif self.by_id[member].draining and self.by_id[member].role != "syncer":
                 self.reasons[member] = f"{member} is draining"
             else:
                 self.now[member] = run
                 self.shards[member] = self.by_id[member].shard
+
+    def _draining(self) -> list[MemberView]:
+        """Syncers that still work for a run; first those that it misses least."""
+        leaders = {m for run in self.wanted.values() for m in run.leaders}
+        found = [m for member in self.now if (m := self.by_id[member]).draining]
+        return sorted(found, key=lambda m: (m.alive and m.fit, m.id in leaders, m.id))
+
+    def _let_go(self) -> None:
+        """Of the syncers that drain, each that another one of its shard can do without.
+
+        One that has left sends nobody its snapshots. If nobody else had the state, the run would
+        begin again from what is published.
+        """
+        for m in self._draining():
+            mine = self._at(self.now[m.id], self.shards[m.id])
+            able = [o.id for o in mine if o is not m and o.alive and o.fit]
+            if able:
+                del self.now[m.id], self.shards[m.id]
+                self.reasons[m.id] = f"{m.id} is draining, and {able[0]} can do without it"
+
+    def _staying(self) -> dict[str, str]:
+        """Why the syncers that drain and live still work for their runs."""
+        runs, said = self.wanted | self.unread, {}
+        for m in (m for m in self._draining() if m.alive):
+            run, shard = runs[self.now[m.id]], self.shards[m.id]
+            heirs = [o.id for o in self._of_shard(run, shard) if o.alive and not o.draining]
+            said[m.id] = (
+                f"{self._named('hands over', run, shard)} to {', '.join(sorted(heirs))}"
+                if heirs
+                else f"{self._named('nobody can take over', run, shard)}: start another syncer"
+            )
+        return said
 
     def _may_end(self, member: str) -> bool:
         """Whether it may still end a run properly whose end was forced; the dead nobody needs."""
@@ -171,7 +207,12 @@ class _Scheduling:
         self.shards[member] = shard
 
     def _of_shard(self, run: RunView, shard: int) -> list[MemberView]:
-        return [m for m in self._of(run, "syncer") if self.shards[m.id] == shard]
+        return self._at(run.name, shard)
+
+    def _at(self, run: str, shard: int) -> list[MemberView]:
+        """Syncers of a shard, by the name of its run."""
+        mine = (self.by_id[m] for m, r in self.now.items() if r == run)
+        return [m for m in mine if m.role == "syncer" and self.shards[m.id] == shard]
 
     def _serve(self, run: RunView) -> None:
         learners, spare = self._learners(run), self._free("learner")
@@ -205,13 +246,17 @@ class _Scheduling:
             self.waiting[run.name] = (Why("learners-missing", text),)
 
     def _replace(self, run: RunView, shard: int) -> None:
-        """The standby of another shard, or run, for one whose syncers are gone for long.
+        """A free syncer, or the standby of another shard, or run, for one whose syncers are gone
+        for long, or drain.
 
-        It finds what the run has of the shard, or begins again. Free ones come as standbys.
+        It finds what the run has of the shard, or begins again.
         """
-        gone = all(not m.alive and m.since_s >= GRACE_S for m in self._of_shard(run, shard))
-        if gone and not self._free("syncer") and (spare := self._standbys()):
-            reason = f"{self._named('leads', run, shard)}, whose syncers are gone"
+        mine = self._of_shard(run, shard)
+        leave = all(m.draining or (not m.alive and m.since_s >= GRACE_S) for m in mine)
+        if leave and (spare := self._free("syncer") or self._standbys()):
+            drain = any(m.alive for m in mine)
+            what = self._named("takes over" if drain else "leads", run, shard)
+            reason = f"{what}, whose syncers {'drain' if drain else 'are gone'}"
             self._give(spare[0], run, reason, shard)
 
     def _learners(self, run: RunView) -> list[MemberView]:
@@ -243,14 +288,15 @@ class _Scheduling:
             self.waiting[run.name] = (*before, Why("syncers-unfit", unfit))
 
     def _standbys(self) -> list[str]:
-        """Syncers that a run could do without: not its leader, and another one lives."""
-        spare = []
-        for run in self.wanted.values():
-            for shard in range(run.shards):
-                living = [m.id for m in self._of_shard(run, shard) if m.alive]
-                keep = next((m for m in run.leaders if m in living), min(living, default=""))
-                spare += [m for m in living if m != keep]
-        return sorted(spare)
+        """Syncers that a run could do without."""
+        shards = ((run, s) for run in self.wanted.values() for s in range(run.shards))
+        return sorted(m for run, shard in shards for m in self._spare(run, shard))
+
+    def _spare(self, run: RunView, shard: int) -> list[str]:
+        """All but one that lives and stays: one that has the state, and best the leader."""
+        living = [m for m in self._of_shard(run, shard) if m.alive and not m.draining]
+        living.sort(key=lambda m: (not m.fit, m.id not in run.leaders, m.id))
+        return [m.id for m in living[1:]]
 
     def _stand_by(self, run: RunView) -> None:
         """Free syncers for a run that has begun."""
@@ -259,7 +305,8 @@ class _Scheduling:
         # Evenly: no shard gets a second standby before every shard has its first.
         for wanted in range(1, run.syncers + 1):
             for shard in range(run.shards):
-                living = sum(m.alive for m in self._of_shard(run, shard))
+                mine = self._of_shard(run, shard)
+                living = sum(m.alive and not m.draining for m in mine)
                 for member in self._free("syncer")[: max(wanted - living, 0)]:
                     self._give(member, run, self._named("stands by for", run, shard), shard)
 

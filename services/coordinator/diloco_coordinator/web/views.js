@@ -149,7 +149,7 @@ function behind(records) {
 function noteOf(member) {
   if (!member.alive) return `for ${ago(member.gone_since)}`;
   const l = member.learner;
-  if (member.draining) return "draining";
+  if (member.draining) return member.stays ? `draining: ${member.stays}` : "draining";
   if (member.reason || member.full) return member.reason || member.full;
   if (member.role === "syncer") return behind(member.lag_records);
   if (!l) return "";
