@@ -136,6 +136,11 @@ async def test_a_leader_that_drains_says_what_it_waits_for(world: Any) -> None:
     def at_work(**shown: Any) -> dict[str, Any]:
         return {"role": "syncer", "run": "demo", **shown}
 
+    async def looked(newcomer: str) -> None:
+        """Members were looked at once more, and perhaps given other work."""
+        await world.joins(newcomer)
+        await until(lambda: newcomer in desk.registry.assigned)
+
     async def says() -> str:
         return str((await desk.get("/v1/members/syncer-1"))["stays"])
 
@@ -153,9 +158,9 @@ async def test_a_leader_that_drains_says_what_it_waits_for(world: Any) -> None:
         await until(lambda: "syncer-2" in desk.registry.assigned)
         await until(lambda: "hands" in desk.registry.plan.staying.get("syncer-1", ""))
         assert await says() == "hands over run demo to syncer-2"
+        await looked("b")
         await world.joins("syncer-2", **at_work(state="standby", shard=1))
-        await world.joins("b")
-        await until(lambda: "b" in desk.registry.assigned)  # the next look was taken
+        await looked("c")
         assert "syncer-1" in desk.registry.assigned
         await world.joins("syncer-2", **at_work(state="standby"))
         await until(lambda: "syncer-1" not in desk.registry.assigned)

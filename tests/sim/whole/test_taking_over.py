@@ -4,13 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
+from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeRound, TapeTerm
 from diloco_simulator.inside.observer import Observer
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
-from diloco_simulator.worlds.processes import Host
+from diloco_simulator.worlds.processes import CoordinatorApp, Host
 from diloco_simulator.worlds.world import World, WorldResult, played
+from diloco_syncer.snapshots.finding_io import Finder
 
 # When trouble strikes, and how long after the lease the next leader may take: two looks at the
 # lease, one at the tape, a few messages of 0.1 s each; then some steps of a second to a round.
@@ -143,3 +145,39 @@ def test_with_one_disk_after_another_nothing_changes_but_who_leads(
         monkeypatch, lambda world: disks(world, renamed=renamed, apart_s=15.0), syncers=2
     )
     assert begun == 0
+
+
+def registry(world: World) -> Registry:
+    app = world.coordinator.app
+    assert isinstance(app, CoordinatorApp)
+    return app.coordinator.registry
+
+
+def test_a_leader_that_drains_hands_its_shard_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only syncer that can take over is the other shard's standby, which has nothing yet."""
+    drained: list[str] = []
+
+    def strike(world: World) -> None:
+        name = world.observer.reached.leaders[1]
+        given = registry(world).assignments
+        for machine in world.syncers:
+            if given[machine.name].shard == 1 and machine.name != name:
+                world.crash(machine, 1000.0)
+        drained.append(name)
+        world.loop.call_later(40.0, drain, world, name)
+
+    def drain(world: World, name: str) -> None:
+        world.visitors.begin(asked(world, name))
+
+    async def asked(world: World, name: str) -> None:
+        await world.visitors.ask("POST", f"/members/{name}/drain")
+
+    monkeypatch.setattr(Finder, "_others", lambda self: [])  # each is on a machine of its own
+    seen = Seen(monkeypatch, strike)
+    case = Case(
+        1, CALM.changed(learners=2, syncers=2, shards=2, fragments=4, steps=120, safety_s=120.0)
+    )
+    assert played(case).violations == []
+    assert seen.of(TapeRebirth) == []
+    *_, before, last = (record for _, record in seen.of(TapeTerm) if isinstance(record, TapeTerm))
+    assert before.leader == drained[0] != last.leader
