@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from diloco_coordinator.exports.exporting_io import CUT_OFF
+from diloco_coordinator.exports.exports import CUT_OFF, CUT_OFF_MAX
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.exports import beside, not_whole
 from diloco_simulator.people.rest import NoAnswer
@@ -282,7 +282,10 @@ class Exporting:
         if status is None or status["state"] not in OVER or not status["rounds_committed"]:
             return False
         made = [*shown, *(r.model_dump() for r in self.exporter.made if r.run == run.spec.name)]
-        newest = [e for e in made if not e["asked"]["checkpoint"]]
+        cut_off = [view["id"] for view in shown if view["reason"] == CUT_OFF]
+        # What was cut off is made again, unless that may be what ends the coordinator.
+        none = cut_off if len(cut_off) < CUT_OFF_MAX else []
+        newest = [e for e in made if not e["asked"]["checkpoint"] and e["id"] not in none]
         # One that was begun after the last round, a moment before the end, has its parameters.
         return not any(e["final"] or e["rounds"] >= status["rounds_committed"] for e in newest)
 

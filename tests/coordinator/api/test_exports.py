@@ -14,8 +14,7 @@ from coordinator.making import WEIGHTS, Maker
 from waiting import until
 
 from diloco_cli.commands.export import BUSY
-from diloco_coordinator.exports.exporting_io import CUT_OFF
-from diloco_coordinator.exports.exports import ExportRecord
+from diloco_coordinator.exports.exports import CUT_OFF, ExportRecord
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared.protocol import subjects
@@ -292,6 +291,9 @@ async def test_exports_outlive_a_restart_and_half_a_one_has_failed(
         assert (found[half["id"]]["state"], found[half["id"]]["reason"]) == ("failed", CUT_OFF)
         place = world.folder / "exports" / maker.asked[1].folder / half["id"]
         assert os.listdir(place) == ["record.json"]
+        await until(lambda: told(desk, "export-failed"))
+        (event,) = told(desk, "export-failed")
+        assert event.text == f"export {half['id']} of demo failed: {CUT_OFF}"
         got = await desk.ask("GET", f"/v1/runs/demo/exports/{whole['id']}/files/model.safetensors")
         assert got.content == WEIGHTS
         await until(lambda: "demo" in desk.registry.statuses)
@@ -345,6 +347,31 @@ async def test_a_run_exports_by_itself_as_often_as_it_says(
             (31, True, False),
             (33, True, True),
         ]
+
+
+async def test_the_last_export_is_made_though_its_coordinator_is_exchanged_meanwhile(
+    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_coordinator.exports.exporting_io.LOOK_S", 0.01)
+    async with world.coordinator() as desk:
+        await submitted(world, desk, status, keeping={"export_every_rounds": 10})
+        await world.says(status("demo", "finished", rounds_committed=12))
+        await until(lambda: maker.asked)
+    maker.go.set()
+    async with world.coordinator() as desk:
+        await until(lambda: len(maker.asked) == 2)
+        assert (await ended(desk))["final"]
+        for _ in range(5):
+            await desk.exports.look()
+        assert [r.final for r in maker.asked] == [True, True]
+        # A hub that was put back begins an epoch, and what was made of the end is of no use.
+        again = {"rounds_committed": 12, "epoch": 29_000_000}
+        await world.says(status("demo", "finished", **again))
+        await until(lambda: len(maker.asked) == 3)
+        assert (await ended(desk))["final"]
+        for _ in range(5):
+            await desk.exports.look()
+        assert len(maker.asked) == 3
 
 
 def full(*_: Any) -> None:

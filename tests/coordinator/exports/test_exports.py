@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from diloco_coordinator.exports.exports import (
+    CUT_OFF,
+    CUT_OFF_MAX,
     FAILED_MAX,
     RATE_S,
     Asked,
@@ -37,6 +39,9 @@ def test_one_of_a_run_at_a_time() -> None:
     assert "'r'" not in full, "whoever asks may not see it"
 
 
+CUT = {"state": "failed", "reason": CUT_OFF}
+
+
 @pytest.mark.parametrize(
     ("done", "committed", "over", "says"),
     [
@@ -56,6 +61,18 @@ def test_one_of_a_run_at_a_time() -> None:
         # The run went back from round 100: what it did since is no part of it.
         ([{"rounds": 10}, {"rounds": 100}], 19, False, False),
         ([{"rounds": 10}, {"rounds": 100}], 20, False, True),
+        ([{"rounds": 100, "final": True}], 20, False, True),
+        # Its coordinator ended meanwhile: it is begun again, but not for ever.
+        ([{"rounds": 10, **CUT}], 11, False, True),
+        ([{"rounds": 10}, {"rounds": 20, **CUT}], 21, False, True),
+        ([{"rounds": 12, "final": True, **CUT}], 12, True, True),
+        ([{"rounds": 12, "final": True, **CUT}] * 2, 12, True, True),
+        ([{"rounds": 12, "final": True, **CUT}] * CUT_OFF_MAX, 12, True, False),
+        ([{"rounds": 10, **CUT}] * CUT_OFF_MAX, 19, False, False),
+        ([{"rounds": 10, **CUT}] * CUT_OFF_MAX, 20, False, True),
+        ([{"rounds": 10, **CUT}] * CUT_OFF_MAX, 12, True, True),
+        ([{"rounds": 10, **CUT}] * CUT_OFF_MAX + [{"rounds": 12}], 12, True, False),
+        ([{"rounds": 12, "final": True, "state": "failed"}], 12, True, False),
     ],
 )
 def test_which_begin_by_themselves(
@@ -64,6 +81,28 @@ def test_which_begin_by_themselves(
     found = [record(str(n), **fields) for n, fields in enumerate(done)]
     assert due(found, "a", 10, committed, over) is says
     assert not due(found, "a", None, committed, over), "unless it is asked for"
+
+
+@pytest.mark.parametrize(
+    ("done", "committed", "over", "says"),
+    [
+        ([{"in_epoch": 1, "rounds": 12, "final": True}], 12, True, False),
+        ([{"in_epoch": 0, "rounds": 12, "final": True}], 12, True, True),
+        ([{"in_epoch": 0, "rounds": 10}], 12, False, True),
+        ([{"in_epoch": 0, "rounds": 10}, {"in_epoch": 1, "rounds": 11}], 20, False, False),
+        # Its fragments are of another epoch than the run's newest shard was in.
+        ([{"in_epoch": 1, "epoch": 0, "rounds": 12, "final": True}], 12, True, False),
+        # An older build wrote only of which epoch the parameters are.
+        ([{"epoch": 1, "rounds": 12, "final": True}], 12, True, False),
+        ([{"epoch": 0, "rounds": 12, "final": True}], 12, True, True),
+    ],
+)
+def test_what_was_made_of_a_history_that_the_run_has_lost_counts_no_more(
+    done: list[dict[str, Any]], committed: int, over: bool, says: bool
+) -> None:
+    """A restored checkpoint, and a hub that was put back from a backup, begin an epoch."""
+    found = [record(str(n), **fields) for n, fields in enumerate(done)]
+    assert due(found, "a", 10, committed, over, 1) is says
 
 
 RUNS = ("a", "b", "c")

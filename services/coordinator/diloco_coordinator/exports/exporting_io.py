@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from diloco_coordinator.exports.child_io import Exporter, ExportFault
 from diloco_coordinator.exports.exports import (
+    CUT_OFF,
     Asked,
     ExportRecord,
     Pace,
@@ -36,7 +37,6 @@ T = TypeVar("T")
 
 # Between two looks at what is due and at what is left of deleted runs, in seconds.
 LOOK_S = 1.0
-CUT_OFF = "the coordinator was ended while it was being made: ask for it again"
 
 
 class Busy(Exception):
@@ -87,6 +87,7 @@ class Exports:
             if record.state == "running":
                 record = record.failed(CUT_OFF, ambient.wall())
                 await self._leave(record)
+                await self._tell(record)
             self.records[record.id] = record
 
     def _found(self) -> list[ExportRecord]:
@@ -162,7 +163,8 @@ class Exports:
             return False
         run_id, every = run_id_of(record), keeping.export_every_rounds
         of_run = [*self.of(run_id), *(r for r in (self.past.get(run_id),) if r is not None)]
-        return due(of_run, run_id, every, status.rounds_committed, status.state in OVER)
+        committed, over = status.rounds_committed, status.state in OVER
+        return due(of_run, run_id, every, committed, over, status.epoch)
 
     def _keeping_of(self, record: RunRecord) -> Keeping | None:
         """As it was read last; None for what another release wrote."""
@@ -202,6 +204,7 @@ class Exports:
                 automatic=automatic,
                 rounds=status.rounds_committed if status else 0,
                 final=status is not None and status.state in OVER,
+                in_epoch=status.epoch if status else 0,
                 begun_at=ambient.wall(),
             )
             await asyncio.to_thread(self.shelf.begin, record)
@@ -254,7 +257,7 @@ class Exports:
             self.records[record.id] = record
 
     async def _tell(self, record: ExportRecord) -> None:
-        if record.run not in self.registry.runs:
+        if not self.registry.is_run(record.run, record.run_id):
             return  # a deleted run has no events
         if record.state == "complete":
             text = f"export {record.id} of {record.run} is complete: step {record.steps}"

@@ -23,6 +23,9 @@ from diloco_shared.protocol.subjects import Id
 State = Literal["running", "complete", "failed"]
 # Exports that failed and are still listed, of all runs: for whoever asks why.
 FAILED_MAX = 20
+CUT_OFF = "the coordinator was ended while it was being made: ask for it again"
+# So many in a row may be what ends the coordinator: the next one waits until it is due by rounds.
+CUT_OFF_MAX = 3
 # The rate is that of the last so many seconds: longer than a fragment's own ups and downs.
 RATE_S = 10.0
 
@@ -57,6 +60,7 @@ class ExportRecord(Message):
     automatic: bool = False  # by `keeping.export_every_rounds`
     rounds: Count = 0  # that the run had committed when it was begun
     final: bool = False  # the run was over when it was begun
+    in_epoch: Count | None = None  # of the run when it was begun; None: an older build wrote this
     state: State = "running"
     reason: Reason = ""  # why it failed
     begun_at: Seconds
@@ -84,6 +88,17 @@ class ExportRecord(Message):
     def failed(self, reason: str, at: float) -> "ExportRecord":
         """It will never be."""
         return self.model_copy(update={"state": "failed", "reason": reason[:500], "ended_at": at})
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether only the end of its coordinator kept it from being made."""
+        return (self.state, self.reason) == ("failed", CUT_OFF)
+
+    def of_history(self, epoch: int, committed: int) -> bool:
+        """Whether it is of what a run is now that is in `epoch` with so many rounds: not of what a
+        restored checkpoint, or a hub that was put back, took away."""
+        began = self.epoch if self.in_epoch is None else self.in_epoch
+        return began == epoch and self.rounds <= committed
 
 
 class Pace:
@@ -138,21 +153,35 @@ def hindrance(records: Iterable[ExportRecord], run_id: str, at_once: int) -> str
 
 
 def due(
-    records: Iterable[ExportRecord], run_id: str, every: int | None, committed: int, over: bool
+    records: Iterable[ExportRecord],
+    run_id: str,
+    every: int | None,
+    committed: int,
+    over: bool,
+    epoch: int = 0,
 ) -> bool:
-    """Whether one of a run that has `committed` so many rounds begins by itself.
+    """Whether one of a run in `epoch` that has `committed` so many rounds begins by itself.
 
     What was asked for by hand counts too, and what failed: a disk that is full is not asked again
-    before another `every` rounds. Once it is over, the last parameters are worth one of their own.
+    before another `every` rounds. What was cut off with its coordinator is begun again. Once the
+    run is over, the last parameters are worth one of their own.
     """
     if every is None or not committed:
         return False
     of_run = [r for r in records if r.run_id == run_id and not r.asked.checkpoint]
-    if any(r.final for r in of_run):
+    counted = [r for r in _tried(of_run) if r.of_history(epoch, committed)]
+    if over and any(r.final for r in counted):
         return False
-    # After a restore there are fewer rounds than before, and later ones are no part of the run.
-    before = max((r.rounds for r in of_run if r.rounds <= committed), default=0)
+    before = max((r.rounds for r in counted), default=0)
     return committed > before if over else committed - before >= every
+
+
+def _tried(of_run: Sequence[ExportRecord]) -> list[ExportRecord]:
+    """Those that are not begun again: all that were not cut off, and all if the newest were."""
+    newest = sorted(of_run, key=lambda r: r.begun_at)[-CUT_OFF_MAX:]
+    if len(newest) == CUT_OFF_MAX and all(r.cut_off for r in newest):
+        return [*of_run]
+    return [r for r in of_run if not r.cut_off]
 
 
 def surplus(
