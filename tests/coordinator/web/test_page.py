@@ -279,6 +279,16 @@ def test_who_is_gone_is_told_and_can_be_forgotten(page: Page, answers: dict[str,
     assert [a["path"] for a in page.asked("DELETE")] == ["/v1/members/learner-2"]
 
 
+def test_a_syncer_that_drains_says_what_it_waits_for(answers: dict[str, Any]) -> None:
+    members = answers["GET /v1/members"]["members"]
+    syncer = next(m for m in members if m["role"] == "syncer")
+    for stays in ("", "hands over run r to syncer-2"):
+        syncer |= {"draining": True, "stays": stays}
+        page = Page(answers)
+        (row,) = [row for row in page.ask('rows("services")') if row[0] == syncer["id"]]
+        assert row[2].endswith(f"draining: {stays}" if stays else "draining")
+
+
 def test_a_leader_that_is_gone_is_not_shown_as_one(answers: dict[str, Any], run: str) -> None:
     """Its last status still names it."""
     first, second = answers[f"GET /v1/runs/{run}"]["syncers"]
