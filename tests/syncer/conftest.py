@@ -26,10 +26,12 @@ from diloco_syncer.events import (
     Effect,
     Event,
     FindMark,
+    FindNumber,
     InitSeen,
     JoinSeen,
     Led,
     MarkFound,
+    NumberFound,
     ProgressSeen,
     Publish,
     Published,
@@ -76,6 +78,7 @@ class Driver:
     adopted_at: dict[str, list[int]] = field(default_factory=dict)
     # Newest mark of the first shard's tape; None: whichever a learner tells of.
     first_mark: int | None = None
+    there: int = 0  # newest number at the place of checkpoints
 
     def __post_init__(self) -> None:
         self.machine = Machine(self.spec, History(self.spec))
@@ -110,6 +113,8 @@ class Driver:
             case FindMark():
                 told = self.machine.user_requests.checkpoints.claims.newest
                 return self.give(MarkFound(told if self.first_mark is None else self.first_mark))
+            case FindNumber():
+                return self.give(NumberFound(self.there))
             case _:
                 return []
 

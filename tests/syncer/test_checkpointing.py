@@ -8,7 +8,9 @@ import pytest
 from syncer.contexts import context
 
 from diloco_shared.bus.run_streams import ensure_buckets
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.checkpoints import ShardPart
 from diloco_shared.protocol.records import Restore, RunRecord, ShardLease
 from diloco_shared.protocol.wire import decode, encode
 from diloco_shared.spec.run import RunSpec
@@ -16,7 +18,9 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.checkpoints import checkpointing_io as checkpointing
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
-from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
+from diloco_syncer.checkpoints.parts_io import write_part
+from diloco_syncer.events import Capture, Event, Kept, Loaded, NumberFound, Seal, Sealed
+from diloco_syncer.history.history import History
 from diloco_syncer.history.replay import RestoredState
 
 pytestmark = pytest.mark.virtual
@@ -149,10 +153,11 @@ async def test_the_first_shard_seals_over_the_parts_of_all_once_they_are_written
 ) -> None:
     looks: list[int] = []
     sealed: list[Any] = []
+    history = {"checkpoint": 7, "epoch": 2, "restores": 1}
 
     def part(spec: Any, shard: int, root: str, number: int) -> Any:
         looks.append(shard)
-        return ({"of": shard}, f"object {shard}") if len(looks) >= 3 else None
+        return (history | {"shard": shard}, f"object {shard}") if len(looks) >= 3 else None
 
     def seal(spec: Any, root: str, captured: Any, parts: Any, effect: Any) -> Any:
         sealed.append(parts)
@@ -163,12 +168,16 @@ async def test_the_first_shard_seals_over_the_parts_of_all_once_they_are_written
     monkeypatch.setattr(checkpointing, "prune", lambda *_: None)
     told: list[Event] = []
     maker = with_shards(tmp_path, told, 3)
-    own = {"sizes_P": [1]}
+    own = history | {"sizes_P": [1]}
     maker.captured = (Capture(7, 1, "asked for", 1.0), own, "object 0")  # type: ignore[assignment]
     await maker.seal(Seal(7, {"a": 0}, {}))
     assert looks == [1, 1, 1, 2]
     assert sealed == [
-        [(own, "object 0"), ({"of": 1}, "object 1"), ({"of": 2}, "object 2")],
+        [
+            (own, "object 0"),
+            (history | {"shard": 1}, "object 1"),
+            (history | {"shard": 2}, "object 2"),
+        ],
     ]
     assert told == [Sealed(7, ("a",))]
 
@@ -183,6 +192,89 @@ async def test_a_shard_that_gives_no_part_is_named(
     await maker.seal(Seal(7, {}, {}))
     (answer,) = told
     assert isinstance(answer, Sealed) and answer.fault == "syncer shard 1 gave no part in 3 s"
+
+
+def kept_part(maker: Checkpointer, shard: int, epoch: int, restores: int) -> tuple[Any, Any]:
+    """A shard's part of checkpoint 5, which lies there: its `History.meta`, and the object."""
+    history = History(maker.spec, shard)
+    history.checkpoint, history.epoch, history.restores = 5, epoch, restores
+    meta = history.meta()
+    return meta, write_part(maker.spec, shard, maker.root, 5, meta, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("epoch", "restores", "fault"),
+    [
+        (3, 1, "syncer shard 1 gave no part in 3 s"),
+        (4, 1, ""),
+        (5, 1, ""),
+        (4, 2, "the run was going back to a checkpoint, and syncer shards 0 and 1 were not"),
+        (5, 2, "the run was going back to a checkpoint, and syncer shards 0 and 1 were not"),
+        (4, 0, "the run was going back to a checkpoint, and syncer shards 0 and 1 were not"),
+    ],
+)
+async def test_parts_of_two_histories_are_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int, restores: int, fault: str
+) -> None:
+    """The first shard's is of epoch 4, which began after one restore."""
+    monkeypatch.setattr(checkpointing, "parts_s", lambda values: 3.0)
+    told: list[Event] = []
+    maker = with_shards(tmp_path, told)
+    await ensure_buckets(maker.control)
+    maker.captured = (Capture(5, 1, "asked for", 1.0), *kept_part(maker, 0, 4, 1))
+    kept_part(maker, 1, epoch, restores)
+    await maker.seal(Seal(5, {}, {}))
+    (answer,) = told
+    assert isinstance(answer, Sealed) and answer.fault.startswith(fault)
+    complete = RunCheckpoints(maker.root).complete(maker.spec.folder)
+    assert bool(answer.fault) == bool(fault) == (complete == [])
+
+
+async def test_what_lies_there_of_a_number_that_the_tape_lost_is_waited_past(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub was put back from before mark 5: the part of the mark that is lost is replaced."""
+    told: list[Event] = []
+    maker = with_shards(tmp_path, told)
+    await ensure_buckets(maker.control)
+    maker.captured = (Capture(5, 1, "asked for", 1.0), *kept_part(maker, 0, 1000, 1))
+    kept_part(maker, 1, 2, 1)
+    looks, read = [], checkpointing.written_part
+
+    def later(*asked: Any) -> Any:
+        looks.append(asked)
+        if len(looks) == 3:
+            kept_part(maker, 1, 1000, 1)
+        return read(*asked)
+
+    monkeypatch.setattr(checkpointing, "written_part", later)
+    await maker.seal(Seal(5, {}, {}))
+    assert told == [Sealed(5)] and len(looks) == 3
+    there = RunCheckpoints(maker.root)
+    manifest, _ = there.manifest(f"{maker.spec.folder}/000005")
+    parts = [there.part(f"{maker.spec.folder}/000005", o, ShardPart) for o in manifest.shards]
+    assert [p.history["epoch"] for p in parts] == [1000, 1000]
+
+
+async def test_the_newest_number_there_is_that_of_a_checkpoint_or_of_what_is_left_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Event] = []
+    maker = checkpointer(tmp_path, told)
+    await maker.look()
+    for number, name in ((4, "manifest.json"), (12, "learner-a.json"), (9, "shard-0.json")):
+        (tmp_path / f"kept/r.ab/{number:06}").mkdir(parents=True)
+        (tmp_path / f"kept/r.ab/{number:06}/{name}").write_bytes(b"{}")
+    (tmp_path / "kept/other.cd/000077").mkdir(parents=True)
+    (tmp_path / "kept/other.cd/000077/manifest.json").write_bytes(b"{}")
+    await maker.look()
+
+    def refused(*_: Any) -> int:
+        raise OSError("403 Forbidden")
+
+    monkeypatch.setattr(checkpointing, "newest_there", refused)
+    await maker.look()
+    assert told == [NumberFound(0), NumberFound(12), NumberFound(0)]
 
 
 async def test_data_is_read_on_from_where_the_checkpoint_had_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from diloco_syncer.events import (
     Append,
     Appended,
     JoinSeen,
+    NumberFound,
     Publish,
     PurgeUp,
     Stage,
@@ -108,6 +109,7 @@ def test_records_go_to_the_tape_in_the_order_in_which_they_were_decided(running:
     """One is under way: what follows waits, the first to come first."""
     running.auto = False
     running.give(Wanted(paused=False, stopping=False, quorum=2, checkpoint=1))
+    running.give(NumberFound(0))
     (begun,) = of(running.effects, Append)[-1:]
     assert isinstance(begun.record, TapeCheckpoint)
     running.step("a", 1, adopted=(3, 0))

@@ -32,6 +32,7 @@ from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.checkpoints.marks_io import PAGE, Marks
 from diloco_syncer.events import (
     Append,
+    Capture,
     Event,
     FindMark,
     InitSeen,
@@ -292,6 +293,44 @@ def test_no_round_is_recorded_before_it_is_known_whether_a_mark_is_there(pair: l
     appended = [e.record for e in second.effects if isinstance(e, Append)]
     assert not [r for r in appended if isinstance(r, TapeRound)]
     assert [r.number for r in appended if isinstance(r, TapeCheckpoint)] == [1]
+
+
+def wished(checkpoint: int, restore: Restore | None = None) -> Wanted:
+    return Wanted(paused=False, stopping=False, quorum=2, checkpoint=checkpoint, restore=restore)
+
+
+def restored(driver: Any, wish: Restore, meta: dict[str, Any]) -> None:
+    """The shard has loaded what it goes back to."""
+    driver.give(Loaded(wish, "t", {**meta, "checkpoint_at": 1.0}, "d" * 32))
+    assert [r.serial for r in driver.tape if isinstance(r, TapeRestore)] == [wish.serial]
+
+
+def test_the_first_shard_begins_no_checkpoint_before_it_has_gone_back(pair: list[Any]) -> None:
+    """Another shard may have gone back already, and would keep what it has since."""
+    first, wish = pair[0], Restore(serial=1, source="t/000001")
+    meta = first.machine.history.meta()
+    first.give(wished(2, wish))
+    assert marks(first) == []
+    restored(first, wish, meta)
+    assert marks(first) == [(2, "begun")]
+    (capture,) = [e for e in first.effects if isinstance(e, Capture)]
+    restore = next(n for n, r in enumerate(first.tape, 1) if isinstance(r, TapeRestore))
+    assert capture.covers > restore
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_another_shard_that_has_to_go_back_sets_a_mark_that_may_be_of_before(
+    pair: list[Any], ahead: bool
+) -> None:
+    """But not one that learners met in the epoch of the restore, where the first shard has been."""
+    second, wish = pair[1], Restore(serial=2, source="t/000001")
+    meta = second.machine.history.meta()
+    second.give(wished(0, wish))
+    second.step("a", 0, epoch=int(ahead), restore=2 * ahead, mark=5)
+    assert marks(second) == ([] if ahead else [(5, "begun")])
+    restored(second, wish, meta)
+    kinds = [r.kind for r in second.tape if isinstance(r, TapeCheckpoint | TapeRestore)]
+    assert kinds == (["restore", "checkpoint"] if ahead else ["checkpoint", "restore"])
 
 
 async def marks_of(bus: MemoryBus, *records: TapeRecord) -> None:

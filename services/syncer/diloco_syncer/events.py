@@ -207,6 +207,13 @@ class MarkFound:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberFound:
+    """The newest checkpoint of which anything lies at its place; 0: none, or nobody can look."""
+
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """The state of a checkpoint is at hand (`History.meta`, and a store with it); or why not."""
 
@@ -248,6 +255,7 @@ Event = (
     | Kept
     | Sealed
     | MarkFound
+    | NumberFound
     | Loaded
     | BusBack
     | TimePassed
@@ -382,6 +390,11 @@ class FindMark:
 
 
 @dataclass(frozen=True, slots=True)
+class FindNumber:
+    """Look for the newest number of which anything lies where checkpoints are; then NumberFound."""
+
+
+@dataclass(frozen=True, slots=True)
 class Seal:
     """Write the manifest over the parts that are there; then Sealed.
 
@@ -470,6 +483,7 @@ Effect = (
     | Snapshot
     | Capture
     | FindMark
+    | FindNumber
     | Seal
     | Load
     | Unload

@@ -45,6 +45,7 @@ from diloco_syncer.events import (
     Loaded,
     Malformed,
     MarkFound,
+    NumberFound,
     ProgressSeen,
     Publish,
     Published,
@@ -192,7 +193,7 @@ class Machine:
                 return self._published(event, now)
             case StreamSeen() | Full() | Rewound():
                 return self._of_storage(event, now)
-            case Wanted() | Kept() | Sealed() | Loaded():
+            case Wanted() | Kept() | NumberFound() | Sealed() | Loaded():
                 return self._put(self.user_requests.take(event, now, self._wall(now)))
             case MarkFound():
                 liar = self.user_requests.checkpoints.marked(event)

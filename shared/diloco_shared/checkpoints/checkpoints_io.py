@@ -111,6 +111,10 @@ class RunCheckpoints:
         found = {key.rpartition("/")[0] for key in keys}
         return sorted(ref for ref in found if _sound(ref))
 
+    def newest(self, folder: str) -> int:
+        """The highest number of a run of which something is there; 0 for none."""
+        return max((parse_reference(ref)[2] for ref in self.begun(folder)), default=0)
+
     def unfinished(self, folder: str = "") -> list[str]:
         """References of those that something is there of, and no manifest."""
         return sorted({*self.begun(folder)} - {*self.complete(folder)})

@@ -9,6 +9,7 @@ from waiting import until
 
 from diloco_coordinator.api import checkpoints_io
 from diloco_shared.bus.port import Conflict
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Incarnation, RunRecord
 from diloco_shared.protocol.wire import decode, encode
@@ -44,6 +45,29 @@ async def test_a_checkpoint_is_asked_for_by_number_one_at_a_time(world: Any, sta
         await world.says(status(checkpoint=3, checkpoint_state="making"))
         await until(lambda: desk.registry.statuses["demo"].checkpoint == 3)
         assert (await desk.ask("POST", "/v1/runs/demo/checkpoints")).status_code == 409
+
+
+async def test_a_checkpoint_has_a_number_above_all_that_lies_there(
+    world: Any, kept: Any, status: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub was put back from a backup, and what it knows is older. The syncer counts so too."""
+    async with world.coordinator() as desk:
+        left = (tmp_path / kept(await submitted(desk), 7)).parent / "000009"
+        left.mkdir()
+        (left / "shard-1.json").write_text("{}")
+        await world.says(status(checkpoint=2, checkpoint_state="complete"))
+        await until(lambda: desk.registry.statuses)
+        made = await desk.ask("POST", "/v1/runs/demo/checkpoints")
+        assert (made.status_code, made.json()["number"]) == (202, 10)
+        await world.says(status(checkpoint=10, checkpoint_state="complete"))
+        await until(lambda: desk.registry.statuses["demo"].checkpoint == 10)
+
+        def away(*_: Any) -> int:
+            raise OSError("the disk is gone")
+
+        monkeypatch.setattr(RunCheckpoints, "newest", away)
+        made = await desk.ask("POST", "/v1/runs/demo/checkpoints")
+        assert (made.status_code, made.json()["number"]) == (202, 11)
 
 
 async def test_what_is_complete_is_listed_shown_and_removed(world: Any, kept: Any) -> None:

@@ -155,17 +155,27 @@ class CheckpointRoutes:
     async def make(self, run: str) -> dict[str, Any]:
         """Begin a checkpoint of a live run; the run's status tells what becomes of it."""
         record, numbers = self.runs.record(run), list[int]()
+        spec = spec_of(record)
+        taken = await asyncio.to_thread(self._taken, spec)
 
         def begun(record: RunRecord) -> dict[str, Any]:
-            numbers.append(self._next(record))
+            numbers.append(self._next(record, taken))
             return {"checkpoint": numbers[-1]}
 
-        folder = spec_of(record).folder
         await self.runs.update(run, "", begun, run_id_of(record))
-        return {"run": run, "number": numbers[-1], "ref": reference(folder, numbers[-1])}
+        return {"run": run, "number": numbers[-1], "ref": reference(spec.folder, numbers[-1])}
 
-    def _next(self, record: RunRecord) -> int:
-        """The number of a checkpoint that can begin now; 409 where none can."""
+    def _taken(self, spec: RunSpec) -> int:
+        """The newest number of which anything lies there: the syncer begins above it, too. 0 where
+        nobody can look from here. Not for an event loop."""
+        try:
+            return RunCheckpoints(self.runs.checkpoints_of(spec)).newest(spec.folder)
+        except (CheckpointError, OSError) as error:
+            log.warning("numbers of checkpoints not looked for", run=spec.name, error=str(error))
+            return 0
+
+    def _next(self, record: RunRecord, taken: int) -> int:
+        """The number of one that can begin now, above those `taken`; 409 where none can."""
         run, status = record.name, self.registry.statuses.get(record.name)
         if status is None or min(status.versions, default=-1) < 0:
             text = f"{run!r} has no parameters yet: try again once it trains"
@@ -174,7 +184,7 @@ class CheckpointRoutes:
         if status.checkpoint_state == "making" or record.checkpoint > status.checkpoint:
             text = f"checkpoint {newest} of {run!r} is being made: wait for it"
             raise Problem(409, "One is being made", text)
-        return newest + 1
+        return max(newest, taken) + 1
 
     async def remove(self, run: str, number: int) -> None:
         """Remove one checkpoint for good."""

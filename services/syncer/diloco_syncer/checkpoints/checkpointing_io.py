@@ -18,16 +18,18 @@ from diloco_shared.protocol.records import Restore, RunRecord, ShardLease
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.checkpoints.checkpoints import parts_s
 from diloco_syncer.checkpoints.parts_io import (
+    belongs,
     clear,
     load,
     named,
+    newest_there,
     prune,
     seal,
     write_part,
     written_part,
 )
 from diloco_syncer.context import RunContext
-from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
+from diloco_syncer.events import Capture, Event, Kept, Loaded, NumberFound, Seal, Sealed
 from diloco_syncer.history.replay import RestoredState
 from diloco_syncer.merging.store import FragmentStore
 
@@ -51,6 +53,15 @@ class Checkpointer:
         self.loaded: dict[int, RestoredState] = {}  # by serial of the wish: the newest one
 
     # --- making --------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Which numbers are taken by anything that lies there."""
+        newest = 0
+        try:
+            newest = await asyncio.to_thread(newest_there, self.spec, self.root)
+        except OSError as error:  # whoever may only write there has its checkpoint all the same
+            log.warning("numbers of checkpoints not looked for", error=str(error))
+        self.put(NumberFound(newest))
 
     async def capture(
         self,
@@ -84,7 +95,8 @@ class Checkpointer:
             return
         captured, history, shard = self.captured
         try:
-            others = await self._other_shards(effect.number, parts_s(sum(history["sizes_P"])))
+            patience_s = parts_s(sum(history["sizes_P"]))
+            others = await self._other_shards(effect.number, history, patience_s)
             parts = [(history, shard), *others]
             learners = await asyncio.to_thread(seal, self.spec, self.root, captured, parts, effect)
         except (OSError, ValueError) as error:
@@ -99,15 +111,19 @@ class Checkpointer:
             log.warning("old checkpoints not removed", error=str(error))
 
     async def _other_shards(
-        self, number: int, patience_s: float
+        self, number: int, own: dict[str, Any], patience_s: float
     ) -> list[tuple[dict[str, Any], Object]]:
-        """`History.meta` of every other shard's part, once all are there."""
+        """`History.meta` of every other shard's part, once all are there.
+
+        `own`: that of this one. Raises CheckpointError where another has gone back to a checkpoint
+        and this one had not, or the other way round, and where a part is missing for too long.
+        """
         found: list[tuple[dict[str, Any], Object]] = []
         until = ambient.monotonic() + patience_s
         for n in range(1, self.spec.algorithm.shards):
             while True:
                 part = await asyncio.to_thread(written_part, self.spec, n, self.root, number)
-                if part is not None:
+                if part is not None and belongs(number, part[0], own):
                     found.append(part)
                     break
                 if ambient.monotonic() > until:

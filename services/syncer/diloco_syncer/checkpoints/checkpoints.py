@@ -12,7 +12,10 @@ and the ledger counts them.
 With several syncer shards the first begins; the others set their mark when a message of a learner
 tells of it, before they record a round that it may be part of. A learner may lie: they look for the
 mark on the first shard's tape, and record nothing meanwhile. A mark has a number that only grows.
-Pure: the edge writes and looks, and answers with Kept, Sealed and MarkFound.
+The tape may lose a mark, by a power cut or because the hub was put back from a backup; learners
+have met it all the same, and parts of it are written. So the first shard begins above all numbers
+of which anything lies where checkpoints are.
+Pure: the edge writes and looks, and answers with Kept, Sealed, MarkFound and NumberFound.
 """
 
 import math
@@ -26,8 +29,10 @@ from diloco_syncer.events import (
     Capture,
     Effect,
     FindMark,
+    FindNumber,
     Kept,
     MarkFound,
+    NumberFound,
     Seal,
     Sealed,
     Tell,
@@ -56,6 +61,10 @@ class CheckpointDecisions:
         self.restore: Restore | None = None  # the newest wish to go back
         self.claims = MarkClaims()  # marks of the first shard's tape that learners say they met
         self.found = 0  # newest mark there, as far as we have looked
+        self.held = False  # the run is going back to a checkpoint: no mark is set meanwhile
+        # Newest number at the place of checkpoints; None: nobody has looked since the newest mark.
+        self.there: int | None = None
+        self.looking = False  # there
         self.number = 0  # of the one that this term makes; 0: none
         self.mark_seq = 0  # of its mark on the tape
         self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
@@ -114,18 +123,31 @@ class CheckpointDecisions:
         if h.checkpoint_open and passed and not self.sealing:
             # The first shard has given it up: its next mark may not wait.
             return self._record(h.checkpoint, "failed", "learners have met the next mark", wall)
-        if h.checkpoint_open or not h.initialised or h.outcome:
+        if not self._may_begin:
             return None
         if h.shard:
             if self.found > h.checkpoint:
                 return self._record(self.found, "begun", "learners have met its mark", wall)
             return None
+        if not (reason := self._due) or self.there is None:
+            return None
+        number = max(self.wanted, h.checkpoint + 1, self.there + 1)
+        return self._record(number, "begun", reason, wall)
+
+    @property
+    def _may_begin(self) -> bool:
+        h = self.history
+        return not (h.checkpoint_open or not h.initialised or h.outcome or self.held)
+
+    @property
+    def _due(self) -> str:
+        """Why the first shard shall begin one, or ""."""
+        h, every = self.history, self.keeping.run_checkpoint_every_steps
         if self.wanted > h.checkpoint:
-            return self._record(self.wanted, "begun", "as the user asked", wall)
-        every = self.keeping.run_checkpoint_every_steps
+            return "as the user asked"
         if every is not None and h.stamp.steps // every > h.checkpoint_steps // every:
-            return self._record(h.checkpoint + 1, "begun", f"every {every} steps", wall)
-        return None
+            return f"every {every} steps"
+        return ""
 
     @property
     def needed_from(self) -> float:
@@ -177,6 +199,7 @@ class CheckpointDecisions:
             self.number = 0
             return told
         self.number, self.own_part, self.sealing = record.number, False, False
+        self.there = None
         self.mark_seq = seq
         self.waited = False
         h, epoch = self.history, self.history.epoch
@@ -206,8 +229,17 @@ class CheckpointDecisions:
         self.found = max(self.found, event.newest)
         return self.claims.found(self.found)
 
+    def numbered(self, event: NumberFound) -> None:
+        """What lies at the place of checkpoints."""
+        self.there, self.looking = event.newest, False
+
     def _look(self) -> list[Effect]:
-        return [FindMark()] if self.claims.look() else []
+        if self.history.shard:
+            return [FindMark()] if self.claims.look() else []
+        if self.looking or self.there is not None or not (self._may_begin and self._due):
+            return []
+        self.looking = True
+        return [FindNumber()]
 
     def kept(self, event: Kept) -> None:
         """The leader's own part is durable."""
@@ -215,7 +247,7 @@ class CheckpointDecisions:
             self.own_part = True
 
     def advance(self, now: float) -> list[Effect]:
-        """Look for a mark that is told of; seal once nobody is awaited any more."""
+        """Look for what has to be known; seal once nobody is awaited any more."""
         return [*self._look(), *self._advance(now)]
 
     def _advance(self, now: float) -> list[Effect]:

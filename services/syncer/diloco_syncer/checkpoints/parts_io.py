@@ -69,6 +69,30 @@ def written_part(
     return None if part is None else (part[0].history, part[1])
 
 
+def belongs(number: int, history: dict[str, Any], own: dict[str, Any]) -> bool:
+    """Whether another shard's part may be in checkpoint `number` with the first shard's.
+
+    `history` and `own` are their `History.meta`. False for what lies there under a number that the
+    tape has lost since: it is of an older epoch, and the true part will replace it. Raises
+    CheckpointError where the true one cannot belong, because one shard was captured before a
+    restore, and the other one after it. A shard may be in a newer epoch than the first one, which
+    follows it.
+    """
+    if history["checkpoint"] != number or history["epoch"] < own["epoch"]:
+        return False
+    if history["restores"] != own["restores"]:
+        raise CheckpointError(
+            "the run was going back to a checkpoint, and syncer shards 0 and "
+            f"{history['shard']} were not equally far: ask again"
+        )
+    return True
+
+
+def newest_there(spec: RunSpec, root: str) -> int:
+    """The newest number of a run of which anything lies there, complete or not; 0 for none."""
+    return RunCheckpoints(root).newest(spec.folder)
+
+
 def seal(
     spec: RunSpec,
     root: str,

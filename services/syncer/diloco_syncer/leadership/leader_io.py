@@ -32,6 +32,7 @@ from diloco_syncer.events import (
     Ended,
     Event,
     FindMark,
+    FindNumber,
     Install,
     InstallInit,
     InstallLoaded,
@@ -372,6 +373,8 @@ class Leader:
                 self.numbers.perform(effect)
             case FindMark():
                 self.marks.want()
+            case FindNumber():
+                self.tasks.create_task(self.checkpointer.look())
             case Seal():
                 self.tasks.create_task(self.checkpointer.seal(effect))
             case Load():

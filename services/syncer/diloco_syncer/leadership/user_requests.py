@@ -22,6 +22,7 @@ from diloco_syncer.events import (
     Effect,
     Kept,
     Loaded,
+    NumberFound,
     Sealed,
     SnapshotDone,
     Unload,
@@ -52,7 +53,7 @@ class UserRequests:
         return min((t for t in times if t is not None), default=None)
 
     def take(
-        self, event: Wanted | Kept | Sealed | Loaded, now: float, wall: float
+        self, event: Wanted | Kept | NumberFound | Sealed | Loaded, now: float, wall: float
     ) -> list[Effect | TapeRecord]:
         """Apply one event."""
         match event:
@@ -62,6 +63,8 @@ class UserRequests:
                 self.checkpoints.restore = event.restore
             case Kept():
                 self.checkpoints.kept(event)
+            case NumberFound():
+                self.checkpoints.numbered(event)
             case Sealed():
                 ended = self.checkpoints.sealed(event, wall)
                 return [ended] if ended else []
@@ -90,11 +93,23 @@ class UserRequests:
         alone = len(present) == 1 and now - self.roster.since > self.roster.lease_s
         return min(told, default=0) if len(told) > 1 or alone else 0
 
+    @property
+    def _goes_back(self) -> bool:
+        """Whether a mark that is set now might cut through states of before and after a restore.
+
+        The first shard begins none while it has to go back, for another one may have gone back
+        already. Another shard sets the mark that it has heard of, unless learners tell of an epoch
+        that is newer than its own: the first one may have set it after it had gone back.
+        """
+        h, restoring = self.history, self.restoring
+        return restoring.due and (h.shard == 0 or restoring.heard[0] > h.epoch)
+
     def advance(
         self, now: float, wall: float, pending: Collection[TapeRecord]
     ) -> list[Effect | TapeRecord]:
         """What is to be done now; one record of a kind at a time, of those not `pending`."""
         self.restoring.held = any(isinstance(r, TapeEpoch) for r in pending)
+        self.checkpoints.held = self._goes_back
         done: list[Effect | TapeRecord] = [
             *self.restoring.advance(now),
             *self.checkpoints.advance(now),
