@@ -129,6 +129,45 @@ def test_before_training_only_a_restore_that_its_epoch_has_reached_is_told() -> 
     assert recovery.restore(2) == 5
 
 
+def beat_of(*terms: int, serial: int, **changed: Any) -> BeatSeen:
+    """Of two syncer shards; term 0 stands for one that has not spoken in that epoch."""
+    restored = Restored(epoch=1, serial=serial, source="t/000001")
+    return beat(term=sum(terms), terms=terms, restored=restored, **changed)
+
+
+SHARDED = RunSpec.model_validate(
+    {**SPEC.model_dump(), "algorithm": {"fragments": 2, "sync_every_steps": 8, "shards": 2}}
+)
+
+
+def test_a_restore_that_the_hub_has_lost_is_not_told_of_any_more() -> None:
+    """Else shards that cannot go back would wait for each other: each would take the others for
+    being back already. The hub was put back from before it; this life trains on."""
+    exchange = Exchange(SHARDED, "a", 0, 5, (0, 0), STAMP, 0.0, joined=5, restore=3)
+    exchange.handle(beat_of(1, 1, serial=3, epoch=5), 0.0)
+    assert exchange.progress().restore == 3
+    exchange.handle(beat_of(1, 0, serial=3, epoch=1000), 1.0)
+    assert exchange.progress().restore == 0, "one of them may have gone back without the other"
+    exchange.handle(beat_of(1, 1, serial=2, epoch=1000), 1.0)
+    assert exchange.progress().restore == 2 and exchange.may_step is False
+    exchange.handle(beat(epoch=1001, term=4, terms=(2, 2)), 1.0)
+    assert exchange.progress().restore == 0, "it never went back"
+
+
+def test_nor_by_one_that_does_not_train_yet() -> None:
+    recovery = Recovery(SHARDED, "a", 1, has_checkpoint=False, nonce_seed="boot", layout="d")
+    recovery.joined, recovery.restored = 5, Restored(epoch=4, serial=3, source="t/000003")
+    assert recovery.restore(5) == 3
+    assert recovery.restore(1000) == 0
+    recovery.handle(beat_of(1, 0, serial=3, epoch=1000), 1.0)
+    assert (recovery.restore(5), recovery.restore(1000)) == (3, 0)
+    recovery.handle(beat_of(1, 1, serial=2, epoch=1000), 1.0)
+    assert recovery.restore(1000) == 2
+    began = Restored(epoch=1001, serial=3, source="t/000003")
+    recovery.handle(beat(epoch=1001, term=2, terms=(2, 0), restored=began), 1.0)
+    assert recovery.restore(1001) == 3, "another shard has gone back, and this one shall follow"
+
+
 MOMENTS = {"mu": np.arange(4, dtype=np.float32), "count": np.array(3, np.int32)}
 
 

@@ -164,7 +164,7 @@ class Progress(Message):
     cursor: Cursor | None = None
     checkpoint: Count = 0  # newest mark for which its part is written, or cannot be
     mark: Count = 0  # newest mark met
-    restore: Count = 0  # serial of the newest restore that it knows of
+    restore: Count = 0  # serial of the newest restore in its epoch's history, 0: knows of none
     # Of `step`: their loss or gradient was not finite, so they changed nothing.
     steps_skipped: Count = 0
     sockets: SocketBytes = SocketBytes()  # bytes on its connections

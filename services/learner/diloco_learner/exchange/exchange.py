@@ -82,7 +82,7 @@ class Exchange:
         self.incarnation = incarnation
         self.epoch = epoch
         self.joined = epoch if joined is None else joined  # epoch of its grant
-        self.restore = restore  # serial of the newest restore before that
+        self.restore = restore  # serial of the newest one in the history of `epoch`; 0: none known
         self.donations = DonationRequests(learner, incarnation)
         self.handing = Handing(self.donations, spec.keeping.checkpoint_every_steps)
         self.marks = self.handing.marks
@@ -223,6 +223,8 @@ class Exchange:
             self.left = True
             return [*effects, Leave("restored", "the hub was put back from before the run began")]
         self.pulls.lead(beat.epoch, terms)
+        if all(terms):  # every shard has spoken in this epoch
+            self.restore = beat.restored.serial if beat.restored else 0
         was_finishing = self._finishing
         self.beat = beat
         self._progressed(beat.stamp)
@@ -243,9 +245,12 @@ class Exchange:
         return asked and unborn(beat, self.spec.algorithm, known)
 
     def _enter(self, epoch: int, stamp: Stamp) -> list[ExchangeEffect]:
-        """History began again: what was adopted is void, and the schedule goes back with it."""
+        """History began again: what was adopted is void, and the schedule goes back with it.
+
+        A hub that was put back may have lost the newest restore: its beats will tell.
+        """
         reason = f"epoch {epoch} replaces {self.epoch}: waiting for its anchors"
-        self.epoch = epoch
+        self.epoch, self.restore = epoch, 0
         self.counters.void()
         self.ready.clear()
         self.pulls.lead(epoch, (-1,) * self.spec.algorithm.shards)

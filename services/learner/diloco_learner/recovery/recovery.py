@@ -164,9 +164,16 @@ class Recovery:
         return self.wake_at
 
     def restore(self, epoch: int) -> int:
-        """Serial of the newest restore known that `epoch` has reached, 0 if none."""
-        told = (self.restored, self.beat.restored if self.beat else None)
-        return max(r.serial if r and r.epoch <= epoch else 0 for r in told)
+        """Serial of the newest restore in the history of `epoch`, as far as is known; 0 if none.
+
+        One of before that epoch counts where it was told of in the epoch, for all syncer shards: a
+        hub that was put back may have lost it.
+        """
+        told = [self.restored] if epoch <= self.joined else []
+        if (beat := self.beat) is not None:
+            of_all = beat.epoch == epoch and all(beat.terms or (beat.term,))
+            told += [beat.restored] if of_all or _began(beat.restored, epoch) else []
+        return max((r.serial for r in told if r and r.epoch <= epoch), default=0)
 
     @property
     def nonce(self) -> str:
@@ -450,6 +457,11 @@ class Recovery:
 
 # --------------------------------------------------------------------------------------------------
 # What a learner says of itself before it trains; while it trains, the exchange reports.
+
+
+def _began(restored: Restored | None, epoch: int) -> bool:
+    """Whether that restore began the epoch."""
+    return restored is not None and restored.epoch == epoch
 
 
 def before_training(
