@@ -32,6 +32,7 @@ from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.checkpoints.marks_io import PAGE, Marks
 from diloco_syncer.events import (
     Append,
+    Appended,
     Capture,
     Event,
     FindMark,
@@ -331,6 +332,21 @@ def test_another_shard_that_has_to_go_back_sets_a_mark_that_may_be_of_before(
     restored(second, wish, meta)
     kinds = [r.kind for r in second.tape if isinstance(r, TapeCheckpoint | TapeRestore)]
     assert kinds == (["restore", "checkpoint"] if ahead else ["checkpoint", "restore"])
+
+
+def test_no_mark_is_set_behind_the_record_of_a_restore(pair: list[Any]) -> None:
+    """The run goes back to the very checkpoint that learners tell of: its number is taken then."""
+    second, wish = pair[1], Restore(serial=1, source="t/000005")
+    meta = second.machine.history.meta()
+    second.give(wished(0, wish))
+    second.auto = False
+    second.give(Loaded(wish, "t", {**meta, "checkpoint_at": 1.0}, "d" * 32))
+    second.step("a", 0, mark=5)
+    assert second.give(MarkFound(5)) == [], "nothing follows the restore"
+    second.tape.append(second.machine.appending)
+    second.auto = True
+    second.give(Appended(len(second.tape), 1000.0))
+    assert second.machine.history.checkpoint == 5 and marks(second) == []
 
 
 async def marks_of(bus: MemoryBus, *records: TapeRecord) -> None:

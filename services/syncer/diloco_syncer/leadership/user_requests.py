@@ -93,23 +93,25 @@ class UserRequests:
         alone = len(present) == 1 and now - self.roster.since > self.roster.lease_s
         return min(told, default=0) if len(told) > 1 or alone else 0
 
-    @property
-    def _goes_back(self) -> bool:
+    def _goes_back(self, pending: Collection[TapeRecord]) -> bool:
         """Whether a mark that is set now might cut through states of before and after a restore.
 
         The first shard begins none while it has to go back, for another one may have gone back
         already. Another shard sets the mark that it has heard of, unless learners tell of an epoch
-        that is newer than its own: the first one may have set it after it had gone back.
+        that is newer than its own: the first one may have set it after it had gone back. Nor does
+        it set one behind the record of a restore that is on its way to the tape: whether there is
+        a mark to set is known once that is in force.
         """
         h, restoring = self.history, self.restoring
-        return restoring.due and (h.shard == 0 or restoring.heard[0] > h.epoch)
+        recording = any(isinstance(r, TapeRestore) for r in pending)
+        return recording or (restoring.due and (h.shard == 0 or restoring.heard[0] > h.epoch))
 
     def advance(
         self, now: float, wall: float, pending: Collection[TapeRecord]
     ) -> list[Effect | TapeRecord]:
         """What is to be done now; one record of a kind at a time, of those not `pending`."""
         self.restoring.held = any(isinstance(r, TapeEpoch) for r in pending)
-        self.checkpoints.held = self._goes_back
+        self.checkpoints.held = self._goes_back(pending)
         done: list[Effect | TapeRecord] = [
             *self.restoring.advance(now),
             *self.checkpoints.advance(now),
