@@ -96,7 +96,7 @@ class _Heard:
     def _lines(self, spec: RunSpec) -> Iterator[dict[str, Any]]:
         assert self.process.stdin is not None and self.process.stdout is not None
         self._wait_on()
-        with suppress(BrokenPipeError):  # it ended before it read; what it said is there all the same
+        with suppress(BrokenPipeError):  # it ended before it read; what it said is there
             self.process.stdin.write(spec.model_dump_json())
             self.process.stdin.close()
         while text := self.process.stdout.readline(LINE_CHARS_MAX):

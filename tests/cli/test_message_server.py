@@ -63,7 +63,7 @@ async def test_the_cluster_of_this_machine_has_its_own_secret_and_no_tls(
 
 
 async def test_no_secret_of_the_url_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CliError, match="^refused; see --nats-url") as error:
+    with pytest.raises(CliError, match=r"^refused; see --nats-url") as error:
         await bus_of(OPTIONS, tmp_path)
     assert "geheim" not in str(error.value)
 
