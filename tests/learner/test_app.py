@@ -560,7 +560,7 @@ async def test_a_model_that_is_mended_is_read_anew_and_one_mistake_is_told_once(
     allowed = {"factories": f"{tmp_path}/"}
     async with syncer.serving(), learner(broker, tmp_path, "a", **allowed) as (app, task):
         build = app.computing.build
-        app.computing.build = lambda spec, **how: tried.append(1) or build(spec, **how)  # type: ignore
+        app.computing.build = lambda *of, **how: tried.append(1) or build(*of, **how)  # type: ignore
         await until(lambda: app.membership.record.state == "unfit")
         reason = app.membership.record.reason
         assert reason.startswith("NameError: name 'parms'")

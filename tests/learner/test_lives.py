@@ -98,9 +98,9 @@ async def test_the_next_life_begins_without_the_trainer_of_the_one_before(
         async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
             build = app.computing.build
 
-            def counted(spec: RunSpec, **how: Any) -> Any:
+            def counted(*of: Any, **how: Any) -> Any:
                 alive.append(sum(trainer() is not None for trainer in trainers))
-                built = build(spec, **how)
+                built = build(*of, **how)
                 trainers.append(weakref.ref(built.trainer))
                 return built
 
@@ -124,7 +124,7 @@ async def test_who_waits_to_try_again_holds_nothing_of_what_failed(
 
     made = list[weakref.ref[Half]]()
 
-    def build(spec: RunSpec, **how: Any) -> None:
+    def build(*of: Any, **how: Any) -> None:
         half = Half()
         made.append(weakref.ref(half))
         raise ValueError("RESOURCE_EXHAUSTED")

@@ -53,6 +53,11 @@ OVER_S, LAST_WORD_S = 2.0, 2.0
 DISMISS_S = 1.0
 
 
+# What is still built or compiled for a run that was left is waited for this long before the next
+# life begins. It mostly ends much sooner, where it looks whether anybody wants it.
+ALONE_S = 60.0
+# What the member's record says meanwhile.
+WAITS = "waits until what was still being built for the run before has let go of the devices"
 # Why a process whose id another one has taken does not work.
 TAKEN = "another process has this id: stop one of the two"
 
@@ -86,6 +91,7 @@ class Learner(Worker[Settings]):
         self.trained = False  # in its last attempt
         self.ends = False  # with this process
         self.here: asyncio.AbstractEventLoop | None = None  # in which it works
+        self.left: set[asyncio.Future[Any]] = set()  # threads of the life before, see `Work.over`
 
     def abilities(self) -> Abilities:
         return Abilities(slow=self._slow, nan=self._nan, hung=self._hung)
@@ -276,6 +282,7 @@ class Learner(Worker[Settings]):
 
     async def _attempt(self, spec: RunSpec) -> Leave | None:
         """Work for the run once; None, after a while, if this process is unfit for it."""
+        await self._alone()
         began = ambient.monotonic()
         try:
             leave = await self._worked(spec)
@@ -287,6 +294,8 @@ class Learner(Worker[Settings]):
         finally:
             self.trained = self.work is not None and self.work.ended is not None
             # The next life, of this run or another one, needs the room that this one's took.
+            if self.work is not None:
+                self.left |= self.work.over()
             self.work = None
             await self.computing.freed()
         # Its member record says so for as long as it is true; the event comes when it changes.
@@ -296,6 +305,21 @@ class Learner(Worker[Settings]):
             await self._tell_unfit(spec.name, why)
         await asyncio.sleep(pause_after(ambient.monotonic() - began))
         return None
+
+    async def _alone(self) -> None:
+        """Wait until no thread is at work any more for the life before: it may hold what this one
+        needs of the devices. But one that hangs holds nobody up for ever."""
+        if all(thread.done() for thread in self.left):
+            self.left.clear()
+            return
+        before = self.membership.record.reason
+        self.membership.update(reason=WAITS)
+        log.info(WAITS)
+        if (await asyncio.wait(self.left, timeout=ALONE_S))[1]:
+            log.warning("goes on beside what is left of the work before", after_s=ALONE_S)
+        self.membership.update(reason=before)
+        self.left.clear()  # whoever failed knows all that it had built until then
+        await self.computing.freed()
 
     async def _worked(self, spec: RunSpec) -> Leave:
         """Work for the run until it is left. Raises Unfit."""

@@ -1,10 +1,12 @@
 """One learner working for one run: recover, train, carry messages, leave."""
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import structlog
 
@@ -24,7 +26,7 @@ from diloco_learner.recovery.moments import Handed
 from diloco_learner.recovery.recoverer_io import Begun, Recoverer, RecoveryArrivals
 from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.settings import STOP_S
-from diloco_learner.training.computing_io import Built, Computing, WaitClock
+from diloco_learner.training.computing_io import Built, Computing, LeftBehind, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.speed import Arithmetic, report
 from diloco_learner.training.train import Injected, Keeper, TrainLoop
@@ -40,6 +42,8 @@ from diloco_shared.protocol.messages import Beat, Progress, SocketBytes
 from diloco_shared.protocol.records import LearnerSpeed, RunStatus
 from diloco_shared.protocol.run_states import OVER
 from diloco_shared.spec.run import RunSpec
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -100,8 +104,22 @@ class Work:
         self.train_loop: TrainLoop | None = None
         self.ended: asyncio.Task[Leave] | None = None
         self.tasks: asyncio.TaskGroup
+        # That hold, or are to hold, something of a device: see `_apart`.
+        self.threads: set[asyncio.Future[Any]] = set()
+        self.is_over = False
 
     # --- from outside --------------------------------------------------------------------------
+
+    def over(self) -> set[asyncio.Future[Any]]:
+        """Nobody works with it any more. The threads that are at work for it all the same: they
+        look now and then whether it is over."""
+        self.is_over = True
+        return set(self.threads)
+
+    def check(self) -> None:
+        """Of these threads: raises LeftBehind once it is over."""
+        if self.is_over:
+            raise LeftBehind("the work for this run is over")
 
     def withdraw(self, reason: str) -> None:
         """Leave at the next step boundary although the run may go on."""
@@ -174,7 +192,7 @@ class Work:
         log.info("works", run=self.spec.name, incarnation=incarnation)
         self.begun = await self._is_begun()
         try:
-            await asyncio.to_thread(self._build)
+            await self._apart(self._build)
         # A model or data of the user's own may raise anything, or want to end the process.
         except (Exception, SystemExit) as error:
             raise Unfit(told(error)[:400]) from error
@@ -192,9 +210,7 @@ class Work:
         return leave
 
     async def _recover_and_train(self) -> Leave:
-        warm = self.tasks.create_task(
-            asyncio.to_thread(self.trainer.warm_up, self.batches.sequences)
-        )
+        warm = self._start(self._apart(self.trainer.warm_up, self.batches.sequences))
         serving = [self._start(work) for work in self._services()]
         ended = await self._recover()
         if isinstance(ended, Begun):
@@ -224,6 +240,26 @@ class Work:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self.tasks.create_task(work)
+
+    async def _apart(self, work: Callable[..., T], *args: Any) -> T:
+        """In a thread. No thread can be ended: where nobody waits for it any more, it is one of
+        `threads` until it ends by itself, and nobody asks what became of it."""
+        found, failed = list[T](), list[Exception | SystemExit]()
+
+        def body() -> None:
+            try:
+                found.append(work(*args))
+            except (Exception, SystemExit) as error:
+                failed.append(error)
+
+        loop, known = asyncio.get_running_loop(), contextvars.copy_context()
+        thread = loop.run_in_executor(None, partial(known.run, body))
+        self.threads.add(thread)
+        thread.add_done_callback(self.threads.discard)
+        await asyncio.shield(thread)
+        if failed:
+            raise failed.pop()  # it knows this frame: they would keep each other, and all it holds
+        return found.pop()
 
     def _services(self) -> list[Coroutine[Any, Any, None]]:
         """What runs from the first moment to the last."""
@@ -268,7 +304,7 @@ class Work:
 
     def _build(self) -> None:
         """Everything that computes: off the event loop, since compiling takes seconds."""
-        built = self.computing.build(self.spec, begun=self.begun)
+        built = self.computing.build(self.spec, self.check, begun=self.begun)
         self.trainer, self.batches = built.trainer, built.batches
         self.held_out = built.held_out
         for text in built.warnings:

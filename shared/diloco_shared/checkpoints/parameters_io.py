@@ -21,7 +21,7 @@ from diloco_shared.spec.run import Model, RunSpec
 from diloco_shared.spec.shapes import shape_of
 
 Values = NDArray[np.float32]
-Moved = Callable[[int], None]  # told how many bytes were read so far
+Moved = Callable[[int], object]  # told how many bytes were read so far
 # Bytes of an object that are read to learn what is in it: one array has a header of some hundred,
 # and an object of many is small.
 HEAD_BYTES = 1 << 16
@@ -43,6 +43,7 @@ class KeptParameters:
     spec: RunSpec
     parts: list[ShardPart]
     layout: Layout
+    moved: Callable[[], object] = lambda: None  # called after every fragment that `read` fetches
     _tensors: dict[str, Values] = field(default_factory=dict)
 
     @property
@@ -114,7 +115,7 @@ class KeptParameters:
 
     def _all(self) -> dict[str, Values]:
         found = {t.name: np.empty(t.shape, np.float32) for t in self.layout.tensors}
-        for p, _, _, values_F in self.anchors():
+        for p, _, _, values_F in self.anchors(lambda done: self.moved()):
             for piece in self.layout.fragments[p]:
                 values = values_F[piece.offset : piece.offset + piece.size]
                 rows = found[piece.name]
@@ -154,16 +155,21 @@ def open_kept(source: str, root: str, further: Sequence[str] = ()) -> KeptParame
 
 
 def beginning_of(
-    model: Model, root: Root, checkpoints: str, further: Sequence[str] = ()
+    model: Model,
+    root: Root,
+    checkpoints: str,
+    further: Sequence[str] = (),
+    moved: Callable[[], object] = lambda: None,
 ) -> HfWeights | KeptParameters | None:
     """The parameters that `model.weights` names, which must be those that the run means.
 
     None: the run begins from its seed. Folders are looked for in `root`; a checkpoint without an
     address of its own is under `checkpoints`, and an address there or in a further place. Raises
     ValueError and OSError. Reads a folder whole, for its digest; of a checkpoint no array yet.
+    `moved` is called whenever some more was read, now and by `read`: what it raises ends that.
     """
     if not model.checkpoint:
-        return weights_of(model, root)
+        return weights_of(model, root, moved)
     kept = open_kept(model.checkpoint, checkpoints, further)
     if kept.digest != model.weights_digest:
         raise CheckpointError(
@@ -174,4 +180,5 @@ def beginning_of(
         there, wanted = asdict(shape_of(kept.spec.model)), asdict(shape_of(model))
         if wrong := differing(there, wanted):
             raise CheckpointError(f"{kept.ref} is of a model of another shape: {wrong}")
+    kept.moved = moved
     return kept

@@ -3,8 +3,8 @@
 Whoever submits reads shape and digest from the folder. Every learner compares its own with them.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from diloco_shared.hf.weights import HfWeights, WrongCheckpoint, digest_of, open_weights
@@ -61,15 +61,17 @@ def differing(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     return "; ".join(found[:5])
 
 
-def weights_of(model: Model, root: Root) -> HfWeights | None:
+def weights_of(
+    model: Model, root: Root, moved: Callable[[], object] = lambda: None
+) -> HfWeights | None:
     """The weights that `model` names, which must be those that the run means; none: a seed.
 
     The folder is looked for in `root`. Raises WrongCheckpoint, OutOfReach. Reads all of it once,
-    for its digest.
+    for its digest. `moved`: see `HfWeights`.
     """
     if not model.weights:
         return None
-    weights = open_weights(located(model.weights, root))
+    weights = replace(open_weights(located(model.weights, root)), moved=moved)
     wanted = shape_of(model)
     if wrong := differing(asdict(weights.shape), asdict(wanted)):
         raise WrongCheckpoint(f"{weights.folder} holds a model of another shape: {wrong}")

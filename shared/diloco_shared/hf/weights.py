@@ -5,8 +5,8 @@ type, or not known, is said before any of it is used.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class HfWeights:
     shape: Shape
     files: dict[str, str]  # a name of theirs -> file
     names: dict[str, tuple[str, ...]]  # our name -> theirs, one of each expert
+    # Called after every few megabytes of a digest and after every tensor; may raise to end it.
+    moved: Callable[[], object] = field(default=lambda: None, compare=False)
 
     def read(self, name: str) -> NDArray[np.float32]:
         """One of our tensors as fp32, in a contiguous array of its own."""
@@ -60,6 +62,7 @@ class HfWeights:
     def _ours(self, name: str, theirs: str) -> NDArray[Any]:
         with safe_open(self.folder / self.files[theirs], framework="np") as file:
             found = _values(file, theirs)
+        self.moved()
         return found.T if found.ndim == 2 and not name.startswith("embedding/") else found
 
     def __iter__(self) -> Iterator[str]:
@@ -199,7 +202,8 @@ def _json(path: Path) -> dict[str, Any]:
 def digest_of(weights: HfWeights) -> str:
     """32 hex digits that two folders share exactly if they hold the same weights, file by file.
 
-    Reads all of it, a few megabytes at a time. Against accidents, not against forgers.
+    Reads all of it, a few megabytes at a time, and calls `weights.moved` after each. Against
+    accidents, not against forgers.
     """
     found = xxhash.xxh3_128()
     for name in sorted({*weights.files.values()}):
@@ -207,4 +211,5 @@ def digest_of(weights: HfWeights) -> str:
         with open(weights.folder / name, "rb") as file:
             while part := file.read(_DIGESTED):
                 found.update(part)
+                weights.moved()
     return found.hexdigest()

@@ -23,7 +23,7 @@ from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import check_signs, check_vocabulary, load, separator_of
 from diloco_learner.data.shards import ShardCut, cut_of
 from diloco_learner.events import Evaluate, Leave
-from diloco_learner.training.computing_io import Built
+from diloco_learner.training.computing_io import Built, Check, go_on
 from diloco_learner.training.data_parallel import LearnerStream
 from diloco_learner.training.evaluate import HeldOut, Losses, always, held_out_of
 from diloco_learner.training.mailbox_io import Mailbox
@@ -145,7 +145,7 @@ class Computed(Paced):
         self.fleet = fleet
         self.m = m
 
-    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
+    def build(self, spec: RunSpec, check: Check = go_on, *, begun: bool = False) -> Built:
         return self.fleet.built(self.m)
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:

@@ -14,7 +14,7 @@ from diloco_learner.events import Leave
 from diloco_learner.hosts.computing_io import unless_lost
 from diloco_learner.hosts.held_anchors import Holder
 from diloco_learner.hosts.receiving_io import fetched_by_all
-from diloco_learner.training.computing_io import Built
+from diloco_learner.training.computing_io import Built, Check, go_on
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import TrainLoop
 from diloco_shared.spec.run import RunSpec
@@ -36,8 +36,8 @@ class IslandComputing(TinyComputing):
         self.holder: Holder | None = None
         self.tell: Any = None  # an event
 
-    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
-        built = super().build(spec, begun=begun)
+    def build(self, spec: RunSpec, check: Check = go_on, *, begun: bool = False) -> Built:
+        built = super().build(spec, check, begun=begun)
         batches: Batches = built.batches
         self._close()
         trainer = LeadingTrainer(spec, self.learner, self.leading.work(), self.report)

@@ -121,10 +121,10 @@ class Hardships:
         computing: Any = app.computing
         build = computing.build
 
-        def without_device(spec: Any, **how: Any) -> Any:
+        def without_device(*of: Any, **how: Any) -> Any:
             if self.world.scene.faulty and self.world.loop.now < until:
                 raise RuntimeError("no device")
-            return build(spec, **how)
+            return build(*of, **how)
 
         computing.build = without_device
 

@@ -14,7 +14,7 @@ from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import Leave
 from diloco_learner.recovery import moments
-from diloco_learner.training.computing_io import Built
+from diloco_learner.training.computing_io import Built, Check, go_on
 from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Pause, Rest, Slowed, Stepping, TrainLoop
@@ -247,7 +247,7 @@ class TinyComputing(Paced):
         self.learner = learner
         self.report = report
 
-    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
+    def build(self, spec: RunSpec, check: Check = go_on, *, begun: bool = False) -> Built:
         """A tiny trainer of the run's fragments, with a corpus of zeros in as many data shards."""
         a = spec.algorithm
         tiny = TinyTrainer(

@@ -4,15 +4,18 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from learner.contexts import learner
 from waiting import until
 
+from diloco_learner.hosts import computing_io, plan
 from diloco_learner.hosts.computing_io import OnHosts, in_time
 from diloco_learner.hosts.whole import HostLost
-from diloco_learner.training.computing_io import OnThisMachine
+from diloco_learner.training.computing_io import Check, LeftBehind, OnThisMachine, go_on
+from diloco_shared.spec.mesh import MeshSizes
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 
@@ -31,11 +34,11 @@ class Losing(OnThisMachine):
     def lost(self) -> str:
         return self.gone
 
-    def build(self, spec: RunSpec, **how: Any) -> Any:
+    def build(self, spec: RunSpec, check: Check = go_on, **how: Any) -> Any:
         self.gone = LOST
         self.built.set()
         self.fails()
-        return super().build(spec, **how)
+        return super().build(spec, check, **how)
 
     async def over(self, within_s: float | None = None) -> None:
         self.ends.append(within_s)
@@ -80,6 +83,61 @@ async def test_whoever_tells_a_busy_host_of_the_end_holds_up_nothing_else() -> N
     assert said == ["told", "told"]
     with pytest.raises(HostLost):
         await in_time(raises, None)
+
+
+class Begins:
+    """The connections to the others, as a build needs them."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def work(self) -> "Begins":
+        self.begun += 1
+        return self
+
+    def check(self) -> None:
+        """The island works for it."""
+
+    def tell(self, order: plan.Order) -> int:
+        return 1
+
+    def answers(self, number: int) -> dict[int, bytes]:
+        return {1: b""}
+
+
+def test_a_build_that_is_left_ends_no_work_but_its_own_and_completes_what_all_have_begun(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the others would wait in a program for process 0."""
+    hosts, wanted, made = Begins(), [True], list[bool]()
+    island = OnHosts(hosts)  # type: ignore[arg-type]
+
+    def check() -> None:
+        if not wanted[0]:
+            raise LeftBehind
+
+    class Made:
+        holder: Any = SimpleNamespace(close=lambda: None)
+
+        def __init__(self, program: Any, link: Any) -> None:
+            looks[0]()
+            made.append(True)
+
+    def build(self: OnThisMachine, spec: RunSpec, check: Check) -> Any:
+        looks.append(check)
+        wanted[0] = False
+        with pytest.raises(LeftBehind):
+            check()
+        self.trainer(SimpleNamespace(spec=spec), MeshSizes(fsdp=2), None)  # type: ignore[arg-type]
+
+    looks: list[Check] = []
+    monkeypatch.setattr(OnThisMachine, "build", build)
+    monkeypatch.setattr(computing_io, "HostsTrainer", Made)
+    island.build(spec, check)
+    assert made == [True] and hosts.begun == 1
+    with pytest.raises(LeftBehind):
+        island.build(spec, check)
+    assert hosts.begun == 1, "the next run's work would be over with it"
 
 
 async def test_the_others_are_told_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

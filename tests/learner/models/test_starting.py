@@ -44,6 +44,24 @@ def test_every_fragment_begins_with_the_weights() -> None:
     assert np.isfinite(float(loss))
 
 
+def test_who_reads_weights_is_told_of_it_and_may_end_it() -> None:
+    """A run may be left while they are read, and other hosts may wait for it."""
+    moved: list[int] = []
+    model = Model.model_validate(resolved({"weights": "llama", "context_tokens": 8}, GOLDEN))
+    weights = weights_of(model, GOLDEN, lambda: moved.append(1))
+    assert weights is not None and moved, "for the digest"
+    before = len(moved)
+    for name in weights:
+        weights.read(name)
+    assert len(moved) >= before + len(list(weights)), "of every tensor"
+
+    def ends() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        weights_of(model, GOLDEN, ends)
+
+
 def test_without_weights_a_run_begins_from_its_seed() -> None:
     assert weights_of(Model(), GOLDEN) is None
 
@@ -137,6 +155,16 @@ def test_the_shape_of_a_model_of_ones_own_is_not_that_of_a_preset(tmp_path: Path
     own = {"factory": "my_models:make", "weights": table["weights"]}
     model = Model.model_validate({**own, "weights_digest": table["weights_digest"]})
     assert beginning_of(model, Path(), str(tmp_path)) is not None
+
+
+def test_who_reads_a_checkpoint_is_told_of_every_fragment(tmp_path: Path) -> None:
+    kept(tmp_path, SOURCE)
+    moved: list[int] = []
+    model = Model.model_validate(begun(tmp_path))
+    found = beginning_of(model, Path(), str(tmp_path), moved=lambda: moved.append(1))
+    assert isinstance(found, KeptParameters) and moved == []
+    found.read("final_norm/scale_D")
+    assert len(moved) == len(found.layout.fragments)
 
 
 def test_a_damaged_checkpoint_gives_no_tensor(tmp_path: Path) -> None:

@@ -28,7 +28,14 @@ from diloco_learner.hosts.trainer import HostsTrainer
 from diloco_learner.hosts.whole import HostLost, OfWork
 from diloco_learner.models import forget
 from diloco_learner.training import platforms
-from diloco_learner.training.computing_io import Built, OnThisMachine, island_of, opened
+from diloco_learner.training.computing_io import (
+    Built,
+    Check,
+    OnThisMachine,
+    go_on,
+    island_of,
+    opened,
+)
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.mesh import mesh_over, of_all
 from diloco_learner.training.speed import Island
@@ -63,7 +70,8 @@ class OnHosts(OnThisMachine):
         self.hosts = hosts
         self.checkpoints = checkpoints
         self.tell: Callable[[str, str], Awaitable[None]] | None = None  # an event, once it is set
-        self.building = threading.local()  # its `work`: of a run whose model is built
+        # Its `work`: of a run whose model is built; `begun`: whether the others are told to begin.
+        self.building = threading.local()
         self.holder: Holder | None = None  # of the anchors of the trainer that works
 
     def there(self) -> Sequence[Any]:
@@ -83,17 +91,26 @@ class OnHosts(OnThisMachine):
         answers = link.answers(link.tell(order))
         if faults := [bytes(fault).decode() for fault in answers.values() if len(fault)]:
             raise ValueError("; ".join(faults))
+        self.building.begun = True
         trainer = HostsTrainer(program, link)
         self.holder = trainer.holder
         return trainer
 
-    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
+    def build(self, spec: RunSpec, check: Check = go_on, *, begun: bool = False) -> Built:
         """With checkpoints that all hosts write, where there is a place for them.
 
-        In a thread, which goes on should the work be over before it is done: see `OfWork`.
+        In a thread, which goes on should the work be over before it is done: see `OfWork`. Once the
+        others are told to begin, it goes on in any case: they make their moments together.
         """
+        check()  # the work that begins with the next line ends the one before
         link = self.building.work = self.hosts.work()
-        built = super().build(spec, begun=begun)
+        self.building.begun = False
+
+        def unless_begun() -> None:
+            if not self.building.begun:
+                check()
+
+        built = super().build(spec, unless_begun, begun=begun)
         if not self.checkpoints:
             return built
         names = {0: "process 0"} | {n: host.name for n, host in self.hosts.hosts.items()}
@@ -149,9 +166,9 @@ class OnOneHost(OnThisMachine):
         super().__init__(*of_this_machine)
         self.checkpoints = checkpoints
 
-    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
+    def build(self, spec: RunSpec, check: Check = go_on, *, begun: bool = False) -> Built:
         """See `OnHosts.build`."""
-        built, shards = super().build(spec, begun=begun), Shards(self.checkpoints)
+        built, shards = super().build(spec, check, begun=begun), Shards(self.checkpoints)
         names = {0: "this process"}
         return replace(
             built, keeper=partial(HostsCheckpoints, built.trainer, shards, Nobody(), names)

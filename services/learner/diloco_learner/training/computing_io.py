@@ -61,6 +61,18 @@ class Built:
     keeper: Callable[[str, int, int], Any] | None = None
 
 
+class LeftBehind(Exception):
+    """Nobody waits for this build any more: its work is over, and the next one needs its room."""
+
+
+# Called by whoever builds, between two things that take long: raises LeftBehind where it is.
+Check = Callable[[], None]
+
+
+def go_on() -> None:
+    """It is wanted whatever happens."""
+
+
 class Computing(Protocol):
     """Where a learner's steps are taken. See `OnThisMachine`."""
 
@@ -70,10 +82,11 @@ class Computing(Protocol):
         Where only looking tells, that is the time between two looks; see `Mailbox`.
         """
 
-    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
-        """Model, trainer and data of a run; called in a thread. Whatever a user's own model or
-        data raises. `begun`: parameters come from elsewhere, so the weights that the run began
-        from are not looked for."""
+    def build(self, spec: RunSpec, check: Check = go_on, *, begun: bool = False) -> Built:
+        """Model, trainer and data of a run; called in a thread, which nobody can end: it has to
+        look with `check` whether to go on. Whatever a user's own model or data raises. `begun`:
+        parameters come from elsewhere, so the weights that the run began from are not looked for.
+        """
 
     def island(self) -> Island | None:
         """What steps are taken on, and its memory now; None where nothing computes."""
@@ -127,30 +140,33 @@ class OnThisMachine:
             at_last.cancel()
         self.turned.clear()
 
-    def build(self, spec: RunSpec, *, begun: bool = False) -> Built:
-        """Seconds: it compiles. Minutes if a large text is prepared first.
+    def build(self, spec: RunSpec, check: Check = go_on, *, begun: bool = False) -> Built:
+        """Seconds: it compiles. Minutes if a large text is prepared first, or weights are read.
 
         Raises OutOfReach for what runs may not open here, WrongMesh where devices cannot share
-        the work as they are told to, and whatever a user's own model raises.
+        the work as they are told to, LeftBehind, and whatever a user's own model raises.
         """
         if spec.model.factory is not None:
             self.reach.factories.check(spec.model.factory)  # else nothing of it is imported
         try:
-            return self._built(spec, begun=begun)
+            return self._built(spec, check, begun=begun)
         except (Exception, SystemExit):
             forget(spec.model)
             raise
 
-    def _built(self, spec: RunSpec, *, begun: bool) -> Built:
+    def _built(self, spec: RunSpec, check: Check, *, begun: bool) -> Built:
+        check()
         corpus = load(spec.data, self.reach.data, self.cache)
         check_vocabulary(spec, corpus)
         cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
         sequences = spec.inner.batch_sequences * spec.inner.accumulation
         held_out = held_out_of(spec, corpus.validation)
-        beginning = opened(spec, self.reach, begun=begun)
+        check()
+        beginning = opened(spec, self.reach, begun=begun, moved=check)
         platforms.check()
         there = self.there()
         sizes = self.sizes(spec, len(there))
+        check()  # else they are the next run's by now
         self.devices = there[: sizes.devices]
         separator = separator_of(spec.data, corpus)
         program = Program.build(spec, beginning, separator, mesh_over(sizes, there))
@@ -164,6 +180,7 @@ class OnThisMachine:
             program.warning,
         )
         told = tuple(text for text in warnings if text)
+        check()
         trainer = self.trainer(program, sizes, separator)
         return Built(trainer, Batches(cut, sequences), held_out, told)
 
@@ -213,12 +230,17 @@ class OnThisMachine:
         """Whoever held the trainer lets go of it."""
 
 
-def opened(spec: RunSpec, reach: Reach, *, begun: bool) -> InitialWeights | None:
-    """What the run begins from; None: its seed. Where it has `begun`, nothing is opened. Raises
-    ValueError and OSError."""
+def opened(
+    spec: RunSpec, reach: Reach, *, begun: bool, moved: Callable[[], object] = go_on
+) -> InitialWeights | None:
+    """What the run begins from; None: its seed. Where it has `begun`, nothing is opened.
+
+    `moved` is called whenever some more was read. Raises ValueError and OSError.
+    """
     if begun and spec.model.weights:
         return Unread()
-    return beginning_of(spec.model, reach.data, reach.checkpoint_root, reach.checkpoints)
+    places = (reach.data, reach.checkpoint_root, reach.checkpoints)
+    return beginning_of(spec.model, *places, moved=moved)
 
 
 def soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
