@@ -110,6 +110,23 @@ def test_signs_of_life_are_no_orders_and_orders_come_with_what_belongs_to_them(
     assert ended == [] and leader.hearing.heard_at > since
 
 
+def test_who_reads_on_says_so_with_a_sign_of_life(
+    follower: tuple[Leader, socket.socket], ended: list[str]
+) -> None:
+    """One by one: who reads no further does not go on saying it."""
+    leader, orders = follower
+    orders.settimeout(PATIENCE_S)
+    for _ in range(2):
+        leader.reads.moved()
+        said: list[str] = []
+        while said[-1:] != ["reads"]:
+            said.append(values_of(receive(orders)[0])[0])
+        for _ in range(3):
+            said.append(values_of(receive(orders)[0])[0])
+        assert said.count("reads") == 1 and said[-3:] == ["alive"] * 3
+    assert ended == []
+
+
 def test_what_is_to_be_carried_goes_to_who_carries(
     follower: tuple[Leader, socket.socket], ended: list[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """What a process that follows makes of orders that it cannot carry out, and of a run it may not."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,12 @@ from diloco_learner.hosts.trainer import HostsTrainer
 from diloco_learner.hosts.whole import HostLost, Over
 from diloco_learner.training import platforms
 from diloco_learner.training.mesh import of_all
+from diloco_shared.hf.resolving import resolved
 from diloco_shared.reach.local import OutOfReach, Reach
 from diloco_shared.spec.mesh import MeshSizes, WrongMesh
 from diloco_shared.spec.run import RunSpec
+
+GOLDEN = Path(__file__).parents[2] / "interop" / "golden"
 
 
 def refuses(order: plan.Prepare) -> None:
@@ -64,6 +68,24 @@ def test_a_host_without_the_devices_that_it_was_told_to_use_says_so(
     spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 10}})
     with pytest.raises(Without):
         programs(Reach(tmp_path), plan.Prepare(spec.model_dump_json(), "fsdp=2", -1))
+
+
+def test_a_host_tells_that_it_reads_the_weights_that_a_run_begins_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is busy with that order as long as it takes, and gives nothing meanwhile."""
+    moved: list[int] = []
+    model = resolved({"weights": "llama", "context_tokens": 8}, GOLDEN)
+    spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 10}, "model": model})
+    order = plan.Prepare(spec.model_dump_json(), "fsdp=1", -1)
+    hand = Hand(partial(programs, Reach(GOLDEN), moved=lambda: moved.append(1)))
+    hand.carry_out(order, b"")
+    assert moved, "for its digest"
+    assert hand.program is not None and hand.program.weights is not None
+    for name in ("final_norm/scale_D", "embedding/tokens_VxD"):
+        before = len(moved)
+        hand.program.weights.read(name)
+        assert len(moved) > before, "and tensor by tensor, as it begins"
 
 
 def test_an_island_computes_on_the_devices_of_all_its_hosts(

@@ -24,7 +24,7 @@ from diloco_learner.hosts.link_io import (
     values_of,
 )
 from diloco_learner.hosts.place import HostPlace
-from diloco_learner.hosts.whole import HostLost
+from diloco_learner.hosts.whole import READS, HostLost
 from diloco_shared import VERSION
 from diloco_shared.protocol.chunks import Incoming, checks_of, cut
 
@@ -183,6 +183,24 @@ def test_an_answer_may_take_as_long_as_more_of_it_comes(hosts: Hosts) -> None:
     wait_until(lambda: hosts._left_s(number, LONG_AGO) > 0)
     one.sockets["answers"].sendall(b"1")
     assert bytes(hosts.answers(number)[1]) == b"11"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_who_reads_on_for_an_order_is_waited_for(hosts: Hosts, number: int) -> None:
+    """Of weights that all hosts read at once, in a place that is slow: nothing is given meanwhile.
+    Another one that does nothing is given up."""
+    one, two = gathered(hosts)
+    for order in (plan.Prepare("{}", "fsdp=3", -1), plan.Begin())[:number]:
+        hosts.tell(order)
+    two.gives(number, b"")
+    wait_until(lambda: hosts.whole.awaited(number) == [1])
+    two.says(READS)
+    wait_until(lambda: hosts.whole.moved_at(2) > 0)
+    assert hosts._left_s(number, LONG_AGO) < 0, "another host than the one that is waited for"
+    one.says(READS)
+    wait_until(lambda: hosts._left_s(number, LONG_AGO) > 0)
+    one.gives(number, b"")
+    assert hosts.answers(number).keys() == {1, 2}
 
 
 def test_chunks_for_the_hub_are_no_part_of_an_answer(hosts: Hosts) -> None:

@@ -9,10 +9,12 @@ from diloco_learner.hosts.whole import (
     ANSWERS_MAX,
     BEAT_S,
     ORDER_S_MAX,
+    READS,
     Hearing,
     HostLost,
     OfWork,
     Over,
+    Reading,
     WholeIsland,
 )
 
@@ -167,6 +169,36 @@ def test_an_order_that_is_never_taken_up_ends_the_island() -> None:
     assert looked(of, 100.0 + ORDER_S_MAX, alive=(1, 2)) == ""
     why = looked(of, 2000.0, alive=(1, 2), since=100.0 + ORDER_S_MAX)
     assert why.startswith("host 2 has not taken up an order for 900")
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_host_that_reads_on_may_take_longer_than_one_that_does_nothing(reads: bool) -> None:
+    """All hosts of an island read the weights of a large model at once, of one place: meanwhile
+    another order waits behind that. One whose place hangs reads no further."""
+    of, reading, said, long = whole(2), Reading(), list[str](), int(3 * ORDER_S_MAX / BEAT_S)
+    for order in (plan.Prepare("{}", "fsdp=2", -1), plan.Leave()):
+        of.tells(order, 100.0)
+    of.hears(1, ("taken", 1, 0.0), 100.0)
+    for beat in range(1, long):
+        now = 100.0 + beat * BEAT_S
+        if reads and beat % 1000 == 0:
+            reading.moved()
+        said.append(READS if reading.taken() else "alive")
+        of.hears(1, (said[-1],), now)
+        if why := of.looks(now):
+            assert not reads and why.startswith("host 1 has not taken up an order for 900")
+            return
+    assert reads and said.count(READS) == (long - 1) // 1000, "once for each time"
+
+
+def test_a_host_that_reads_no_further_ends_the_island_after_that() -> None:
+    of = whole(2)
+    of.tells(plan.Leave(), 100.0)
+    of.hears(1, (READS,), 900.0)
+    assert of.moved_at(1) == 900.0
+    assert looked(of, 900.0 + ORDER_S_MAX, alive=(1,), since=900.0) == ""
+    why = looked(of, 9000.0, alive=(1,), since=900.0 + ORDER_S_MAX)
+    assert why.startswith("host 1 has not taken up an order for 900")
 
 
 def test_what_a_host_says_of_its_end() -> None:

@@ -25,7 +25,7 @@ from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded_io import Shards
 from diloco_learner.hosts.trainer import HostsTrainer
-from diloco_learner.hosts.whole import HostLost, OfWork
+from diloco_learner.hosts.whole import HostLost, OfWork, Reading
 from diloco_learner.models import forget
 from diloco_learner.training import platforms
 from diloco_learner.training.computing_io import (
@@ -229,16 +229,23 @@ def gathered(place: HostPlace, silence_s: float, *, carried: bool = False) -> Ho
 
 def followed(place: HostPlace, settings: "Settings") -> None:
     """In the others: carry out what process 0 tells, until the process ends."""
+    reading = Reading()
     shards = Shards(settings.hosts_checkpoints, place.index, place.hosts)
-    hand = Hand(partial(programs, settings.reach), shards)
+    hand = Hand(partial(programs, settings.reach, moved=reading.moved), shards)
     name = f"{settings.id or 'island'}-{place.index}-data"
     connect = partial(connected_for_data, settings.of_host(place.hosts), name)
     carries = settings.hosts_carry == "all"
-    follow(place, hand, partial(meet, place), connect if carries else None, stop_s=settings.stop_s)
+    carrying = connect if carries else None
+    follow(place, hand, partial(meet, place), carrying, reading, stop_s=settings.stop_s)
 
 
-def programs(reach: Reach, order: plan.Prepare) -> Program:
-    """Those of a run, on the devices of all processes. Whatever a model of one's own raises."""
+def programs(
+    reach: Reach, order: plan.Prepare, moved: Callable[[], object] = lambda: None
+) -> Program:
+    """Those of a run, on the devices of all processes. Whatever a model of one's own raises.
+
+    `moved`: called whenever some more is read of the weights that the run begins with.
+    """
     spec, sizes = RunSpec.model_validate_json(order.spec), mesh_of(order.mesh)
     if spec.model.factory is not None:
         reach.factories.check(spec.model.factory)
@@ -247,7 +254,7 @@ def programs(reach: Reach, order: plan.Prepare) -> Program:
     fitted(sizes, len(there), spec.inner.batch_sequences)
     assert sizes is not None
     try:
-        beginning = opened(spec, reach, begun=order.begun)
+        beginning = opened(spec, reach, begun=order.begun, moved=moved)
         separator = None if order.separator < 0 else order.separator
         return Program.build(spec, beginning, separator, mesh_over(sizes, there))
     except (Exception, SystemExit):

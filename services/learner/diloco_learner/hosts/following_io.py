@@ -37,7 +37,7 @@ from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded import Promised
 from diloco_learner.hosts.trainer import GivenArrays
-from diloco_learner.hosts.whole import BEAT_S, Hearing, silence
+from diloco_learner.hosts.whole import BEAT_S, READS, Hearing, Reading, silence
 from diloco_learner.settings import CLOSES_S, STOP_S
 from diloco_shared import VERSION, ambient
 from diloco_shared.process.membership import own_host
@@ -72,9 +72,13 @@ class Refused(Exception):
 class Leader:
     """Process 0, as one that follows sees it."""
 
-    def __init__(self, place: HostPlace, connect: Connect | None = None) -> None:
-        """`connect`: to the hub; None where this process carries nothing there."""
+    def __init__(
+        self, place: HostPlace, connect: Connect | None = None, reading: Reading | None = None
+    ) -> None:
+        """`connect`: to the hub; None where this process carries nothing there. `reading`: told by
+        what this process reads for an order."""
         self.place = place
+        self.reads = reading or Reading()
         self.carrier = None if connect is None else Carrier(connect, self._say, self.give)
         self.sending = threading.Lock()
         self.orders: queue.Queue[tuple[int, plan.Order, Buffer]] = queue.Queue(ORDERS_MAX)
@@ -238,7 +242,7 @@ class Leader:
                 if self.hearing.over(ambient.monotonic()):
                     self._lost(silence(self.hearing.limit_s))
                     return
-                self._say("alive")
+                self._say(READS if self.reads.taken() else "alive")
         except OSError as error:
             self._lost(str(error))
 
@@ -255,16 +259,17 @@ def follow(
     hand: Hand,
     meet: Callable[[str], None],
     connect: Connect | None = None,
+    reading: Reading | None = None,
     stop_s: float = STOP_S,
 ) -> None:
     """Carry out orders until the island ends; the process ends with it.
 
     `meet` joins jax's processes at the address that it is given. `connect`: to the hub, where this
-    process is to carry its share there. `stop_s`: in which process 0 ends the island when it is
-    told to. Exit status 0 where this process
-    was told to stop, 1 otherwise: its supervisor starts it again, and so do those of the others.
+    process is to carry its share there. `reading`: see `Leader`. `stop_s`: in which process 0 ends
+    the island when it is told to. Exit status 0 where this process was told to stop, 1 otherwise:
+    its supervisor starts it again, and so do those of the others.
     """
-    leader = Leader(place, connect)
+    leader = Leader(place, connect, reading)
 
     def stop(number: int, frame: FrameType | None) -> None:
         told = (leader, stop_s)

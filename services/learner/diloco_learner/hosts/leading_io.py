@@ -261,7 +261,8 @@ class Hosts:
 
     def answers(self, number: int, patience_s: float = ORDER_S_MAX) -> Mapping[int, Buffer]:
         """What each host gave for an order. Raises HostLost, also where no part of that came for
-        `patience_s`: all moments of a large model take longer than that on a slow network."""
+        `patience_s`, and no host read on for it: all moments of a large model take longer than that
+        on a slow network, and so do its weights in a slow place."""
         found: Mapping[int, Buffer] | None = None
 
         def there() -> bool:
@@ -280,9 +281,10 @@ class Hosts:
         raise HostLost(why)
 
     def _left_s(self, number: int, since: float, patience_s: float = ORDER_S_MAX) -> float:
-        """Until an answer counts as one that never comes, if nothing more of it does."""
+        """Until an answer counts as one that never comes, if nothing more shows of it."""
         moved = (self.hosts[index].moved_at for index in self.whole.awaited(number))
-        return max([since, *moved]) + patience_s - ambient.monotonic()
+        read = (self.whole.moved_at(index) for index in self.whole.awaited(number))
+        return max([since, *moved, *read]) + patience_s - ambient.monotonic()
 
     def ready(self) -> tuple[int, ...]:
         """See `hosts.trainer.Link`."""

@@ -314,6 +314,7 @@ class HostPace:
     late_s: float = 0.0  # it took up a step so long after process 0 had told it
     waited_s: float = 0.0  # it had waited so long for that order: little, where it is the slow one
     ahead: deque[tuple[int, float, bool]] = field(default_factory=deque)  # not taken up yet
+    moved_at: float = -math.inf  # when it has read on last, of what an order lets it read
 
     def told(self, number: int, now: float, *, step: bool) -> None:
         """An order went out to it."""
@@ -331,8 +332,9 @@ class HostPace:
         return late_s
 
     def behind_s(self, now: float) -> float:
-        """For how long it owes to take up the oldest order; 0.0 if it owes nothing."""
-        return max(now - self.ahead[0][1], 0.0) if self.ahead else 0.0
+        """For how long it has done nothing that shows while it owes to take up the oldest order;
+        0.0 if it owes nothing."""
+        return max(now - max(self.ahead[0][1], self.moved_at), 0.0) if self.ahead else 0.0
 
 
 @dataclass(slots=True)

@@ -14,8 +14,10 @@ from diloco_learner.hosts.parts import Buffer
 
 # A sign of life goes out so often, in seconds, and so often it is looked for.
 BEAT_S = 0.5
+# What one says that has read on meanwhile.
+READS = "reads"
 # An order that is not taken up by then, or an answer of which nothing more comes: whatever holds
-# that host holds the island. The longest that is none is a compilation.
+# that host holds the island, unless it reads on. The longest that is none is a compilation.
 ORDER_S_MAX = 900.0
 # A process that has lost another one is given so many seconds for its last words.
 LAST_WORDS_S = 6.0
@@ -82,6 +84,26 @@ class Hearing:
 
     def _stood_still(self, now: float) -> bool:
         return now - self.looked_at >= 2 * BEAT_S
+
+
+@dataclass(slots=True)
+class Reading:
+    """Whether a process that follows has read on, of what an order lets it read.
+
+    It says so with its signs of life: of large weights, which all hosts read at once, it may read
+    for longer than any order may take that does nothing.
+    """
+
+    on: bool = False
+
+    def moved(self) -> None:
+        """Some more is read; by any thread."""
+        self.on = True
+
+    def taken(self) -> bool:
+        """Whether some was since this was asked last."""
+        found, self.on = self.on, False
+        return found
 
 
 @dataclass(slots=True)
@@ -166,6 +188,10 @@ class WholeIsland:
         """Hosts that have not given anything for that order."""
         return [index for index in self.others if (number, index) not in self.came]
 
+    def moved_at(self, index: int) -> float:
+        """When a host has read on last, as far as it has said so."""
+        return self.others[index].pace.moved_at
+
     def never_came(self, number: int, patience_s: float = ORDER_S_MAX) -> str:
         """Why the island ends where answers to an order were waited for in vain."""
         late = [self._name(index) for index in self.awaited(number)]
@@ -187,6 +213,8 @@ class WholeIsland:
         if what == "taken":
             number, waited_s = more
             self.stragglers.late(other.name, other.pace.taken(int(number), float(waited_s), now))
+        elif what == READS:
+            other.pace.moved_at = now
         elif what == "failed":
             return f"{other.name} failed: {more[0]}"
         elif what == "stop" and not self.closing:
