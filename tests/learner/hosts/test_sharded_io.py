@@ -2,7 +2,7 @@
 
 import errno
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from diloco_learner.hosts.keeping_io import HostsCheckpoints, KeptCheckpoint, No
 from diloco_learner.hosts.sharded import CompleteCheckpoint
 from diloco_learner.hosts.sharded_io import TOLD_S, Shards
 from diloco_learner.hosts.whole import ORDER_S_MAX
+from diloco_learner.recovery.checkpoint_io import Asking
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -115,6 +116,89 @@ def test_a_large_part_has_the_time_that_a_slow_place_takes(
     checkpoints.others = Others()
     checkpoints.save(1, checkpoints.begin(0, 1))
     assert waited == [2 * ORDER_S_MAX + TOLD_S]
+
+
+def test_a_restore_that_is_left_behind_touches_no_device(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: HostsCheckpoints
+) -> None:
+    """Training has begun with moments made anew: a second set of them has no room beside those."""
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    goes_on, checked, read = threading.Event(), list[str](), list[int]()
+    digest = sharded_io._digest
+
+    def slow(path: Any, moved: Callable[[], object]) -> str:
+        checked.append(path.name)
+        goes_on.wait(60.0)
+        return digest(path, moved)
+
+    monkeypatch.setattr(sharded_io, "_digest", slow)
+    monkeypatch.setattr(sharded_io, "_read", lambda *of: read.append(1))
+    monkeypatch.setattr(sharded_io, "limit_s", lambda size: 0.05)
+    leaves = {"mu": jnp.full(8, 1.0), "count": jnp.zeros((), jnp.int32)}
+    shards = checkpoints.shards
+    with pytest.raises(OSError, match="did not answer"):
+        shards.restore(1, leaves, {}, None)
+    goes_on.set()
+    assert shards.asking.left is not None
+    shards.asking.left.join()
+    assert read == [] and not any(leaf.is_deleted() for leaf in leaves.values())
+    assert len(checked) == 1, "nor does it read on: nobody waits for it"
+
+
+def test_moments_are_made_anew_in_the_room_of_those_that_there_were(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: HostsCheckpoints
+) -> None:
+    """No checkpoint could be read in time. A device need not have room for two sets."""
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    checkpoints.save(2, checkpoints.begin(0, 2))
+    learner, goes_on = checkpoints.trainer, threading.Event()
+    old = dict(learner.opt_state)
+
+    def fresh(params: Any) -> dict[str, Any]:
+        assert all(leaf.is_deleted() for leaf in old.values())
+        return {"mu": jnp.zeros(8), "count": jnp.zeros((), jnp.int32)}
+
+    learner.params, learner.program.init_state = None, fresh  # type: ignore[misc]
+    monkeypatch.setattr(sharded_io, "_digest", lambda path, moved: goes_on.wait(60.0))
+    monkeypatch.setattr(sharded_io, "limit_s", lambda size: 0.05)
+    first, second = checkpoints.restore(learner)
+    goes_on.set()
+    assert "checkpoint 2 passed over: oslo: the place of checkpoints did not answer" in first
+    assert "checkpoint 1 passed over: oslo: the place of checkpoints has not answered" in second
+    assert not learner.opt_state["mu"].is_deleted()
+
+
+def test_a_large_restore_has_the_time_that_a_slow_place_takes(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: HostsCheckpoints
+) -> None:
+    """However large: a host that reads for so long says that it does, and is waited for."""
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    monkeypatch.setattr(sharded_io, "limit_s", lambda size: 3 * ORDER_S_MAX)
+    shards, waited, said = checkpoints.shards, list[float](), list[bool]()
+
+    def within(seconds: float, work: Callable[[], Any], waits: Any = lambda: None) -> Any:
+        waited.append(seconds)
+        found = work()
+        waits()
+        said.append(shards.reading.taken())
+        return found
+
+    monkeypatch.setattr(shards.asking, "within", within)
+    assert checkpoints.restore(checkpoints.trainer) == []
+    _, *both = waited  # first it is listed what lies there
+    assert both == [3 * ORDER_S_MAX] * 2 and said == [False, True, True]
+
+
+def test_who_waits_for_a_place_is_told_of_every_second() -> None:
+    asking, seconds = Asking("a place"), list[int]()
+    goes_on = threading.Event()
+
+    def waits() -> None:
+        seconds.append(1)
+        goes_on.set()
+
+    asking.within(60.0, lambda: goes_on.wait(60.0), waits)
+    assert seconds
 
 
 def test_a_place_that_does_not_answer_is_named_and_holds_one_thread() -> None:

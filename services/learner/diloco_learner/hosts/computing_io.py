@@ -230,7 +230,7 @@ def gathered(place: HostPlace, silence_s: float, *, carried: bool = False) -> Ho
 def followed(place: HostPlace, settings: "Settings") -> None:
     """In the others: carry out what process 0 tells, until the process ends."""
     reading = Reading()
-    shards = Shards(settings.hosts_checkpoints, place.index, place.hosts)
+    shards = Shards(settings.hosts_checkpoints, place.index, place.hosts, reading)
     hand = Hand(partial(programs, settings.reach, moved=reading.moved), shards)
     name = f"{settings.id or 'island'}-{place.index}-data"
     connect = partial(connected_for_data, settings.of_host(place.hosts), name)

@@ -215,6 +215,8 @@ def restored(trainer: Trainer, shards: ShardsHere, sequence: int) -> Told:
 
 def anew(trainer: Trainer) -> None:
     """The moments that every learner begins with; a program of all processes."""
+    for leaf in to_named(trainer.opt_state).values():
+        leaf.delete()  # there may be no room for both
     trainer.opt_state = trainer.program.init_state(trainer.params)
 
 

@@ -38,7 +38,7 @@ from diloco_learner.hosts.sharded import (
     is_whole,
     share,
 )
-from diloco_learner.hosts.whole import ORDER_S_MAX
+from diloco_learner.hosts.whole import Reading
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.checkpoint_io import Asking, stored_within_s
 from diloco_shared import ambient
@@ -58,8 +58,6 @@ _TOGETHER = f"{MOMENTS}/manifest.ocdbt"
 LOOK_S = 120.0
 # A host that has not stored its part in time has told so after so many seconds more.
 TOLD_S = 60.0
-# Whatever an order itself waits for must end before the island counts as stuck.
-STORED_S_MAX = ORDER_S_MAX - TOLD_S
 # Read at a time, to be hashed.
 PIECE_BYTES = 8 << 20
 # Of a leaf, written and read as one piece: so another mesh need not read much more than its part.
@@ -105,8 +103,12 @@ class Shards:
     One checkpoint is written at a time. For one thread, but for `Writing.told`.
     """
 
-    def __init__(self, place: str, index: int = 0, hosts: int = 1) -> None:
+    def __init__(
+        self, place: str, index: int = 0, hosts: int = 1, reading: Reading | None = None
+    ) -> None:
+        """`reading`: told of what a restore reads, which may take long."""
         self.place, self.index, self.hosts = place, index, hosts
+        self.reading = reading or Reading()
         self.folder: Any = None  # an epath.Path, once it was looked at
         self.writing: Writing | None = None  # the newest one
         self.asking = Asking("the place of checkpoints")
@@ -230,22 +232,28 @@ class Shards:
         where they are not finite, OSError, and whatever Orbax raises.
 
         The present ones are deleted once its files are found sound, since there may be no room for
-        both.
+        both. A place that hangs while its files are checked is given up before that: what is left
+        of this then touches no device, and holds nothing of one.
         """
+        wanted, seconds = described(leaves), limit_s(held_bytes(leaves))
+
+        def sound() -> None:
+            whole = self._whole(sequence)
+            whole.check(wanted, stacked)
+            self._check(sequence, whole)
 
         def restore() -> dict[str, jax.Array]:
-            whole = self._whole(sequence)
-            whole.check(described(leaves), stacked)
-            self._check(sequence, whole)
-            for leaf in leaves.values():
-                leaf.delete()
-            found = _read(self._of(sequence) / MOMENTS, described(leaves), lying)
+            found = _read(self._of(sequence) / MOMENTS, wanted, lying)
             wrong = [name for name, leaf in found.items() if not _finite(leaf)]
             if wrong:
                 raise Damaged(f"an inner state that is not finite: {', '.join(wrong[:5])}")
             return found
 
-        return self.within(min(limit_s(held_bytes(leaves)), STORED_S_MAX), restore)
+        self.within(seconds, sound)
+        for leaf in leaves.values():
+            leaf.delete()
+        # Orbax does not tell how far it is: so long as it may take, it counts as reading on.
+        return self.asking.within(seconds, restore, self.reading.moved)
 
     def _whole(self, sequence: int) -> CompleteCheckpoint:
         folder = self._of(sequence)
@@ -260,8 +268,13 @@ class Shards:
             path = folder / name
             if not path.exists():
                 raise Damaged(f"{name} is missing")
-            if (path.stat().length, _digest(path)) != whole.files[name]:
+            if (path.stat().length, _digest(path, self._moved)) != whole.files[name]:
                 raise Damaged(f"{name} is not what was written: it is damaged")
+
+    def _moved(self) -> None:
+        """Some more of a file is read; raises OSError where nobody waits for the rest."""
+        self.asking.check()
+        self.reading.moved()
 
     # --- waits that end ------------------------------------------------------------------------
 
@@ -336,11 +349,12 @@ def hashed(paths: Mapping[str, Any]) -> Files:
     return {name: (path.stat().length, _digest(path)) for name, path in paths.items()}
 
 
-def _digest(path: Any) -> str:
+def _digest(path: Any, moved: Callable[[], object] = lambda: None) -> str:
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
             digest.update(piece)
+            moved()
     return digest.hexdigest()
 
 

@@ -298,8 +298,16 @@ class Asking:
         self.place = place
         self.left: threading.Thread | None = None  # waits for what does not answer
 
-    def within(self, seconds: float, work: Callable[[], T]) -> T:
-        """What it returns or raises; OSError once it has taken longer.
+    def check(self) -> None:
+        """Of a thread that asks: raises OSError once it was left behind, and should ask no more."""
+        if threading.current_thread() is self.left:
+            raise OSError("nobody waits for it any more")
+
+    def within(
+        self, seconds: float, work: Callable[[], T], waits: Callable[[], object] = lambda: None
+    ) -> T:
+        """What it returns or raises; OSError once it has taken longer. `waits`: called at every
+        second of it.
 
         Its thread is left behind then. Until that has ended nothing else is asked of the place.
         """
@@ -316,7 +324,11 @@ class Asking:
 
         thread = threading.Thread(target=body, name="store", daemon=True)
         thread.start()
-        thread.join(seconds)
+        left_s = seconds
+        while thread.is_alive() and left_s > 0:
+            thread.join(min(left_s, 1.0))
+            left_s -= 1.0
+            waits()
         if failed:
             raise failed[0]
         if not found:
