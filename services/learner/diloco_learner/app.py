@@ -233,6 +233,11 @@ class Learner(Worker[Settings]):
         return working.done()
 
     async def _work_for(self, run: str) -> None:
+        await self._work_once_for(run)
+        while self.membership.worked_for():
+            await self._work_once_for(run)
+
+    async def _work_once_for(self, run: str) -> None:
         spec = await self.spec_of(run)
         if spec is None:
             return

@@ -101,14 +101,22 @@ class Syncer(Worker[Settings]):
                     work.cancel()
                     await asyncio.gather(work, return_exceptions=True)
                 self.faults.works_for(run)
-                self.membership.update(
-                    run=run, shard=self.membership.shard, state="idle", reason="", tape_seq=0
-                )
-                await self.membership.refresh()
-                work = tasks.create_task(self._work(run)) if run else None
+                await self._shows(run)
+                work = tasks.create_task(self._work_for(run)) if run else None
         finally:
             if work is not None:
                 work.cancel()
+
+    async def _shows(self, run: str) -> None:
+        shard = self.membership.shard
+        self.membership.update(run=run, shard=shard, state="idle", reason="", tape_seq=0)
+        await self.membership.refresh()
+
+    async def _work_for(self, run: str) -> None:
+        await self._work(run)
+        while self.membership.worked_for():
+            await self._shows(run)
+            await self._work(run)
 
     async def _work(self, run: str) -> None:
         shard = self.membership.shard

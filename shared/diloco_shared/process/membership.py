@@ -150,6 +150,7 @@ class Registration:
         self.writing = asyncio.Lock()
         self.revision = 0  # of the key, as written last; 0: unknown
         self.run_id, self.shard = "", 0  # of the run that `assignments` told last
+        self.anew = False  # that came once more while it was worked for: see `worked_for`
         self.record = MemberRecord.model_validate(
             {
                 "id": member,
@@ -260,6 +261,7 @@ class Registration:
         A run that was deleted and submitted again is a change, and so is another shard; `run_id`
         and `shard` are of the newest told. The same is told again to who works for nothing, once
         the server has begun a new life: on a hub that was put back, a run that was over may go on.
+        Who works for it is asked to look again afterwards, by `worked_for`.
         """
         last: Assignment | None = None
         async with self.bus.kv_watch(subjects.ASSIGNMENTS, self.record.id) as entries:
@@ -274,5 +276,13 @@ class Registration:
                 assigned = assigned.model_copy(update={"at": 0.0})
                 if assigned != last or (entry.anew and assigned.run and not self.record.run):
                     self.run_id, self.shard = assigned.run_id, assigned.shard
-                    last = assigned
+                    last, self.anew = assigned, False
                     yield assigned.run
+                elif entry.anew and assigned.run:
+                    self.anew = True
+
+    def worked_for(self) -> bool:
+        """The work for what `assignments` told last is over. Whether it may have to go on after
+        all: the same came meanwhile, from a server that had begun a new life."""
+        found, self.anew = self.anew, False
+        return found

@@ -200,6 +200,8 @@ async def test_who_works_for_nothing_is_told_again_once_the_server_was_started_a
         broker.restart()
         await asyncio.sleep(0.2)
         assert not waiting.done(), "it works for that run"
+        assert member.worked_for(), "and looks at it once more when it has left it"
+        assert not member.worked_for()
         member.update(run="")
         broker.restart()
         assert await waiting == "r-1"
