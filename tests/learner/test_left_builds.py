@@ -32,11 +32,11 @@ class Building(OnThisMachine):
         self.first: list[BaseException | None] = []  # how it ended
         self.own = threading.local()  # its `number`
 
-    def build(self, spec: RunSpec, check: Check = go_on) -> Any:
+    def build(self, spec: RunSpec, check: Check = go_on, **how: Any) -> Any:
         self.begun += 1
         self.own.number = self.begun
         try:
-            built, fault = super().build(spec, check), None
+            built, fault = super().build(spec, check, **how), None
         except BaseException as error:
             fault = error
             raise

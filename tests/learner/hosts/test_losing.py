@@ -123,7 +123,7 @@ def test_a_build_that_is_left_ends_no_work_but_its_own_and_completes_what_all_ha
             looks[0]()
             made.append(True)
 
-    def build(self: OnThisMachine, spec: RunSpec, check: Check) -> Any:
+    def build(self: OnThisMachine, spec: RunSpec, check: Check, **how: Any) -> Any:
         looks.append(check)
         wanted[0] = False
         with pytest.raises(LeftBehind):
