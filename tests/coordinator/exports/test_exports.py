@@ -88,7 +88,10 @@ def test_which_begin_by_themselves(
     [
         ([{"in_epoch": 1, "rounds": 12, "final": True}], 12, True, False),
         ([{"in_epoch": 0, "rounds": 12, "final": True}], 12, True, True),
-        ([{"in_epoch": 0, "rounds": 10}], 12, False, True),
+        # While it trains, what there was counts as far as the run has come again.
+        ([{"in_epoch": 0, "rounds": 10}], 12, False, False),
+        ([{"in_epoch": 0, "rounds": 10}], 20, False, True),
+        ([{"in_epoch": 0, "rounds": 30}], 12, False, True),
         ([{"in_epoch": 0, "rounds": 10}, {"in_epoch": 1, "rounds": 11}], 20, False, False),
         # Its fragments are of another epoch than the run's newest shard was in.
         ([{"in_epoch": 1, "epoch": 0, "rounds": 12, "final": True}], 12, True, False),

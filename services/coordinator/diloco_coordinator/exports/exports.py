@@ -164,16 +164,21 @@ def due(
 
     What was asked for by hand counts too, and what failed: a disk that is full is not asked again
     before another `every` rounds. What was cut off with its coordinator is begun again. Once the
-    run is over, the last parameters are worth one of their own.
+    run is over, the last parameters are worth one of their own; and what an earlier epoch made is
+    of a history that may be lost. Before, it counts as far as the run has come: an epoch often
+    begins with the very parameters that were exported.
     """
     if every is None or not committed:
         return False
     of_run = [r for r in records if r.run_id == run_id and not r.asked.checkpoint]
-    counted = [r for r in _tried(of_run) if r.of_history(epoch, committed)]
-    if over and any(r.final for r in counted):
-        return False
+    tried = _tried(of_run)
+    if not over:
+        return (
+            committed - max((r.rounds for r in tried if r.rounds <= committed), default=0) >= every
+        )
+    counted = [r for r in tried if r.of_history(epoch, committed)]
     before = max((r.rounds for r in counted), default=0)
-    return committed > before if over else committed - before >= every
+    return committed > before and not any(r.final for r in counted)
 
 
 def _tried(of_run: Sequence[ExportRecord]) -> list[ExportRecord]:
