@@ -3,7 +3,6 @@
 import asyncio
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from diloco_learner.app import (
     TAKEN,
     UNFIT_RETRY_S,
     UNFIT_RETRY_S_MAX,
-    Learner,
     gist,
     pause_after,
 )
@@ -591,17 +589,3 @@ def test_a_slow_attempt_is_followed_by_as_long_a_pause(took_s: float, pause_s: f
 def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
     assert gist("out of memory: 81 bytes at 0x7f3a") == gist("out of memory: 9 bytes at 0x1")
     assert gist("there is no /text") != gist("there is no /other")
-
-
-async def test_a_run_whose_assignment_came_again_meanwhile_is_looked_at_once_more() -> None:
-    """It was over when the hub was lost, and goes on with the hub that was put back."""
-    worked: list[str] = []
-
-    async def work_once_for(run: str) -> None:
-        worked.append(run)
-
-    app: Any = SimpleNamespace(
-        membership=SimpleNamespace(worked_for=lambda: len(worked) < 2), _work_once_for=work_once_for
-    )
-    await Learner._work_for(app, "r")
-    assert worked == ["r", "r"]

@@ -137,3 +137,17 @@ async def test_who_waits_to_try_again_holds_nothing_of_what_failed(
         await until(lambda: app.membership.record.state == "unfit")
         await until(lambda: made[0]() is None, patience_s=UNFIT_RETRY_S_MAX / 2)
         assert len(made) == 1
+
+
+async def test_a_run_whose_assignment_came_again_meanwhile_is_looked_at_once_more() -> None:
+    """It was over when the hub was lost, and goes on with the hub that was put back."""
+    worked: list[str] = []
+
+    async def work_once_for(run: str) -> None:
+        worked.append(run)
+
+    app: Any = SimpleNamespace(
+        membership=SimpleNamespace(worked_for=lambda: len(worked) < 2), _work_once_for=work_once_for
+    )
+    await Learner._work_for(app, "r")
+    assert worked == ["r", "r"]
