@@ -173,9 +173,8 @@ def due(
     of_run = [r for r in records if r.run_id == run_id and not r.asked.checkpoint]
     tried = _tried(of_run)
     if not over:
-        return (
-            committed - max((r.rounds for r in tried if r.rounds <= committed), default=0) >= every
-        )
+        reached = (r.rounds for r in tried if r.rounds <= committed)
+        return committed - max(reached, default=0) >= every
     counted = [r for r in tried if r.of_history(epoch, committed)]
     before = max((r.rounds for r in counted), default=0)
     return committed > before and not any(r.final for r in counted)

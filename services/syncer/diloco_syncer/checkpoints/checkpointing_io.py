@@ -173,10 +173,8 @@ class Checkpointer:
         for n in range(self.spec.data.virtual_shards):
             if n not in there and f"{run}.{n}" not in read:
                 continue  # never read
-            lease, entry = (
-                there.get(n, free.model_copy(update={"shard": n})),
-                read.get(f"{run}.{n}"),
-            )
+            lease = there.get(n, free.model_copy(update={"shard": n}))
+            entry = read.get(f"{run}.{n}")
             now = readable(entry.value, ShardLease) if entry else None
             if beyond and now is not None and now.began <= lease.began:
                 continue
