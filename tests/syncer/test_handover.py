@@ -204,6 +204,34 @@ async def test_what_a_living_standby_still_reads_is_kept_for_it(
         await until(lambda: not sender.snapshots.pinned)  # no longer than that
 
 
+async def test_a_standby_that_asks_while_it_is_looked_for_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was heard of it for so long that the hub is asked whether it is still there."""
+    two = Two(tmp_path)
+    monkeypatch.setattr(handover, "IDLE_S", 0.05)
+    two.theirs.save(5, {}, arrays(1))
+    looked, asked = asyncio.Event(), asyncio.Event()
+    real = two.data.fetch
+
+    async def slow(*args: Any, **more: Any) -> Any:
+        looked.set()
+        await asked.wait()
+        return await real(*args, **more)
+
+    two.data.fetch = slow  # type: ignore[method-assign]
+    async with two.sending() as sender:
+        describing = SnapshotWish(standby="standby", nonce="n", after=0)
+        where = subjects.snapshot_wish("r", 0)
+        await two.control.request(where, encode(describing), timeout_s=1)
+        await looked.wait()
+        monkeypatch.setattr(handover, "IDLE_S", 60.0)
+        await two.control.request(where, encode(describing), timeout_s=1)
+        asked.set()
+        await until(lambda: sender.wishes.empty() and sender.sending is None)
+        assert sender.busy_with == "standby" and sender.snapshots.pinned
+
+
 async def test_a_purge_that_takes_longer_than_an_answer_breaks_no_transfer(tmp_path: Path) -> None:
     two = Two(tmp_path)
     two.theirs.save(5, {}, arrays(1))

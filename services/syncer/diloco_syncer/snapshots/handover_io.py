@@ -136,7 +136,11 @@ class SnapshotSender:
             async with asyncio.timeout(wait_s):
                 wish = await self.wishes.get()
         except TimeoutError:
-            if await self._being_fetched():
+            until = self.busy_until
+            fetched = await self._being_fetched()
+            if self.busy_until != until:
+                return  # somebody asked meanwhile, and is to be served
+            if fetched:
                 self.busy_until = ambient.monotonic() + IDLE_S
                 return
             self.busy_with = ""  # has all of it, or is gone
