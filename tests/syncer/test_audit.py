@@ -24,10 +24,13 @@ from diloco_shared.protocol.wire import decode, encode
 from diloco_shared.spec.run import config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.checkpoints import gone_back_io as gone_back
 from diloco_syncer.history import audit_io as audit
 from diloco_syncer.history import follow_io as follow
 from diloco_syncer.history.audit_io import reexecute, verify
 from diloco_syncer.history.follow_io import payloads_of
+from diloco_syncer.history.history import History
+from diloco_syncer.history.replay import RestoredState
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 pytestmark = pytest.mark.virtual
@@ -280,9 +283,36 @@ async def test_a_restore_whose_checkpoint_was_removed_is_no_fault_once_a_snapsho
     assert fault.seq == seq and "cannot be read" in fault.text
     tape.append((seq + 1, TapeSnapshot(term=1, covers=seq, round=2, path="x", at=9.5)))
     verified = await verify(SPEC, bus, tape, root)
-    assert (verified.faults, verified.unfollowed) == ((), seq)
+    assert (verified.faults, verified.unfollowed, verified.removed) == ((), seq, seq)
     nowhere = await reexecute(SPEC, bus, tape, [], root)
     assert nowhere.fault is not None and f"record {seq} goes back to" in nowhere.fault.text
+
+
+async def test_what_follows_a_restore_is_followed_where_its_history_was_kept(
+    recording: Recording, tmp_path: Path
+) -> None:
+    bus, tape, root = await bus_with(recording), numbered(recording), str(tmp_path)
+    history = History(SPEC)
+    for seq, record in tape:
+        history.apply(record, seq)
+    back = TapeRestore(
+        epoch=1,
+        term=1,
+        serial=1,
+        source=f"{SPEC.folder}/000001",
+        digest="0" * 32,
+        run="t",
+        versions=tuple(history.versions),
+        anchor_digests=tuple(history.anchor_digests),
+        at=9.0,
+    )
+    nothing: Any = None
+    gone_back.keep(SPEC, 0, root, 1, RestoredState(nothing, "0" * 32, history.meta(), nothing))
+    seq = len(tape) + 1
+    tape.append((seq, back))
+    tape.append((seq + 1, TapeSnapshot(term=1, covers=seq, round=2, path="x", at=9.5)))
+    verified = await verify(SPEC, bus, tape, root)
+    assert (verified.faults, verified.unfollowed, verified.removed) == ((), 0, seq)
 
 
 @pytest.mark.parametrize("covers", [3, 4])

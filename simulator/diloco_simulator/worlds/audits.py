@@ -31,7 +31,7 @@ async def audited(world: "World", spec: RunSpec) -> None:
         records = [(s.seq, decode_tape(s.payload)) for s in stored if s.subject == mine]
         verified = await audit.verify(spec, bus, records, root, shard)
         counts["audits"] += 1
-        counts["restores whose checkpoint was removed"] += bool(verified.unfollowed)
+        counts["restores whose checkpoint was removed"] += bool(verified.removed)
         # A backup has the tape of one moment, and UP of a later one, which may lack what a snapshot
         # covered meanwhile.
         faults = [f for f in verified.faults if not (f.purged and counts["hubs restored"])]

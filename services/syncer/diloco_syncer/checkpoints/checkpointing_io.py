@@ -16,6 +16,7 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
 from diloco_shared.protocol.records import Restore, RunRecord, ShardLease
 from diloco_shared.protocol.wire import encode
+from diloco_syncer.checkpoints import gone_back_io as gone_back
 from diloco_syncer.checkpoints.checkpoints import parts_s
 from diloco_syncer.checkpoints.parts_io import (
     belongs,
@@ -154,14 +155,19 @@ class Checkpointer:
         self.put(Loaded(restore, state.manifest.run, state.history, state.digest))
 
     async def rewind(self, serial: int) -> None:
-        """Data is read on from where the checkpoint's parameters have it; other data from its
-        beginning.
+        """Keep the history that is gone back to. Data is read on from where the checkpoint's
+        parameters have it; other data from its beginning.
 
-        By one shard for all. Before the restore is on the tape: should this process die between,
-        the wish is still open.
+        That by one shard for all. Before the restore is on the tape: should this process die
+        between, the wish is still open.
         """
+        state = self.loaded[serial]
+        try:
+            await asyncio.to_thread(gone_back.keep, self.spec, self.shard, self.root, serial, state)
+        except OSError as error:  # it is in the checkpoint, as long as that is there
+            log.warning("the history that is gone back to is not kept", error=str(error))
         if not self.shard:
-            await self.lease_from(self.loaded[serial].leases)
+            await self.lease_from(state.leases)
 
     async def lease_from(self, leases: Iterable[ShardLease], *, beyond: bool = False) -> None:
         """Every data shard that was ever read is free, and read on from there; `beyond`: only those

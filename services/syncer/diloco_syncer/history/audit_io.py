@@ -25,6 +25,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.wire import WireError
 from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints import gone_back_io as gone_back
 from diloco_syncer.checkpoints.parts_io import load_recorded
 from diloco_syncer.history.follow_io import blob_of
 from diloco_syncer.history.history import History, TapeFault, is_of
@@ -71,9 +72,10 @@ class Verified:
     faults: tuple[TapeDifference, ...]
     # Records at which it began again from what was published: nothing of before makes what follows.
     rebirths: tuple[int, ...] = ()
-    # A restore whose checkpoint is gone since a snapshot covers it: what follows it was not
-    # followed; 0: all was.
+    # A restore whose checkpoint is gone since a snapshot covers it, and whose history was not kept:
+    # what follows it was not followed; 0: all was.
     unfollowed: int = 0
+    removed: int = 0  # the newest restore whose checkpoint is gone; 0: none
 
 
 async def verify(
@@ -81,19 +83,21 @@ async def verify(
 ) -> Verified:
     """Records follow each other; every contribution not yet covered is there, byte for byte."""
     history, faults = History(spec, shard), await _missing(spec, data, checkpoint_root)
-    unfollowed = 0
+    unfollowed = removed = 0
     for seq, record in records:
-        try:
-            back = await _back(spec, shard, record, checkpoint_root)
-        except TapeFault as fault:
-            if seq <= _covered_by(records):
+        meta = None
+        if isinstance(record, TapeRestore):
+            meta, why = await _meta_of(spec, shard, record, checkpoint_root)
+            removed = seq if why else removed
+            if why and seq > _covered_by(records):
+                faults.append(TapeDifference(seq, "", why))
+                break
+            if meta is None:
                 unfollowed = seq
-            else:
-                faults.append(TapeDifference(seq, "", str(fault)))
-            break
+                break
         try:
-            if back is not None and isinstance(record, TapeRestore):
-                history.resume(back.history, record, seq)
+            if meta is not None and isinstance(record, TapeRestore):
+                history.resume(meta, record, seq)
             else:
                 history.apply(record, seq)
         except TapeFault as fault:
@@ -113,7 +117,7 @@ async def verify(
             if why and len(faults) < FAULTS_MAX:
                 faults.append(TapeDifference(seq, subject, why, purged))
     born = _rebirths(records)
-    return Verified(len(records), compared, covered, tuple(faults), born, unfollowed)
+    return Verified(len(records), compared, covered, tuple(faults), born, unfollowed, removed)
 
 
 def _rebirths(records: Records) -> tuple[int, ...]:
@@ -228,6 +232,28 @@ async def _back(
         return await asyncio.to_thread(load_recorded, spec, shard, record, root, further=recorded)
     except (OSError, ValueError, KeyError) as error:
         raise TapeFault(f"{record.source}, which cannot be read: {error}") from None
+
+
+async def _meta_of(
+    spec: RunSpec, shard: int, restore: TapeRestore, checkpoint_root: str
+) -> tuple[dict[str, Any] | None, str]:
+    """`History.meta` that a restore goes back to, and why its checkpoint cannot be had."""
+    try:
+        back = await _back(spec, shard, restore, checkpoint_root)
+    except TapeFault as fault:
+        return await _kept(spec, shard, restore, checkpoint_root), str(fault)
+    assert back is not None
+    return back.history, ""
+
+
+async def _kept(
+    spec: RunSpec, shard: int, restore: TapeRestore, checkpoint_root: str
+) -> dict[str, Any] | None:
+    root = spec.keeping.run_checkpoint_root or checkpoint_root
+    try:
+        return await asyncio.to_thread(gone_back.found, spec, shard, root, restore)
+    except (OSError, ValueError):
+        return None
 
 
 async def _newest_gone_back(

@@ -30,6 +30,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints import gone_back_io as gone_back
 from diloco_syncer.checkpoints.parts_io import load_recorded
 from diloco_syncer.history.history import History, TapeFault, is_of
 from diloco_syncer.history.replay import (
@@ -245,8 +246,8 @@ class Follower:
     async def begin_again(self, known: History, reason: str) -> None:
         """Take what is published for the state, and all else from the tape after `known`.
 
-        Raises Unpublished, Purged when a restore on the tape has lost its checkpoint, Replaced, or
-        BusError.
+        Raises Unpublished, Purged when a restore on the tape has lost its checkpoint and its
+        history was not kept, Replaced, or BusError.
         """
         self.history = History.restore(self.spec, known.meta())
         await self._still_there()  # `known` may be of a life of the server before
@@ -292,6 +293,14 @@ class Follower:
 
     async def _history_of(self, restore: TapeRestore) -> dict[str, Any]:
         """`History.meta` of what a restore goes back to, without its numbers."""
+        where = self.spec, self.tape.shard, self.finder.root
+        try:
+            kept = await asyncio.to_thread(gone_back.found, *where, restore)
+        except (OSError, ValueError) as error:
+            log.warning("what a restore goes back to is not read", error=str(error))
+            kept = None
+        if kept is not None:
+            return kept
         back = await self._back(restore)
         assert isinstance(back, RestoredState)
         return back.history
