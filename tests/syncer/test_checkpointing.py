@@ -18,7 +18,7 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.checkpoints import checkpointing_io as checkpointing
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
-from diloco_syncer.checkpoints.parts_io import write_part
+from diloco_syncer.checkpoints.parts_io import write_part, written_part
 from diloco_syncer.events import Capture, Event, Kept, Loaded, NumberFound, Seal, Sealed
 from diloco_syncer.history.history import History
 from diloco_syncer.history.replay import RestoredState
@@ -275,6 +275,19 @@ async def test_the_newest_number_there_is_that_of_a_checkpoint_or_of_what_is_lef
     monkeypatch.setattr(checkpointing, "newest_there", refused)
     await maker.look()
     assert told == [NumberFound(0), NumberFound(12), NumberFound(0)]
+
+
+async def test_the_part_of_a_shard_that_is_over_is_of_the_mark_that_its_tape_has_not(
+    tmp_path: Path,
+) -> None:
+    told: list[Event] = []
+    maker = checkpointer(tmp_path, told)
+    history = History(SPEC).meta()
+    await maker.capture(Capture(5, 7, "its mark was met", 12.5), history, {}, {})
+    assert told == [Kept(5)] and history["checkpoint"] == 0
+    part = written_part(maker.spec, 0, maker.root, 5)
+    assert part is not None
+    assert (part[0]["checkpoint"], part[0]["checkpoint_at"]) == (5, 12.5)
 
 
 async def test_data_is_read_on_from_where_the_checkpoint_had_it(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from diloco_shared.protocol.wire import encode
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.checkpoints.checkpoints import LOOK_S
 from diloco_syncer.checkpoints.marks_io import PAGE, Marks
 from diloco_syncer.events import (
     Append,
@@ -44,6 +45,7 @@ from diloco_syncer.events import (
     MarkFound,
     Publish,
     Seal,
+    Sealed,
     SendGrant,
     SendPull,
     Stage,
@@ -294,6 +296,47 @@ def test_no_round_is_recorded_before_it_is_known_whether_a_mark_is_there(pair: l
     appended = [e.record for e in second.effects if isinstance(e, Append)]
     assert not [r for r in appended if isinstance(r, TapeRound)]
     assert [r.number for r in appended if isinstance(r, TapeCheckpoint)] == [1]
+
+
+def captured(effects: list[Any]) -> list[int]:
+    return [e.number for e in effects if isinstance(e, Capture)]
+
+
+def test_a_shard_that_is_over_gives_its_part_of_a_mark_that_it_hears_of_later(
+    pair: list[Any],
+) -> None:
+    """Its tape takes no mark; and learners that met it may have gone: it looks by itself."""
+    second = over(pair[1])
+    second.first_mark = 0
+    assert captured(second.wait(LOOK_S)) == []
+    second.first_mark = 1
+    assert captured(second.wait(LOOK_S)) == [1]
+    assert marks(second) == []
+    second.first_mark = 2
+    assert captured(second.wait(LOOK_S)) == [], "one at a time"
+    assert captured(second.give(Kept(1))) == [2]
+    # Its disk was full: it tries again with the next look.
+    assert captured(second.give(Sealed(2, fault="no space left"))) == []
+    assert captured(second.wait(LOOK_S)) == [2]
+    second.give(Kept(2))
+    assert captured(second.wait(LOOK_S)) == []
+    assert not second.machine.user_requests.checkpoints.making
+
+
+def test_a_part_that_is_being_written_at_the_end_goes_before_the_next(pair: list[Any]) -> None:
+    second = pair[1]
+    second.first_mark = 1
+    assert captured(second.step("a", 0, mark=1)) == [1]
+    second.machine.history.outcome = "stopped"
+    second.first_mark = 2
+    assert captured(second.wait(LOOK_S)) == []
+    assert captured([*second.give(Kept(1)), *second.wait(LOOK_S)]) == [2]
+
+
+def test_a_shard_that_is_not_over_looks_when_it_is_told(pair: list[Any]) -> None:
+    second = pair[1]
+    second.first_mark = 1
+    assert not [e for e in second.wait(3 * LOOK_S) if isinstance(e, FindMark)]
 
 
 def wished(checkpoint: int, restore: Restore | None = None) -> Wanted:

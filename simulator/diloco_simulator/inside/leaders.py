@@ -22,6 +22,7 @@ from diloco_syncer.events import (
     Append,
     Appended,
     BusBack,
+    Capture,
     Effect,
     Event,
     InstallLoaded,
@@ -228,6 +229,8 @@ class SeenTerm:
                     # Rounds go back.
                     self.first_pulled, self.covered_until, self.covered_round = {}, None, -1
                     self.asked.clear()
+                case Capture() if self.machine.history.outcome and self.machine.history.shard:
+                    self.watch.reached("part of a shard that is over")
                 case _:
                     pass
 

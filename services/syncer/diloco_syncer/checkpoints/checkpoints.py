@@ -11,7 +11,9 @@ and the ledger counts them.
 
 With several syncer shards the first begins; the others set their mark when a message of a learner
 tells of it, before they record a round that it may be part of. A learner may lie: they look for the
-mark on the first shard's tape, and record nothing meanwhile. A mark has a number that only grows.
+mark on the first shard's tape, and record nothing meanwhile. One that is over, whose tape takes no
+mark, looks by itself: nothing that was sent after the mark is in its state, so that is its part.
+A mark has a number that only grows.
 The tape may lose a mark, by a power cut or because the hub was put back from a backup; learners
 have met it all the same, and parts of it are written. So the first shard begins above all numbers
 of which anything lies where checkpoints are.
@@ -43,6 +45,9 @@ from diloco_syncer.members.roster import Roster
 # Learners that have not delivered after this many seconds are left out, beside those that an inner
 # state takes.
 PARTS_S = 600.0
+# Between two looks of a shard that is over, in seconds, until the run is left: its learners may
+# have met a mark and gone, and the first shard waits.
+LOOK_S = 10.0
 
 
 def parts_s(parameters: int) -> float:
@@ -73,6 +78,9 @@ class CheckpointDecisions:
         self.waited = False  # until then
         self.own_part = False
         self.sealing = False
+        self.giving = 0  # number of the newest that this shard gave a part of after its end
+        self.given = True  # it lies there
+        self.look_at = 0.0  # for marks of after this shard's end
         # What became of it after the end of the run, whose tape takes no record of it.
         self.ended: tuple[CheckpointState, str] | None = None
 
@@ -90,7 +98,14 @@ class CheckpointDecisions:
     @property
     def deadline(self) -> float | None:
         """When `advance` is due at the latest; None once it waits for its own part alone."""
+        if self._over:
+            return self.look_at
         return self.until if self.number and not (self.sealing or self.waited) else None
+
+    @property
+    def _over(self) -> bool:
+        """Whether this is another shard than the first, and at its end."""
+        return bool(self.history.shard and self.history.outcome)
 
     def state(self) -> tuple[CheckpointState, str]:
         """For people: (state, why) of the newest."""
@@ -166,6 +181,9 @@ class CheckpointDecisions:
 
     def sealed(self, event: Sealed, wall: float) -> TapeCheckpoint | None:
         """The manifest is written, or cannot be: the record that says so."""
+        if event.number == self.giving and not self.given:
+            self.giving, self.given = 0, True
+            self.found = self.history.checkpoint  # it is found again with the next look
         if event.number != self.number:
             return None
         outcome: CheckpointState = "failed" if event.fault else "complete"
@@ -233,9 +251,13 @@ class CheckpointDecisions:
         """What lies at the place of checkpoints."""
         self.there, self.looking = event.newest, False
 
-    def _look(self) -> list[Effect]:
+    def _look(self, now: float) -> list[Effect]:
         if self.history.shard:
-            return [FindMark()] if self.claims.look() else []
+            anyway = self._over and now >= self.look_at
+            if not self.claims.look(anyway=anyway):
+                return []
+            self.look_at = now + LOOK_S
+            return [FindMark()]
         if self.looking or self.there is not None or not (self._may_begin and self._due):
             return []
         self.looking = True
@@ -243,12 +265,25 @@ class CheckpointDecisions:
 
     def kept(self, event: Kept) -> None:
         """The leader's own part is durable."""
+        self.given |= event.number == self.giving
         if event.number == self.number:
             self.own_part = True
 
-    def advance(self, now: float) -> list[Effect]:
+    def advance(self, now: float, wall: float) -> list[Effect]:
         """Look for what has to be known; seal once nobody is awaited any more."""
-        return [*self._look(), *self._advance(now)]
+        return [*self._look(now), *self._give(wall), *self._advance(now)]
+
+    def _give(self, wall: float) -> list[Effect]:
+        """A part of a mark that the first shard set, and that the tape of one that is over lacks.
+
+        Whoever had met it says so with whatever it sends, and no round was recorded after that.
+        """
+        writing = not self.given or (self.number and not (self.own_part or self.ended))
+        known = max(self.history.checkpoint, self.giving)
+        if not self._over or writing or self.found <= known:
+            return []
+        self.giving, self.given = self.found, False
+        return [Capture(self.giving, self.history.seq, "its mark was met", wall)]
 
     def _advance(self, now: float) -> list[Effect]:
         if not self.number or self.sealing:
@@ -316,9 +351,9 @@ class MarkClaims:
             claims = self.meanwhile if self.looking else self.before
             claims[learner] = max(number, claims.get(learner, 0))
 
-    def look(self) -> bool:
-        """Whether a look shall begin now."""
-        begins = bool(self.before) and not self.looking
+    def look(self, *, anyway: bool = False) -> bool:
+        """Whether a look shall begin now; `anyway`: also where nobody tells."""
+        begins = (bool(self.before) or anyway) and not self.looking
         self.looking |= begins
         return begins
 

@@ -114,7 +114,7 @@ class UserRequests:
         self.checkpoints.held = self._goes_back(pending)
         done: list[Effect | TapeRecord] = [
             *self.restoring.advance(now),
-            *self.checkpoints.advance(now),
+            *self.checkpoints.advance(now, wall),
         ]
         if not any(isinstance(r, TapeSetting) for r in pending):
             change = setting(self.history, self.wanted, wall)
