@@ -51,6 +51,7 @@ from diloco_syncer.events import (
     Stage,
     Staged,
     Tell,
+    TimePassed,
     Wanted,
 )
 from diloco_syncer.history.history import History, TapeFault
@@ -321,6 +322,18 @@ def test_a_shard_that_is_over_gives_its_part_of_a_mark_that_it_hears_of_later(
     second.give(Kept(2))
     assert captured(second.wait(LOOK_S)) == []
     assert not second.machine.user_requests.checkpoints.making
+
+
+def test_a_look_that_the_hub_does_not_answer_is_waited_for(pair: list[Any]) -> None:
+    """Without asking again and again what is due."""
+    second = over(pair[1])
+    second.auto = False
+    assert [e for e in second.wait(LOOK_S) if isinstance(e, FindMark)]
+    second.now += 3 * LOOK_S
+    assert not [e for e in second.give(TimePassed()) if isinstance(e, FindMark)]
+    assert second.machine.deadline is None or second.machine.deadline > second.now
+    second.give(MarkFound(0))
+    assert second.machine.deadline is not None
 
 
 def test_a_part_that_is_being_written_at_the_end_goes_before_the_next(pair: list[Any]) -> None:

@@ -54,7 +54,7 @@ def world(seed: int, **trouble: Any) -> WorldResult:
 
 
 def test_a_hub_that_was_put_back(cuts: list[Cut], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = world(2, hub_restores=1)
+    found = world(3, hub_restores=1)
     assert found.violations == [] and found.counts["hubs restored"]
     assert mixed(cuts) == [] and max(cuts)[0][0] > 1000, "there are some of the new epoch"
     cuts.clear()

@@ -13,6 +13,7 @@ from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.data_bus import DataBus, is_chunk
 from diloco_simulator.hub.net import Net, Way
+from diloco_simulator.inside import leaders
 from diloco_simulator.inside.observer import Scene
 from diloco_simulator.troubles.chance import Chance
 from diloco_simulator.virtual_loop import VirtualLoop, play
@@ -137,6 +138,8 @@ def test_one_learner_behind_too_thin_a_link_slows_the_run(monkeypatch: pytest.Mo
         return took + link.busy_until - now
 
     monkeypatch.setattr(Net, "_delay_s", thin)
+    # Its last words are under way for as long as its link is behind.
+    monkeypatch.setattr(leaders, "LATE_DELAYS", 200)
     seconds = {}
     for rate in (math.inf, 5000.0, 1500.0):
         rates[0] = rate

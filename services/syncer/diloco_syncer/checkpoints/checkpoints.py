@@ -97,9 +97,10 @@ class CheckpointDecisions:
 
     @property
     def deadline(self) -> float | None:
-        """When `advance` is due at the latest; None once it waits for its own part alone."""
+        """When `advance` is due at the latest; None once it waits for its own part alone, or for
+        what a look finds."""
         if self._over:
-            return self.look_at
+            return None if self.claims.looking else self.look_at
         return self.until if self.number and not (self.sealing or self.waited) else None
 
     @property
