@@ -352,6 +352,18 @@ def test_a_limited_token_is_offered_what_it_may_change(
     assert not any("Kill" in text for text in buttons)
 
 
+def test_a_syncer_can_be_drained_and_a_supervisor_not(answers: dict[str, Any]) -> None:
+    """It hands the run over, if another one can take it (docs/how-to/recover.md)."""
+    members = answers["GET /v1/members"]["members"]
+    syncer = next(m for m in members if m["role"] == "syncer")
+    members.append({**syncer, "id": "machine-1", "role": "supervisor"})
+    place = f"POST /v1/members/{syncer['id']}/drain"
+    page = Page(answers | {place: {}})
+    page.do(f'press("services", "Drain {syncer["id"]}")')
+    assert page.asked("POST")[-1]["path"] == f"/v1/members/{syncer['id']}/drain"
+    assert not any("machine-1" in b for b in page.ask('buttons("services")') if "Drain" in b)
+
+
 def test_a_viewer_is_offered_nothing(answers: dict[str, Any]) -> None:
     page = Page(answers | {"GET /v1/access": VIEWER})
     assert page.ask('buttons("learners")') == [] and page.ask('seen("verbs")') is None

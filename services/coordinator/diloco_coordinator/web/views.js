@@ -120,7 +120,7 @@ function actions(member, may, ask) {
     make("button", { type: "button", "aria-label": `${text} ${member.id}`, onclick: () => act(member.id), ...extra }, text);
   const box = make("span", { className: "actions" });
   if (may.chaos && member.alive && member.role !== "supervisor") box.append(button("Kill", ask.kill, { className: "danger" }));
-  if (may.operate && member.role === "learner" && member.alive)
+  if (may.operate && ["learner", "syncer"].includes(member.role) && member.alive)
     box.append(member.draining ? button("Undrain", ask.undrain) : button("Drain", ask.drain));
   if (may.operate && !member.alive) box.append(button("Forget", ask.forget));
   return box;
