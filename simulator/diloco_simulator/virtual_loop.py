@@ -329,11 +329,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Does the work of a thread in one piece, at the virtual time at which it would be done."""
+        """Does the work of a thread in one piece, at the virtual time at which it would be done; also
+        where nobody waits for it any more, for a thread cannot be told to stop."""
         future, hosted = self.create_future(), _HOSTED.get()
 
         def over() -> None:
-            if future.cancelled() or (hosted is not None and not hosted.passes("a thread's work")):
+            if hosted is not None and not hosted.passes("a thread's work"):
                 return
             work = partial(func, *args)
             done(work if hosted is None else partial(hosted.carry, work))
@@ -349,7 +350,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 return
             if hasattr(result, "go_on"):
                 result.until.add_done_callback(lambda _: done(result.go_on))
-            elif late_s:
+            elif late_s and not future.done():
                 self.call_later(late_s, _tell, future, result)
             else:
                 _tell(future, result)

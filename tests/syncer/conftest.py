@@ -112,7 +112,8 @@ class Driver:
                 return self.give(SnapshotDone(effect.covers, effect.round, "here"))
             case FindMark():
                 told = self.machine.user_requests.checkpoints.claims.newest
-                return self.give(MarkFound(told if self.first_mark is None else self.first_mark))
+                newest = told if self.first_mark is None else self.first_mark
+                return self.give(MarkFound(newest, newest))
             case FindNumber():
                 return self.give(NumberFound(self.there))
             case _:

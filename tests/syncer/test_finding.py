@@ -51,6 +51,20 @@ def test_the_newest_is_found_if_it_is_newer_than_what_is_known(kept: Kept) -> No
     assert before is not None and before.seq == kept.covers[1]
 
 
+def test_a_snapshot_that_no_store_can_be_made_of_hides_no_older_one(kept: Kept) -> None:
+    """Its process ended while it wrote, and its files are as its table says."""
+    recording = Recording()
+    recording.begin()
+    for covers in (5, 8):
+        assert recording.store is not None
+        meta = {"history": recording.history.meta(), "store": recording.store.meta()}
+        arrays = recording.store.state_arrays()
+        first = {name: a for name, a in arrays.items() if covers == 5 or name.startswith("0.")}
+        kept.finder.snapshots.save(covers, meta, first)
+    found, faults = kept.finder.own()
+    assert found is not None and len(faults) == 1 and "000008" in faults[0]
+
+
 @pytest.mark.parametrize("what", ["*.safetensors", "manifest.json", "shard-0.json"])
 def test_a_damaged_one_hides_no_older_one(kept: Kept, what: str) -> None:
     for path in kept.there(3).glob(what):

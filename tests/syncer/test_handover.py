@@ -232,6 +232,22 @@ async def test_a_standby_that_asks_while_it_is_looked_for_is_served(
         assert sender.busy_with == "standby" and sender.snapshots.pinned
 
 
+async def test_a_wish_that_comes_with_the_end_of_patience_is_served(tmp_path: Path) -> None:
+    """Both in one turn of the event loop, which had stood still."""
+    two = Two(tmp_path)
+    two.theirs.save(5, {}, arrays(1))
+    sender = SnapshotSender(
+        context(two.spec, two.control, "leader", data=two.data, snapshots=two.theirs)
+    )
+    await two.data.ensure_stream(StreamSpec(two.stream, ("state.r.>",), two.state_bytes))
+    wish = SnapshotWish(standby="standby", nonce="n", after=0)
+    sender.busy_with, sender.busy_until = "standby", 0.0
+    sender.wishes.get = asyncio.Event().wait  # type: ignore[assignment, method-assign]
+    sender.wishes.put_nowait(wish)
+    await sender._next()
+    assert sender.busy_with == "standby"
+
+
 async def test_a_purge_that_takes_longer_than_an_answer_breaks_no_transfer(tmp_path: Path) -> None:
     two = Two(tmp_path)
     two.theirs.save(5, {}, arrays(1))

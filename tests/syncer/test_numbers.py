@@ -250,6 +250,32 @@ async def test_a_slow_snapshot_takes_time_and_not_memory(
     assert not rig.numbers.unwritten[Snapshot].arrays
 
 
+async def test_a_snapshot_whose_leader_ends_while_it_is_written_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread goes on with what it was given."""
+    rig, go, begun = Rig(tmp_path), threading.Event(), threading.Event()
+    real = SnapshotStore._file
+
+    def slow(store: SnapshotStore, *args: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return real(store, *args)
+
+    monkeypatch.setattr(SnapshotStore, "_file", slow)
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
+    await rig.done()
+    rig.numbers.perform(Snapshot(1, -1))
+    assert await asyncio.to_thread(begun.wait, 60)
+    (writing,) = (task for task in rig.tasks if not task.done())
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    go.set()
+    await until(lambda: bool(rig.snapshots.covers()), "its snapshot")
+    _, there = rig.snapshots.load(1)
+    assert {name.partition(".")[0] for name in there} == {"0", "1"}
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_slow_bucket_of_checkpoints_takes_time_and_not_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool

@@ -5,13 +5,14 @@ import gc
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from syncer.contexts import context
 from syncer.small_run import LAYOUT, drawn, first_record
 
+from diloco_shared.protocol.messages import Restored
 from diloco_shared.protocol.records import Restore, ShardLease
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -158,6 +159,43 @@ async def test_leases_are_set_back_once_more_when_its_places_are_those_of_the_ch
     async with asyncio.TaskGroup() as leader.tasks:
         leader._perform(InstallLoaded(1))
     assert done == ["places", (kept, True)]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+async def test_a_successor_sets_them_back_too_where_nothing_was_merged_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, merged: bool
+) -> None:
+    """Who led before may have ended in between."""
+    bus, anything = MemoryBus(MemoryBroker(), "s"), cast(Any, Keeper())
+    known = history()
+    known.restored = Restored(epoch=1, serial=1, source="r.ab/000001")
+    if merged:
+        known.last_merged[0]["a"] = (0, 1, -1)
+    leader = Leader(
+        context(SPEC, bus, "s1", folder=tmp_path, checkpoint_root=str(tmp_path)),
+        Tape(bus, "r"),
+        anything,
+        Recovered(known, store(), (0, 0), []),
+        lambda seq: None,
+    )
+    assert leader._restored_lately is not merged
+    kept = (ShardLease(shard=1, holder="", incarnation=-1, sequences=4, passes=0),)
+    done: list[Any] = []
+
+    async def leases_of(source: str) -> Any:
+        if source != "r.ab/000001":
+            raise ValueError("there is no such checkpoint")
+        return kept
+
+    async def gone_back(leases: Any) -> None:
+        done.append(leases)
+
+    monkeypatch.setattr(leader.checkpointer, "leases_of", leases_of)
+    monkeypatch.setattr(leader, "_gone_back", gone_back)
+    await leader._set_back_again()
+    known.restored = Restored(epoch=1, serial=1, source="r.ab/000002")  # removed since
+    await leader._set_back_again()
+    assert done == [kept]
 
 
 async def test_a_leader_that_is_deposed_keeps_no_store(

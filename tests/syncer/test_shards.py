@@ -346,6 +346,49 @@ def test_a_part_that_is_being_written_at_the_end_goes_before_the_next(pair: list
     assert captured([*second.give(Kept(1)), *second.wait(LOOK_S)]) == [2]
 
 
+def test_a_shard_that_is_over_gives_no_part_of_a_checkpoint_that_is_over_too(
+    pair: list[Any],
+) -> None:
+    """Its leader before gave it, or the first shard has given it up."""
+    second = over(pair[1])
+    second.auto = False
+    second.wait(LOOK_S)
+    assert captured(second.give(MarkFound(1))) == []
+
+
+def test_what_was_given_in_an_epoch_before_is_given_again(pair: list[Any]) -> None:
+    """The first shard takes no part that is older than its own."""
+    second = over(pair[1])
+    second.first_mark = 1
+    assert captured(second.wait(LOOK_S)) == [1]
+    second.give(Kept(1))
+    assert captured(second.step("a", 0, epoch=3)) == [1]
+    second.give(Kept(1))
+    assert captured(second.wait(LOOK_S)) == []
+
+
+def test_a_shard_looks_once_more_when_all_are_over(pair: list[Any]) -> None:
+    """Who is left then has no more learners to tell it."""
+    first, second = (over(driver) for driver in pair)
+    decisions = second.machine.user_requests.checkpoints
+    second.first_mark = 0
+    second.wait(LOOK_S)
+    second.auto = False
+    second.wait(LOOK_S)  # it looks, and may do so before the mark was set
+    assert not decisions.owes
+    decisions.all_over()
+    second.give(TimePassed())
+    assert decisions.owes
+    second.give(MarkFound(0))
+    assert decisions.owes, "that was of before"
+    assert captured(second.give(MarkFound(1, open=1))) == [1]
+    assert decisions.owes
+    second.give(Kept(1))
+    assert not decisions.owes
+    first.machine.user_requests.checkpoints.all_over()
+    assert not first.machine.user_requests.checkpoints.owes, "it looks for none"
+
+
 def test_a_shard_that_is_not_over_looks_when_it_is_told(pair: list[Any]) -> None:
     second = pair[1]
     second.first_mark = 1
@@ -410,8 +453,8 @@ async def marks_of(bus: MemoryBus, *records: TapeRecord) -> None:
         await bus.append(subjects.tape("t", 0), encode(record))
 
 
-def mark(number: int) -> TapeCheckpoint:
-    return TapeCheckpoint(term=1, number=number, outcome="begun", reason="", at=0.0)
+def mark(number: int, outcome: Any = "begun") -> TapeCheckpoint:
+    return TapeCheckpoint(term=1, number=number, outcome=outcome, reason="", at=0.0)
 
 
 async def test_the_first_shards_marks_are_found_also_after_the_hub_lost_some(
@@ -428,18 +471,21 @@ async def test_the_first_shards_marks_are_found_also_after_the_hub_lost_some(
     term = TapeTerm(epoch=0, term=1, leader="s", at=0.0)
     await marks_of(bus, *[term] * (PAGE + 1), mark(1))
     looking.want()
-    assert await found.get() == MarkFound(1)
+    assert await found.get() == MarkFound(1, open=1)
+    await marks_of(bus, mark(1, "complete"))
+    looking.want()
+    assert await found.get() == MarkFound(1), "it is over"
     await bus.append(subjects.tape("t", 0), b"damaged")
-    bus.broker.lose(subjects.tape_stream("t"), 3, synced=True)
+    bus.broker.lose(subjects.tape_stream("t"), 4, synced=True)
     await marks_of(bus, mark(2), term, term)
     looking.want()
-    assert await found.get() == MarkFound(2)
+    assert await found.get() == MarkFound(2, open=2)
     looking.want()
-    assert await found.get() == MarkFound(2)
+    assert await found.get() == MarkFound(2, open=2)
     await bus.purge(subjects.tape_stream("t"), ">")
     await marks_of(bus, mark(3))
     looking.want()
-    assert await found.get() == MarkFound(3)
+    assert await found.get() == MarkFound(3, open=3)
     working.cancel()
 
 

@@ -201,9 +201,11 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class MarkFound:
-    """The first shard's tape had no newer mark than `newest` when we looked."""
+    """The first shard's tape had no newer mark than `newest` when we looked; `open`: of one that is
+    being made, 0 for none."""
 
     newest: int
+    open: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,10 @@ class Members:
             if self._find(member).record.role not in ("learner", "syncer"):
                 role = self._find(member).record.role
                 raise Problem(409, "Nothing to drain", f"a {role} works for no run")
+            before = self._find(member).drained
             await self.registry.drain(member, wanted)
+            if before == wanted:
+                return self._view(member)  # as it was: there is nothing to tell
             text = "gets no more work" if wanted else "may work again"
             kind = "member-drained" if wanted else "member-undrained"
             run = self.registry.assigned.get(member, "")

@@ -21,6 +21,7 @@ from diloco_syncer.checkpoints.checkpoints import parts_s
 from diloco_syncer.checkpoints.parts_io import (
     belongs,
     clear,
+    leases_of,
     load,
     named,
     newest_there,
@@ -169,6 +170,10 @@ class Checkpointer:
             log.warning("the history that is gone back to is not kept", error=str(error))
         if not self.shard:
             await self.lease_from(state.leases)
+
+    async def leases_of(self, source: str) -> tuple[ShardLease, ...]:
+        """How far data were read at a checkpoint. Raises OSError or ValueError."""
+        return await asyncio.to_thread(leases_of, self.spec, source, self.root, self.places)
 
     async def lease_from(self, leases: Iterable[ShardLease], *, beyond: bool = False) -> None:
         """Every data shard that was ever read is free, and read on from there; `beyond`: only those

@@ -78,9 +78,11 @@ class CheckpointDecisions:
         self.waited = False  # until then
         self.own_part = False
         self.sealing = False
-        self.giving = 0  # number of the newest that this shard gave a part of after its end
+        self.open = 0  # the mark there of a checkpoint that is being made
+        self.gave = (0, 0)  # epoch and number of the newest that this shard, over, gave a part of
         self.given = True  # it lies there
         self.look_at = 0.0  # for marks of after this shard's end
+        self.last_look = ""  # when all shards are over: "due", "begun", or over
         # What became of it after the end of the run, whose tape takes no record of it.
         self.ended: tuple[CheckpointState, str] | None = None
 
@@ -89,6 +91,16 @@ class CheckpointDecisions:
         """Whether this term makes one, and nobody knows yet what becomes of it."""
         open_ = self.history.checkpoint_open and self.history.checkpoint == self.number
         return bool(self.number) and open_ and self.ended is None
+
+    @property
+    def owes(self) -> bool:
+        """Whether this shard, which is over, may still have to give a part."""
+        return bool(self.history.shard) and (bool(self.last_look) or not self.given)
+
+    def all_over(self) -> None:
+        """All shards are over: every mark that there will be is on the first tape by now."""
+        if self.history.shard:
+            self.last_look, self.look_at = "due", 0.0
 
     def given_up(self) -> None:
         """The run is over and left."""
@@ -182,9 +194,9 @@ class CheckpointDecisions:
 
     def sealed(self, event: Sealed, wall: float) -> TapeCheckpoint | None:
         """The manifest is written, or cannot be: the record that says so."""
-        if event.number == self.giving and not self.given:
-            self.giving, self.given = 0, True
-            self.found = self.history.checkpoint  # it is found again with the next look
+        if event.number == self.gave[1] and not self.given:
+            self.gave, self.given = (0, 0), True
+            self.open = 0  # it is found again with the next look
         if event.number != self.number:
             return None
         outcome: CheckpointState = "failed" if event.fault else "complete"
@@ -245,7 +257,9 @@ class CheckpointDecisions:
 
     def marked(self, event: MarkFound) -> str:
         """What the first shard's tape has; who told of a mark that it has not, "" for nobody."""
-        self.found = max(self.found, event.newest)
+        self.found, self.open = max(self.found, event.newest), event.open
+        if self.last_look == "begun":
+            self.last_look = ""
         return self.claims.found(self.found)
 
     def numbered(self, event: NumberFound) -> None:
@@ -258,6 +272,7 @@ class CheckpointDecisions:
             if not self.claims.look(anyway=anyway):
                 return []
             self.look_at = now + LOOK_S
+            self.last_look = self.last_look and "begun"
             return [FindMark()]
         if self.looking or self.there is not None or not (self._may_begin and self._due):
             return []
@@ -266,7 +281,7 @@ class CheckpointDecisions:
 
     def kept(self, event: Kept) -> None:
         """The leader's own part is durable."""
-        self.given |= event.number == self.giving
+        self.given |= event.number == self.gave[1]
         if event.number == self.number:
             self.own_part = True
 
@@ -280,11 +295,11 @@ class CheckpointDecisions:
         Whoever had met it says so with whatever it sends, and no round was recorded after that.
         """
         writing = not self.given or (self.number and not (self.own_part or self.ended))
-        known = max(self.history.checkpoint, self.giving)
-        if not self._over or writing or self.found <= known:
+        h, mark = self.history, (self.history.epoch, self.open)
+        if not self._over or writing or self.open <= h.checkpoint or mark == self.gave:
             return []
-        self.giving, self.given = self.found, False
-        return [Capture(self.giving, self.history.seq, "its mark was met", wall)]
+        self.gave, self.given = mark, False
+        return [Capture(self.open, h.seq, "its mark was met", wall)]
 
     def _advance(self, now: float) -> list[Effect]:
         if not self.number or self.sealing:

@@ -29,6 +29,7 @@ class Marks:
         self.subject = subjects.tape(context.spec.name, 0)
         self.last: Stored | None = None  # up to which the tape was read
         self.newest = 0
+        self.open = 0  # that of a checkpoint without an end
         self.wanted = asyncio.Event()
 
     def want(self) -> None:
@@ -42,7 +43,7 @@ class Marks:
             self.wanted.clear()
             while not await until_done(self._read, "marks on the first shard's tape"):
                 pass
-            self.put(MarkFound(self.newest))
+            self.put(MarkFound(self.newest, self.open))
 
     async def _read(self) -> bool:
         """A page; whether it was the last one. Raises BusError."""
@@ -50,12 +51,13 @@ class Marks:
         stored = await self.control.fetch(self.stream, self.subject, start_seq=start, limit=PAGE)
         if self.last and (not stored or stored[0].payload != self.last.payload):
             # It went to the archive; or the server lost it, and others are in its place.
-            self.last = None
+            self.last, self.open = None, 0
             return False
         for message in stored:
             with suppress(WireError):  # which its own shard tells of
                 record = decode_tape(message.payload)
                 if isinstance(record, TapeCheckpoint):
                     self.newest = max(self.newest, record.number)
+                    self.open = record.number if record.outcome == "begun" else 0
             self.last = message
         return len(stored) < PAGE

@@ -224,6 +224,18 @@ def load(
     return RestoredState(manifest, found, part.history | {"ledger": ledger}, store)
 
 
+def leases_of(
+    spec: RunSpec, source: str, root: str, further: Sequence[str] = ()
+) -> tuple[ShardLease, ...]:
+    """How far its data were read at a checkpoint, where this run reads them on; else nothing.
+
+    Raises CheckpointError or VaultError.
+    """
+    there, ref = RunCheckpoints.at(source, root, further)
+    manifest, _ = there.manifest(ref)
+    return manifest.leases if _reads_on(spec, manifest) else ()
+
+
 def _reads_on(spec: RunSpec, manifest: CheckpointManifest) -> bool:
     """Whether a place in the checkpoint's data is the same place in this run's."""
     try:

@@ -222,6 +222,8 @@ class Leader:
             ]
             if not self.machine.history.initialised:
                 background.append(tasks.create_task(self.inbox.initial()))
+            if self._restored_lately:
+                background.append(tasks.create_task(self._set_back_again()))
             await self._loop()
             # What no stream takes is on the tape: whoever leads again publishes it.
             for task in (*background, *self.numbers.publishing):
@@ -299,13 +301,15 @@ class Leader:
             for m in self.machine.roster.live(now)
             if m.progress is None or m.progress.state != "finished"
         ]
-        making = self.machine.user_requests.checkpoints.making
+        checkpoints = self.machine.user_requests.checkpoints
+        making = checkpoints.making or checkpoints.owes
         return not (busy or making) or now - self.ended_at > LINGER_S
 
     async def _end(self) -> None:
         """Over: once all shards are. Until then a learner that returns needs a leader of each."""
         await until_over(self.control, self.spec, self.recovered.history.shard)
         self.ended_at = ambient.monotonic()
+        self.machine.user_requests.checkpoints.all_over()
         self._put(TimePassed())
 
     def _wanted(self, manifest: ContributionManifest) -> bool:
@@ -410,6 +414,23 @@ class Leader:
             self.archiver.want()
         self._put(Appended(seq, ambient.wall()))
         self.merged_positions.changed.set()
+
+    @property
+    def _restored_lately(self) -> bool:
+        """Whether the run went back to a checkpoint, and nothing was merged since: who led then may
+        have ended before it had set leases back once more."""
+        h = self.machine.history
+        return not h.shard and h.restored is not None and not any(h.last_merged)
+
+    async def _set_back_again(self) -> None:
+        restored = self.machine.history.restored
+        assert restored is not None
+        try:
+            leases = await self.checkpointer.leases_of(restored.source)
+        except (OSError, ValueError) as error:
+            log.warning("places in the data are not set back again", error=str(error))
+            return
+        await self._gone_back(leases)
 
     async def _gone_back(self, leases: Iterable[ShardLease]) -> None:
         """Once more: until places in the data are those of the checkpoint, a learner of before

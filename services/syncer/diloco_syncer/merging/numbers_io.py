@@ -281,10 +281,8 @@ class Numbers:
 
 
 async def _written(write: Callable[[], Awaitable[None]], arrays: dict[str, np.ndarray]) -> None:
-    try:
-        await write()
-    finally:
-        arrays.clear()  # where that failed, nobody writes the rest any more
+    await write()  # whoever is cancelled has a thread that goes on with them
+    arrays.clear()  # where that failed, nobody writes the rest any more
 
 
 async def _forgotten(held: list[object]) -> None:

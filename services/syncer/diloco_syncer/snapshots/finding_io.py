@@ -61,11 +61,11 @@ class Finder:
 
     def own(self) -> tuple[FoundState | None, list[str]]:
         """The newest sound snapshot of our own; and why others were passed over."""
-        found, faults = self.snapshots.newest()
-        if found is None:
-            return None, faults
-        meta, arrays = found
-        return FoundState(meta["history"], self._store(meta, arrays), "snapshot"), faults
+
+        def state(meta: dict[str, Any], arrays: dict[str, Any]) -> FoundState:
+            return FoundState(meta["history"], self._store(meta, arrays), "snapshot")
+
+        return self.snapshots.newest(state)
 
     def newer(self, after: int, *, before: float = math.inf) -> FoundState | None:
         """The newest sound snapshot here of a record between these two, whoever's it is."""

@@ -131,14 +131,14 @@ class SnapshotSender:
                 self._unpin()
 
     async def _next(self) -> None:
-        wait_s = max(self.busy_until - ambient.monotonic(), 0.0) if self.busy_with else None
+        until = self.busy_until
+        wait_s = max(until - ambient.monotonic(), 0.0) if self.busy_with else None
         try:
             async with asyncio.timeout(wait_s):
                 wish = await self.wishes.get()
         except TimeoutError:
-            until = self.busy_until
             fetched = await self._being_fetched()
-            if self.busy_until != until:
+            if self.busy_until != until or not self.wishes.empty():
                 return  # somebody asked meanwhile, and is to be served
             if fetched:
                 self.busy_until = ambient.monotonic() + IDLE_S

@@ -17,10 +17,10 @@ import re
 import shutil
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import xxhash
@@ -56,6 +56,9 @@ def folder_of(data: Path, run_folder: str, shard: int) -> Path:
     """Where a syncer whose data folder is `data` keeps the snapshots of a run's shard."""
     own = data / SNAPSHOTS / run_folder
     return own / f"shard-{shard}" if shard else own
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +200,18 @@ class SnapshotStore:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def newest(self) -> tuple[tuple[dict[str, Any], dict[str, Array]] | None, list[str]]:
-        """(meta, arrays) of the newest sound snapshot or None, and why others were passed over.
+    def newest(
+        self, made: Callable[[dict[str, Any], dict[str, Array]], T]
+    ) -> tuple[T | None, list[str]]:
+        """What is `made` of (meta, arrays) of the newest sound snapshot, and why others were passed
+        over: also those of which it cannot be made. None where there is no other.
 
         Previous anchors are on the shelf.
         """
         faults: list[str] = []
         for path in reversed(self._all()):
             try:
-                return self._load(path), faults
+                return made(*self._load(path)), faults
             except (OSError, ValueError, KeyError, TypeError) as error:
                 faults.append(f"{path.name}: {error}")
         return None, faults
