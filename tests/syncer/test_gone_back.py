@@ -84,6 +84,9 @@ def test_the_newest_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         gone_back.keep(SPEC, 0, str(tmp_path), serial, state())
     there = [gone_back.found(SPEC, 0, str(tmp_path), restore(n)) is not None for n in (9, 10, 11)]
     assert there == [False, True, True]
+    gone_back.keep(SPEC, 0, str(tmp_path), 3, state())  # the hub was put back since
+    there = [gone_back.found(SPEC, 0, str(tmp_path), restore(n)) is not None for n in (3, 10, 11)]
+    assert there == [True, False, True]
 
 
 def test_what_is_no_history_is_said(tmp_path: Path) -> None:

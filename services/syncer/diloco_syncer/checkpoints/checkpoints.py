@@ -117,8 +117,9 @@ class CheckpointDecisions:
 
     @property
     def _over(self) -> bool:
-        """Whether this is another shard than the first, and at its end."""
-        return bool(self.history.shard and self.history.outcome)
+        """Whether this is another shard than the first, with a state, and at its end."""
+        h = self.history
+        return bool(h.shard and h.initialised and h.outcome)
 
     def state(self) -> tuple[CheckpointState, str]:
         """For people: (state, why) of the newest."""

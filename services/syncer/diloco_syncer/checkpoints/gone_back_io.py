@@ -24,9 +24,11 @@ KEPT_MAX = 64
 
 def keep(spec: RunSpec, shard: int, root: str, serial: int, state: RestoredState) -> None:
     """Keep what the wish `serial` goes back to. Raises VaultError."""
-    vault, place = Vault(root), _place(spec, shard)
-    vault.write(_key(spec, shard, serial, state.digest), json.dumps(state.history).encode())
-    for old in sorted(vault.keys(place))[:-KEPT_MAX]:
+    vault, key = Vault(root), _key(spec, shard, serial, state.digest)
+    vault.write(key, json.dumps(state.history).encode())
+    # On a hub that was put back, serials of before are higher.
+    others = sorted({*vault.keys(_place(spec, shard))} - {key})
+    for old in others[: max(len(others) - KEPT_MAX + 1, 0)]:
         vault.write(old, None)
 
 
