@@ -18,7 +18,7 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.checkpoints import checkpointing_io as checkpointing
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
-from diloco_syncer.checkpoints.parts_io import write_part, written_part
+from diloco_syncer.checkpoints.parts_io import belongs, write_part, written_part
 from diloco_syncer.events import Capture, Event, Kept, Loaded, NumberFound, Seal, Sealed
 from diloco_syncer.history.history import History
 from diloco_syncer.history.replay import RestoredState
@@ -108,7 +108,7 @@ async def test_what_is_left_of_earlier_ones_goes_before_one_is_written(
     (root / "000003/manifest.json").write_bytes(b"{}")
     told: list[Event] = []
     maker = checkpointer(tmp_path, told)
-    await maker.capture(Capture(5, 1, "asked for", 1.0), {}, {}, {})
+    await maker.capture(Capture(5, 1, "asked for", 1.0), {"checkpoint": 5}, {}, {})
     assert maker.captured is not None
     there: Any = maker.captured[2]
     assert there == [3, 6] and told == [Kept(5)]
@@ -117,7 +117,7 @@ async def test_what_is_left_of_earlier_ones_goes_before_one_is_written(
         raise OSError("403 Forbidden")
 
     monkeypatch.setattr(checkpointing, "clear", refused)
-    await maker.capture(Capture(7, 1, "asked for", 1.0), {}, {}, {})
+    await maker.capture(Capture(7, 1, "asked for", 1.0), {"checkpoint": 7}, {}, {})
     assert told == [Kept(5), Kept(7)], "whoever may only write has its checkpoint all the same"
 
 
@@ -287,7 +287,9 @@ async def test_the_part_of_a_shard_that_is_over_is_of_the_mark_that_its_tape_has
     assert told == [Kept(5)] and history["checkpoint"] == 0
     part = written_part(maker.spec, 0, maker.root, 5)
     assert part is not None
-    assert (part[0]["checkpoint"], part[0]["checkpoint_at"]) == (5, 12.5)
+    assert (part[0]["mark"], part[0]["mark_at"]) == (5, 12.5)
+    assert belongs(5, part[0], history) and not belongs(4, part[0], history)
+    assert part[0]["checkpoint"] == 0, "whoever goes on from it has what is on the tape"
 
 
 async def test_data_is_read_on_from_where_the_checkpoint_had_it(tmp_path: Path) -> None:

@@ -147,6 +147,11 @@ class Cuts:
             self.report("I6", f"{who} goes back to a state of {number} that nobody captured")
 
 
+# What a part of a shard that was over says beside its state: its tape has no mark of it.
+BESIDE = ("mark", "mark_at")
+
+
 def _described(history: dict[str, Any], store: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
+    history = {name: value for name, value in history.items() if name not in BESIDE}
     digests = {name: digest_array(a) for name, a in arrays.items()}
     return {"history": json.loads(json.dumps(history)), "store": store, "arrays": digests}

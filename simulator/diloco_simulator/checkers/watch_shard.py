@@ -113,6 +113,10 @@ class OfShard:
         self.tokens.record(record, mark)
         return mark
 
+    def gives(self, number: int) -> None:
+        """It is over, and gives a part of a mark that its tape does not take."""
+        self.cuts.marked(self._mark(number))
+
     def _mark(self, number: int) -> Mark:
         merges = self.merges
         return Mark(

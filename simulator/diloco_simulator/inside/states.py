@@ -51,6 +51,8 @@ class SeenStates:
         ) -> Any:
             if (of := self._of(made.spec.name, made.shard)) is not None:
                 of.cuts.keeps(_who(), effect.number, history, store, arrays)
+                if history["outcome"]:
+                    of.gives(effect.number)
             return capture(made, effect, history, store, arrays)
 
         def installed(made: Checkpointer, serial: int) -> FragmentStore:

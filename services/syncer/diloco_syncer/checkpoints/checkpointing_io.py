@@ -73,8 +73,8 @@ class Checkpointer:
         arrays: dict[str, NDArray[Any]],
     ) -> None:
         """Write the state as it was handed over, between two events of the machine."""
-        # A shard that is over has no mark of it on its tape.
-        history = history | {"checkpoint": effect.number, "checkpoint_at": effect.at}
+        if history["checkpoint"] != effect.number:  # of a shard that is over: its tape has no mark
+            history = history | {"mark": effect.number, "mark_at": effect.at}
         if not self.shard:
             try:
                 await asyncio.to_thread(clear, self.spec, self.root, effect.number)

@@ -78,7 +78,8 @@ def belongs(number: int, history: dict[str, Any], own: dict[str, Any]) -> bool:
     restore, and the other one after it. A shard may be in a newer epoch than the first one, which
     follows it.
     """
-    if history["checkpoint"] != number or history["epoch"] < own["epoch"]:
+    mark = history.get("mark", history["checkpoint"])
+    if mark != number or history["epoch"] < own["epoch"]:
         return False
     if history["restores"] != own["restores"]:
         raise CheckpointError(

@@ -386,7 +386,8 @@ class History:
         self.snapshot_covers, self.snapshot_round = seq, self.next_round - 1
         self.checkpoint_steps = max(self.stamp.steps, 0)
         if self.first_round_at:
-            self.first_round_at += record.at - meta["checkpoint_at"]
+            # A shard that was over by then has no mark of it on its tape, and says when it was.
+            self.first_round_at += record.at - meta.get("mark_at", meta["checkpoint_at"])
         self.stamp = NOT_STARTED
         if self.next_round:
             self.stamp = self.stamp_after(self.next_round - 1, record.at)
