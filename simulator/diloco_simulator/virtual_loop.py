@@ -329,8 +329,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Does the work of a thread in one piece, at the virtual time at which it would be done; also
-        where nobody waits for it any more, for a thread cannot be told to stop."""
+        """Does the work of a thread in one piece, at the virtual time at which it would be done.
+
+        Also where nobody waits for it any more: a thread cannot be told to stop.
+        """
         future, hosted = self.create_future(), _HOSTED.get()
 
         def over() -> None:
