@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import structlog
 from fastapi import Depends, FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
 from pydantic import Field
 
 from diloco_coordinator.access import asker
@@ -230,6 +232,10 @@ class Coordinator:
             audit=Audit(folder.path),
         )
 
+    def tell(self, server: HealthServer) -> None:
+        """From now on the server answers with what is known here."""
+        server.look, server.registry = self.health, self.api.state.metrics.collectors
+
     def health(self) -> Health:
         """What a probe on the own port is told."""
         bus = self.registry.bus
@@ -268,15 +274,19 @@ async def serve(settings: Settings) -> None:
         scheme = "https" if settings.tls_cert else "http"
         with writing(settings.data):
             (folder.path / URL_FILE).write_text(f"{scheme}://{settings.host}:{port}\n")
-        async with connected(settings, settings.id) as bus, asyncio.TaskGroup() as tasks:
+        async with (
+            measured(probed, settings.id) as server,
+            connected(settings, settings.id) as bus,
+            asyncio.TaskGroup() as tasks,
+        ):
             address, loop_watch = f"{settings.host}:{port}", LoopWatch()
             coordinator = Coordinator(
                 settings, bus, folder, token, address=address, loop_watch=loop_watch
             )
+            coordinator.tell(server)
             watching = tasks.create_task(loop_watch.keep())
-            async with measured(coordinator, probed):
-                tls = (settings.tls_cert, settings.tls_key)
-                await coordinator.run(answer_on(bound, coordinator.api, *tls))
+            tls = (settings.tls_cert, settings.tls_key)
+            await coordinator.run(answer_on(bound, coordinator.api, *tls))
             watching.cancel()
     finally:
         for opened in sockets:
@@ -285,14 +295,27 @@ async def serve(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def measured(coordinator: Coordinator, bound: socket.socket) -> AsyncIterator[None]:
-    """Health and metrics on a port of their own, for which no token is needed."""
-    metrics: ClusterMetrics = coordinator.api.state.metrics
-    server = HealthServer(coordinator.health, metrics.collectors)
+async def measured(bound: socket.socket, name: str) -> AsyncIterator[HealthServer]:
+    """Health and metrics on a port of their own, for which no token is needed.
+
+    Until it is told what else to look at, it says that there is no connection to the hub: a
+    supervisor that starts a coordinator in vain, again and again, is seen by that.
+    """
+    metrics = CollectorRegistry()
+    metrics.register(Unconnected())
+    server = HealthServer(lambda: Health(True, False, {"id": name, "bus": "away"}), metrics)
     await server.start_on(bound)
     host, port = bound.getsockname()[:2]
     log.info("health and metrics", address=f"{host}:{port}")
     try:
-        yield
+        yield server
     finally:
         await server.close()
+
+
+class Unconnected:
+    """All that is known before the hub is there: named as `ClusterMetrics` names it later."""
+
+    def collect(self) -> Iterator[Metric]:
+        text = "1: the coordinator has its connection to the message server"
+        yield GaugeMetricFamily("diloco_hub_connected", text, 0.0)

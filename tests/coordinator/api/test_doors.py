@@ -226,7 +226,8 @@ async def test_health_and_metrics_are_on_a_port_of_their_own(world: Any, tmp_pat
     coordinator = Coordinator(settings, world.bus, folder, "secret", loop_watch=watch)
     with listen(settings.health_host, settings.health_port, "DILOCO_HEALTH_PORT") as bound:
         base = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        async with measured(coordinator, bound), httpx.AsyncClient(base_url=base) as http:
+        async with measured(bound, "c") as server, httpx.AsyncClient(base_url=base) as http:
+            coordinator.tell(server)
             assert "diloco_members" in (await http.get("/metrics")).text
             told = {"loop_lag_max_s": 0.5, "loop_lag_by": "digest (wire.py:9)", "loop_held": 0}
             known = {"id": "coordinator", "bus": "connected", **told}
