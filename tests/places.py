@@ -81,20 +81,31 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [d for d in yaml.safe_load_all(path.read_text("utf-8")) if d]
 
 
-def rendered(folder: str) -> list[dict[str, Any]]:
-    """Everything that a folder of deploy/kubernetes describes."""
-    return copy.deepcopy(_rendered((KUBERNETES / folder).resolve()))
+def rendered(folder: str, within: Path = KUBERNETES) -> list[dict[str, Any]]:
+    """Everything that a folder of deploy/kubernetes, or of a copy of it, describes."""
+    return copy.deepcopy(_rendered((within / folder).resolve()))
 
 
 @cache
 def _rendered(folder: Path) -> list[dict[str, Any]]:
     (kustomization,) = documents(folder / "kustomization.yaml")
-    known = {"apiVersion", "kind", "resources", "patches", "images", "namespace"}
+    known = {"apiVersion", "kind", "resources", "components", "patches", "images", "namespace"}
     assert kustomization.keys() <= known, "this renderer knows no more"
     found: list[dict[str, Any]] = []
     for resource in kustomization["resources"]:
         path = (folder / resource).resolve()
         found += copy.deepcopy(_rendered(path)) if path.is_dir() else documents(path)
+    for component in kustomization.get("components", ()):
+        place = (folder / component).resolve()
+        (changes,) = documents(place / "kustomization.yaml")
+        assert changes["kind"] == "Component" and changes.keys() <= known - {"resources"}
+        _changed(found, place, changes)
+    _changed(found, folder, kustomization)
+    return found
+
+
+def _changed(found: list[dict[str, Any]], folder: Path, kustomization: dict[str, Any]) -> None:
+    """What a kustomization, or a component, makes of what there is."""
     for patch in kustomization.get("patches", ()):
         (change,) = documents(folder / patch["path"])
         hit = [i for i, d in enumerate(found) if _is_meant(d, change, "target" in patch)]
@@ -111,7 +122,6 @@ def _rendered(folder: Path) -> list[dict[str, Any]]:
         for document in found:
             if document["kind"] != "Namespace":
                 document["metadata"]["namespace"] = namespace
-    return found
 
 
 def _is_meant(document: dict[str, Any], change: dict[str, Any], of_kind: bool) -> bool:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -105,6 +106,11 @@ def kustomized(folder: Path) -> list[dict[str, Any]]:
         pytest.skip("neither kustomize nor kubectl is installed")
     done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)
     return [d for d in yaml.safe_load_all(done.stdout) if d]
+
+
+def rendered_in(folder: Path) -> list[dict[str, Any]]:
+    """The same without it."""
+    return rendered(folder.name, within=folder.parent)
 
 
 def test_a_prefix_names_the_learners_of_a_site(tmp_path: Path) -> None:
@@ -230,6 +236,13 @@ def test_the_message_server_reads_anew_what_a_secret_brings() -> None:
     assert [r.rpartition("/")[2] for r in reloads] == [r.rpartition("/")[2] for r in theirs]
 
 
+def test_the_coordinator_can_be_asked_while_the_message_server_is_away() -> None:
+    """It is not ready then: a service without this would lead nowhere."""
+    services = {d["metadata"]["name"]: d["spec"] for d in rendered("hub") if d["kind"] == "Service"}
+    assert services["coordinator"]["publishNotReadyAddresses"] is True
+    assert "publishNotReadyAddresses" not in services["nats"]
+
+
 def test_a_message_server_that_reads_its_store_for_long_is_left_to_it() -> None:
     (nats,) = [w for w in workloads("hub") if w["metadata"]["name"] == "nats"]
     probe = containers(nats)[0]["startupProbe"]
@@ -250,6 +263,24 @@ def test_no_process_of_a_hub_has_the_keys_of_a_kind_that_may_do_other_things() -
         "coordinator": {"coordinator", "reader", "hub-ca.pem", "bucket"},
         "syncer": {"syncer-0", "syncer-1", "hub-ca.pem", "bucket"},
     }
+
+
+@pytest.mark.parametrize("by", [rendered_in, kustomized])
+def test_one_edit_names_the_registry_and_the_release_of_every_container(
+    by: Callable[[Path], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """kustomize says nothing of a rule for images that fits none of them."""
+    shutil.copytree(KUBERNETES, tmp_path / "all")
+    edited = [p for p in (tmp_path / "all").rglob("*.yaml") if "registry." in p.read_text("utf-8")]
+    assert edited == [tmp_path / "all" / "images" / "kustomization.yaml"]
+    text = edited[0].read_text("utf-8").replace("registry.example.org", "images.ours:5000")
+    edited[0].write_text(re.sub(r"newTag: [^}]+", "newTag: next", text))
+    for place in PLACES:
+        images = [c["image"] for d in by(tmp_path / "all" / place) for c in containers(d)]
+        assert images
+        for image in images:
+            assert re.fullmatch(r"images\.ours:5000/diloco-\w+(-cuda)?:next", image), place
+            assert image.removesuffix(":next").endswith("-cuda") == (place == "site-gpu")
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -128,6 +128,10 @@ def test_a_unit_restarts_for_ever_and_may_do_little(path: Path) -> None:
     assert said["User"] == said["Group"] == "diloco"
     assert said["NoNewPrivileges"] == "yes" and said["CapabilityBoundingSet"] == ""
     assert said["ProtectSystem"] == "strict"
+    # gloo and NCCL, between hosts of a learner, look for their own addresses by it (getifaddrs).
+    families = {"AF_INET", "AF_INET6", "AF_UNIX"}
+    more = {"AF_NETLINK"} if "learner" in path.name else set()
+    assert {*said["RestrictAddressFamilies"].split()} == families | more
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
