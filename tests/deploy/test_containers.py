@@ -29,6 +29,7 @@ from diloco_shared.bus.nats.hub_config import ACCOUNTS
 from diloco_shared.process import hub_folder
 from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.keep_hub import ENDS_S
+from diloco_shared.process.membership import DataFolder
 
 FILES = ("compose.yaml", "hub.yaml", "site.yaml")
 OURS = [(file, name) for file in FILES for name in compose(file)]
@@ -238,8 +239,9 @@ def test_keys_of_a_bucket_come_to_whoever_keeps_checkpoints() -> None:
 def test_learners_on_gpus_are_built_with_cuda_and_are_the_same_otherwise() -> None:
     text = (COMPOSE / "gpu.yaml").read_text("utf-8")
     ((name, said),) = yaml.safe_load(text)["services"].items()
-    assert name in compose("site.yaml") and name in compose("compose.yaml")
-    assert said.keys() == {"build", "image", "shm_size", "deploy"}
+    assert name in compose("site.yaml")
+    assert said.keys() == {"build", "image", "scale", "shm_size", "deploy"}
+    assert said["scale"] == 1, "each would have all GPUs of the machine"
     assert said["image"] == "diloco-learner-cuda"
     extras = said["build"]["args"]["EXTRAS"]
     assert any(r.startswith("jax[cuda") for r in requirements(*extras.split()))
@@ -248,13 +250,54 @@ def test_learners_on_gpus_are_built_with_cuda_and_are_the_same_otherwise() -> No
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
 
 
+def shown(page: str) -> str:
+    return (ROOT / "docs/how-to" / f"{page}.md").read_text("utf-8")
+
+
+def test_the_stack_of_one_machine_is_one_project_however_it_is_started() -> None:
+    """A name of its own would begin a second one, with empty volumes."""
+    (name,) = re.findall(r"^COMPOSE_PROJECT_NAME=(\w+)$", (ROOT / ".env").read_text(), re.MULTILINE)
+    texts = [path.read_text("utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    texts += [path.read_text("utf-8") for path in COMPOSE.glob("*.yaml")]
+    told = [x for text in texts for x in re.findall(r"docker compose (.*)-f compose/compose", text)]
+    assert len(told) >= 2 and {*told} == {f"-p {name} "}
+
+
+def test_one_more_learner_of_a_site_takes_the_new_name_and_leaves_the_others_alone(
+    tmp_path: Path,
+) -> None:
+    """Theirs is the list that was there before: it need not be read anew."""
+    before = [DataFolder.claim(tmp_path, "learner", "", ("oslo-1", "oslo-2")) for _ in range(2)]
+    after = DataFolder.claim(tmp_path, "learner", "", ("oslo-1", "oslo-2", "oslo-3"))
+    assert {folder.member for folder in before} == {"oslo-1", "oslo-2"}
+    assert after.member == "oslo-3"
+    for folder in (*before, after):
+        folder.release()
+    more = re.findall(
+        r"^docker compose -f compose/site\.yaml up (.*)$", shown("deploy"), re.MULTILINE
+    )
+    assert more == ["--build -d --scale learner=2", "-d --no-recreate --scale learner=3"]
+
+
+def test_runs_read_nothing_in_a_container_that_is_told_of_no_data_root() -> None:
+    """As the page says: it works in the root of the file system."""
+    for path in images().values():
+        _, final = stages(path)
+        assert not re.search(r"^WORKDIR", final, re.MULTILINE)
+    assert "In a container the working directory is `/`" in shown("deploy")
+
+
+def test_what_holds_tokens_is_copied_for_nobody_else_to_read() -> None:
+    lines = [x for x in shown("backup").splitlines() if re.search(r"-cf - \. > \w+\.tar", x)]
+    assert len(lines) == 2 and all(x.startswith("(umask 077; ") for x in lines)
+
+
 @pytest.mark.parametrize(
     "files",
     [
         *((f,) for f in FILES),
         ("compose.yaml", "observability.yaml"),
         ("site.yaml", "gpu.yaml"),
-        ("compose.yaml", "gpu.yaml"),
     ],
     ids="+".join,
 )

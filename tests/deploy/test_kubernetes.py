@@ -29,7 +29,8 @@ from places import (
 )
 
 from diloco_learner.settings import CLOSES_S, STOP_S
-from diloco_shared.bus.nats.hub_config import HANDSHAKE_S, hub_conf
+from diloco_shared.bus.nats.hub_config import ACCOUNTS, HANDSHAKE_S, hub_conf
+from diloco_shared.process import hub_folder
 from diloco_shared.process.health import Health, HealthServer
 from diloco_shared.process.hub_nodes import nodes_at
 from diloco_shared.process.hub_watch import LOOK_S, UNANSWERED_S
@@ -39,6 +40,8 @@ PLACES = ("hub", "site", "site-gpu")
 # The oldest whose Jobs wait for the last pod to be gone (podReplacementPolicy), and one of today.
 VERSIONS = ("1.29", "1.37")
 USER = 10001
+# Of Kubernetes: all annotations of an object together, and all that a secret holds.
+ANNOTATIONS_BYTES_MAX, SECRET_BYTES_MAX = 256 << 10, 1 << 20
 # Where nodes of a hub meet, unless they were given another port.
 ROUTES = nodes_at(["a", "b", "c"])[0].routes_port
 
@@ -241,6 +244,34 @@ def test_the_coordinator_can_be_asked_while_the_message_server_is_away() -> None
     services = {d["metadata"]["name"]: d["spec"] for d in rendered("hub") if d["kind"] == "Service"}
     assert services["coordinator"]["publishNotReadyAddresses"] is True
     assert "publishNotReadyAddresses" not in services["nats"]
+
+
+def test_a_secret_takes_the_list_of_as_many_sites_as_the_page_says(tmp_path: Path) -> None:
+    """`apply` would note it in an annotation, which takes a quarter of that."""
+    page = (DOCS / "how-to" / "kubernetes.md").read_text("utf-8")
+    ways = re.findall(r"create secret .* --dry-run=client .*\n.* \| kubectl (\S+) -f -\n", page)
+    assert ways == ["replace"]
+    found = re.search(
+        r"about (\d+) kB for a site of one learner and (\d+) kB for one of sixteen, "
+        r"so about (\d+) sites of sixteen learners fit",
+        page,
+    )
+    assert found
+    alone_kb, many_kb, sites = map(int, found.groups())
+    hub = tmp_path / "hub"
+    hub_folder.create(hub, listen="0.0.0.0:4222", store=tmp_path, hosts=("hub.example.org",))
+
+    def grows(site: str, learners: int) -> int:
+        before = (hub / ACCOUNTS).stat().st_size
+        names = tuple(f"{site}-learner-{n}" for n in range(1, learners + 1))
+        hub_folder.add(hub, site, "learner", names)
+        return (hub / ACCOUNTS).stat().st_size - before
+
+    assert grows("frankfurt", 1) == pytest.approx(alone_kb * 1e3, rel=0.15)
+    many = [grows(f"frankfurt-{n}", 16) for n in range(6)]
+    assert many[0] == pytest.approx(many_kb * 1e3, rel=0.15)
+    assert sum(many) * 4 / 3 > ANNOTATIONS_BYTES_MAX, "in base64: apply fails"
+    assert SECRET_BYTES_MAX * 0.8 < sites * many[0] < SECRET_BYTES_MAX
 
 
 def test_a_message_server_that_reads_its_store_for_long_is_left_to_it() -> None:

@@ -133,7 +133,7 @@ def _docker(typed: Typed, whole: bool) -> str:
 
 def _compose(words: list[str], whole: bool) -> str:
     files, services, at = list[str](), dict[str, Any](), 0
-    while words[at : at + 1] in (["-f"], ["--env-file"]):
+    while words[at : at + 1] in (["-f"], ["--env-file"], ["-p"]):
         files += words[at + 1 : at + 2] if words[at] == "-f" else []
         at += 2
     for file in files or [".env"]:
