@@ -58,7 +58,8 @@ ANSWERS = {
     "GET /v1/runs/{run}/exports/{export}": EXPORT,
     "GET /v1/runs/{run}/exports/{export}/files/{file}": "the bytes of the file",
     "POST /v1/runs/{run}/samples": STREAM.format("`begun`, `text`, `done` or `failed`"),
-    "GET /v1/members": f"`members`: a list, each of them {MEMBER}",
+    "GET /v1/members": f"`members`: a list, each of them {MEMBER}; `cut_off`: why that may be "
+    "old by now, else empty",
     "GET /v1/members/{member}": MEMBER,
     "POST /v1/members/{member}/drain": MEMBER,
     "DELETE /v1/members/{member}/drain": MEMBER,
@@ -96,6 +97,7 @@ PARAMETERS = {
     "limit": "so many at most",
     "member": "name of the member",
     "name": "of the token",
+    "newest": "of those the newest so many alone; 0: all",
     "number": "of the checkpoint",
     "run": "name of the run",
 }
@@ -145,6 +147,7 @@ ADDED = {
     },
     "a token": {
         "name": "of the token",
+        "newest": "of those the newest so many alone; 0: all",
         "scopes": "what it may do",
         "runs": "patterns of the runs that it is limited to; empty: none",
         "sites": "patterns of the members that it is limited to; empty: none",

@@ -88,15 +88,10 @@ def only_run(client: Client, name: str) -> dict[str, Any]:
 
 
 def newest_rounds(client: Client, run: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """The last `count` closed rounds, without reading the whole tape.
-
-    Round n lies at tape sequence n + 1 or later, since every round is one record of it.
-    """
-    status = run["status"]
-    if status is None:
+    """The last `count` closed rounds, without reading the whole tape."""
+    if run["status"] is None:
         return []  # before that there is no tape
-    after = max(0, int(status["stamp"]["round"]) + 1 - count)
-    return client.rounds(run["name"], after=after)[-count:]
+    return client.rounds(run["name"], newest=count)
 
 
 # Answers that a moment's trouble gives: the message server, or what stands before the API, is away.

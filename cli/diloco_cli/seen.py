@@ -32,7 +32,11 @@ class Seen:
         self.run = run
         if self.status:  # before that there is no tape
             known = self.rounds[-1]["seq"] if self.rounds else 0
-            more, self.unread = rounds_or_why(lambda: client.rounds(self.name, after=known))
+            # A few are asked for by their number: of a long run only all others take as long.
+            newest = self.rounds_max if self.rounds_max < ROUNDS_MAX else 0
+            more, self.unread = rounds_or_why(
+                lambda: client.rounds(self.name, after=known, newest=newest)
+            )
             self.rounds += more
         after = self.events[-1]["seq"] if self.events else 0
         self.events += client.events(self.name, after=after)

@@ -201,9 +201,12 @@ class Client:
     def delete_run(self, name: str) -> None:
         self._call("DELETE", f"/v1/runs/{_part(name)}")
 
-    def rounds(self, name: str, after: int = 0) -> list[dict[str, Any]]:
-        """Every closed round after the tape sequence `after`."""
-        return list(self._pages(f"/v1/runs/{_part(name)}/rounds", "rounds", {"after": after}))
+    def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[dict[str, Any]]:
+        """Every closed round after the tape sequence `after`; of these the `newest` so many alone,
+        unless that is 0: up to 1000."""
+        wanted = {"after": after, "newest": newest} if newest else {"after": after}
+        found = list(self._pages(f"/v1/runs/{_part(name)}/rounds", "rounds", wanted))
+        return found[-newest:]  # a coordinator before 0.3 tells of all
 
     def metrics(self, name: str) -> dict[str, Any]:
         metrics: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(name)}/metrics")
@@ -309,8 +312,17 @@ class Client:
     # --- members, events, chaos ----------------------------------------------------------------
 
     def members(self) -> list[dict[str, Any]]:
-        members: list[dict[str, Any]] = self._call("GET", "/v1/members")["members"]
+        """Every process that is or was a member."""
+        members: list[dict[str, Any]] = self.all_members()["members"]
         return members
+
+    def all_members(self) -> dict[str, Any]:
+        """`members`, and beside them `cut_off`: why that may be old by now, else empty."""
+        found: dict[str, Any] = self._call("GET", "/v1/members")
+        if "cut_off" not in found:  # a coordinator before 0.3 says it elsewhere alone
+            trouble = self.trouble()
+            found["cut_off"] = f"{trouble}; this is what was heard last" if trouble else ""
+        return found
 
     def member(self, name: str) -> dict[str, Any]:
         member: dict[str, Any] = self._call("GET", f"/v1/members/{_part(name)}")

@@ -31,7 +31,7 @@ def recorded(client: Client, run: str) -> dict[str, Any]:
         f"GET /v1/runs/{run}/metrics": client.metrics(run),
         f"GET /v1/runs/{run}/recoveries": {"recoveries": client.recoveries(run)},
         "GET /v1/events": {"events": client.events(run)[-EVENTS:], "next": 1 << 40},
-        "GET /v1/members": {"members": client.members()},
+        "GET /v1/members": client.all_members(),
         "GET /v1/chaos": {"faults": client.faults()},
         "GET /v1/tokens": {"tokens": client.tokens()},
         "GET /v1/access": client.access(),

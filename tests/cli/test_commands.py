@@ -150,7 +150,9 @@ def test_rounds_say_why_each_learner_was_merged_or_not(server: Server, diloco: D
     assert "  b did not come in time: is silent" in out
     assert "round 0" not in out
     # Rounds that are not shown are not fetched either.
-    assert server.requests[-1].url.params["after"] == "1"
+    assert server.requests[-1].url.params["newest"] == "4"
+    diloco("status")
+    assert server.requests[-1].url.params["newest"] == "1"
 
 
 @pytest.mark.parametrize("command", ["rounds", "report", "status"])
@@ -526,3 +528,8 @@ def test_members_of_a_hub_that_lost_its_majority_are_those_heard_last(
     status, out, _ = diloco("members")
     assert status == 0
     assert out.splitlines()[0] == "the hub has lost its majority; this is what was heard last"
+    told = "the coordinator cannot reach the message server, and this is what it heard last"
+    server.answers["GET /v1/members"] = (200, {"members": [], "cut_off": told})
+    assert diloco("members")[1].splitlines()[0] == told, "in the words that came with them"
+    server.answers["GET /v1/members"] = (200, {"members": [], "cut_off": ""})
+    assert "heard last" not in diloco("members")[1]

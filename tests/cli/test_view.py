@@ -200,7 +200,7 @@ def test_a_view_keeps_the_newest_round_and_nothing_twice(
         def run(self, name: str) -> Row:
             return run
 
-        def rounds(self, name: str, after: int = 0) -> list[Row]:
+        def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
             return [r for r in rounds[: self.shown] if r["seq"] > (after or -1)]
 
         def events(self, name: str, after: int = 0) -> list[Row]:
@@ -230,7 +230,7 @@ def test_a_coordinator_that_does_not_answer_is_told_of(
                 raise ApiError(503, "The message server does not answer", "try again")
             return run | {"state": "running" if now < 5.0 else "finished"}
 
-        def rounds(self, name: str, after: int = 0) -> list[Row]:
+        def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
             return []
 
         def events(self, name: str, after: int = 0) -> list[Row]:
@@ -259,7 +259,7 @@ def test_rounds_that_cannot_be_read_are_told_of_and_the_rest_is_shown(
         def run(self, name: str) -> Row:
             return run | {"state": "running" if now < 99.0 else "finished"}
 
-        def rounds(self, name: str, after: int = 0) -> list[Row]:
+        def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
             if now < 60.0:
                 raise ApiError(503, "The message server does not answer", "try again")
             return [r for r in rounds if r["seq"] > (after or -1)]
@@ -291,7 +291,7 @@ def test_json_lines_tell_of_changes_alone(
         def run(self, name: str) -> Row:
             return run | {"state": next(states)}
 
-        def rounds(self, name: str, after: int = 0) -> list[Row]:
+        def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
             return []
 
         events = rounds
@@ -312,7 +312,7 @@ def test_a_run_that_was_submitted_anew_begins_anew(run: Row, rounds: list[Row]) 
         def run(self, name: str) -> Row:
             return run | {"created_at": self.created_at}
 
-        def rounds(self, name: str, after: int = 0) -> list[Row]:
+        def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
             return [r for r in rounds[: 5 if self.created_at == 1.0 else 2] if r["seq"] > after]
 
         def events(self, name: str, after: int = 0) -> list[Row]:

@@ -1,5 +1,6 @@
 """What the API says of runs, members and faults."""
 
+import json
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from diloco_coordinator.api.views import (
     quorum_consequence,
     recovery_views,
     releases,
+    round_json,
     run_view,
     syncer_views,
     unfit,
@@ -25,6 +27,7 @@ from diloco_coordinator.api.views import (
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.reasons import UNLED_S, Why
 from diloco_shared import VERSION
+from diloco_shared.protocol.messages import Verdict
 from diloco_shared.protocol.records import Event, MemberRecord, RecoveryRecord, RunRecord, boot_of
 from diloco_shared.spec import quorum
 from diloco_shared.spec.quorum import QuorumAnswer
@@ -93,6 +96,15 @@ def test_a_run_stopped_in_the_queue_is_over() -> None:
     stopped = RECORD.model_copy(update={"desired": "stopped"})
     assert over_view(run_view(stopped, None, (), []))
     assert not over_view(run_view(stopped, None, (), ["s"])), "its syncer has to end it"
+
+
+def test_a_round_is_written_as_its_record_says_and_no_number_is_json_cannot_say(
+    closed: Callable[..., Any],
+) -> None:
+    verdict = Verdict(learner="a", incarnation=0, outcome="merged", reason="in time", weight=0.5)
+    record = closed(7, verdict).model_copy(update={"sync_s": math.nan})
+    shown = jsonable(record.model_dump(mode="json")) | {"seq": 9, "shard": 1}
+    assert json.loads(round_json(9, 1, record)) == shown and shown["sync_s"] is None
 
 
 def test_syncers_show_what_they_do_and_how_far_behind_they_are() -> None:

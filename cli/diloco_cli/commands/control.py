@@ -31,8 +31,8 @@ class FaultKind(StrEnum):
 def members(where: Where, as_json: Json = False) -> None:
     """Every process of the cluster."""
     with connect(where) as client:
-        found, trouble = client.members(), client.trouble()
-    heard = [f"{trouble}; this is what was heard last"] if trouble else []
+        told = client.all_members()
+    found, heard = told["members"], [told["cut_off"]] if told["cut_off"] else []
     show(found, as_json, lambda: heard + [line for m in found for line in _member_lines(m)])
 
 

@@ -29,6 +29,7 @@ from diloco_coordinator.api.listening_io import answer_on, listen
 from diloco_coordinator.api.members_io import Members
 from diloco_coordinator.api.metrics_io import ClusterMetrics
 from diloco_coordinator.api.plans_io import Plans
+from diloco_coordinator.api.rounds_io import Rounds
 from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.samples_io import SampleRoutes
 from diloco_coordinator.api.sse_io import Streams
@@ -130,6 +131,7 @@ def create_app(
     app.state.streams = streams
     runs = Runs(registry, guard, streams, checkpoints, places)
     app.include_router(runs.router)
+    app.include_router(Rounds(runs, guard).router)
     app.include_router(CheckpointRoutes(registry, guard, runs).router)
     app.include_router(ExportRoutes(registry, guard, runs, exports).router)
     samples = SampleRoutes(guard, runs, exports, streams, Samples(sampler))

@@ -20,6 +20,8 @@ WIRE_VERSION = 2
 MESSAGE_BYTES_MAX = 1 << 20
 # Of the digest at the end: against accidents, not against malice.
 SEAL_BYTES = 8
+# The version and the name of the type are within so many bytes of the beginning.
+NAMED_BYTES = 128
 
 M = TypeVar("M", bound=Message)
 _TAPE: TypeAdapter[TapeRecord] = TypeAdapter(TapeRecord)
@@ -64,6 +66,23 @@ def decode_tape(data: bytes) -> TapeRecord:
     if type(record).__name__ != name:
         raise WireError(f"record says {name} but is a {type(record).__name__}")
     return record
+
+
+def name_of(data: bytes) -> str:
+    """The name of a message's type, which stands before all that it says; "" where none is found.
+
+    For counting: the rest is neither read nor checked.
+    """
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data[:NAMED_BYTES])
+    try:
+        for _ in range(unpacker.read_map_header()):
+            key, value = unpacker.unpack(), unpacker.unpack()
+            if key == "t":
+                return value if isinstance(value, str) else ""
+    except Exception:  # as below
+        return ""
+    return ""
 
 
 def _open(data: bytes) -> tuple[str, Any]:

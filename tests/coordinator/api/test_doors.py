@@ -18,6 +18,7 @@ from diloco_shared.process.loop_watch import Hold, LoopWatch
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.set_up import AddressTaken
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import StreamUse
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
 OPEN = ("/", "/main.js", "/style.css", "/healthz", "/readyz", "/openapi.json")
@@ -250,6 +251,69 @@ async def test_metrics_of_a_run_that_nobody_leads_any_more_go_on_ageing(
         text = (await desk.ask("GET", "/metrics")).text
         (line,) = [x for x in text.splitlines() if x.startswith("diloco_seconds_since_round{")]
         assert float(line.split()[1]) >= 102.0
+
+
+async def metrics(desk: Any, name: str) -> list[str]:
+    text = (await desk.ask("GET", "/metrics")).text
+    return [line for line in text.splitlines() if line.startswith(f"{name}{{")]
+
+
+async def test_streams_of_runs_that_are_over_are_in_no_alert(
+    world: Any, status: Callable[..., Any]
+) -> None:
+    """They are nearly full for ever, and nobody will write to them."""
+    held = {"UP": StreamUse(bytes=90, limit=100)}
+    async with world.coordinator() as desk:
+        for run in ("demo", "over"):
+            await desk.ask("POST", "/v1/runs", SPEC | {"name": run})
+        await world.says(status("demo", streams=held))
+        await world.says(status("over", "finished", streams=held))
+        await until(lambda: len(desk.registry.statuses) == 2)
+        for name in ("diloco_stream_bytes", "diloco_stream_limit_bytes"):
+            assert [x.partition("}")[0] for x in await metrics(desk, name)] == [
+                f'{name}{{run="demo",stream="UP"'
+            ]
+
+
+async def test_counters_that_alerts_watch_are_there_before_their_first_count(
+    world: Any, status: Callable[..., Any]
+) -> None:
+    """Of a counter that begins with 3 no increase is ever seen."""
+    refused = 'diloco_refused_total{reason="%s",run="demo"} %.1f'
+    failed = 'diloco_evaluations_failed_total{run="demo"} %.1f'
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        assert await metrics(desk, "diloco_refused_total") == [refused % ("non-finite", 0)]
+        assert await metrics(desk, "diloco_evaluations_failed_total") == [failed % 0]
+        await world.says(status(refused={"late": 2}))
+        await until(lambda: desk.registry.statuses)
+        for n in (1, 2):
+            await world.tells("evaluation-failed", learner="a")
+            await until(lambda some=n: len(desk.registry.events) == some + 1)
+            for _ in range(2):  # whoever asks again counts nothing twice
+                assert await metrics(desk, "diloco_evaluations_failed_total") == [failed % n]
+        found = await metrics(desk, "diloco_refused_total")
+        assert found == [refused % ("non-finite", 0), refused % ("late", 2)]
+        desk.registry.told.kept.clear()
+        assert await metrics(desk, "diloco_evaluations_failed_total") == [failed % 2]
+
+
+async def test_members_that_are_gone_are_counted_unless_they_were_drained(world: Any) -> None:
+    async with world.coordinator() as desk:
+        notes = desk.registry.roll.notes
+        await world.joins("a", "b", "c")
+        await world.joins("s", role="syncer")
+        await until(lambda: len(notes) == 4)
+        assert (await desk.ask("POST", "/v1/members/b/drain")).status_code == 200
+        for name in ("a", "b", "s"):
+            await world.dies(name)
+        await until(lambda: len(desk.registry.roll.living) == 1)
+        line = 'diloco_members_gone{role="%s"} %.1f'
+        found = await metrics(desk, "diloco_members_gone")
+        assert found[:2] == [line % ("learner", 1), line % ("syncer", 1)]
+        await world.joins("a")
+        await until(lambda: notes["a"].alive)
+        assert (await metrics(desk, "diloco_members_gone"))[0] == line % ("learner", 0)
 
 
 def test_a_port_that_is_taken_is_told() -> None:

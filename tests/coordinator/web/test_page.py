@@ -384,6 +384,44 @@ def test_a_coordinator_that_is_away_is_said_and_comes_back(page: Page) -> None:
     assert page.ask('seen("link")') == "connected"
 
 
+def test_a_coordinator_that_is_cut_off_is_said_and_its_members_look_old(
+    page: Page, answers: dict[str, Any]
+) -> None:
+    told = "the coordinator cannot reach the message server, and this is what it heard last"
+    page.answers = answers | {"GET /v1/members": answers["GET /v1/members"] | {"cut_off": told}}
+    page.second()
+    assert page.ask('seen("link")') == told and page.ask('id("link").className') == "link down"
+    assert {page.ask(f'id("{t}").className') for t in ("learners", "services")} == {"folding old"}
+    page.answers = answers
+    page.second()
+    assert page.ask('seen("link")') == "connected"
+    assert page.ask('id("learners").className') == "folding"
+
+
+def test_the_newest_rounds_are_asked_for_by_their_number_and_then_those_after_them(
+    page: Page, answers: dict[str, Any], run: str
+) -> None:
+    """Where a round lies on the tape nobody knows."""
+    place = f"/v1/runs/{run}/rounds"
+
+    def asked() -> list[str]:
+        paths = [a["path"].partition("?") for a in page.asked("GET")]
+        return [query for path, _, query in paths if path == place]
+
+    assert asked() == ["newest=30&after=0"]
+    page.second()
+    assert len(asked()) == 1, "no round has closed since"
+    told = deepcopy(answers)
+    told[f"GET /v1/runs/{run}"]["status"]["rounds_committed"] += 1
+    rounds = told[f"GET {place}"]["rounds"]
+    last = rounds[-1]["seq"]
+    told[f"GET {place}"]["rounds"] = [rounds[-1] | {"seq": last + 3, "round": 7777}]
+    page.answers = told
+    page.second()
+    assert asked()[1:] == [f"newest=30&after={last}"]
+    assert page.ask('items("rounds")')[0].startswith("Round 7777")
+
+
 def test_an_answer_that_breaks_off_is_of_a_coordinator_that_is_away(page: Page, run: str) -> None:
     page.do("server.torn = true")
     page.second()

@@ -15,11 +15,13 @@ from diloco_shared.protocol.messages import Join, RecoveryTimes
 from diloco_shared.protocol.records import Fault
 from diloco_shared.protocol.wire import (
     MESSAGE_BYTES_MAX,
+    NAMED_BYTES,
     SEAL_BYTES,
     WireError,
     decode,
     decode_tape,
     encode,
+    name_of,
 )
 
 
@@ -43,6 +45,13 @@ def test_a_record_comes_back_as_it_was(record: Any) -> None:
     assert decode_tape(encode(record)) == record
     assert decode(encode(record), type(record)) == record
     assert decode_tape(bytearray(encode(record))) == record
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_the_name_of_a_record_is_read_without_the_rest(record: Any) -> None:
+    data = encode(record)
+    assert name_of(data) == name_of(data[:NAMED_BYTES]) == type(record).__name__
+    assert name_of(data[:9]) == name_of(b"") == name_of(b"\x93\x01\x02\x03") == ""
 
 
 @pytest.mark.parametrize("record", RECORDS)

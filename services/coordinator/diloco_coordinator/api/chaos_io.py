@@ -110,8 +110,8 @@ class Chaos:
         # The supervisor harms the message server for us, and nobody would start it again.
         members = [m for m, record in r.roll.living.items() if record.role != "supervisor"]
         if request.target not in (*members, *OTHER_TARGETS):
-            token = asker()
-            seen = (m for m in members if sees(token, r.assigned.get(m, "")))
+            token, assigned = asker(), r.assigned
+            seen = (m for m in members if sees(token, assigned.get(m, "")))
             known = ", ".join(sorted([*seen, *OTHER_TARGETS]))
             text = f"there is no living target {request.target!r}; known: {known}"
             raise Problem(404, "No such target", text)

@@ -1,5 +1,6 @@
 """/v1/members and /v1/events."""
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
@@ -7,9 +8,10 @@ from fastapi.responses import StreamingResponse
 
 from diloco_coordinator.access import asker, sees
 from diloco_coordinator.api.auth_io import Guard
+from diloco_coordinator.api.look_io import Look, cut_off
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.api.sse_io import Streams
-from diloco_coordinator.api.views import event_view, member_view, syncer_views
+from diloco_coordinator.api.views import event_view, member_view
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.registry_io import Registry
 
@@ -45,34 +47,42 @@ class Members:
     def _find(self, member: str) -> MemberNote:
         notes = self.registry.roll.notes
         if member not in notes:
-            known = ", ".join(self._shown()) or "none"
+            known = ", ".join(self._shown(Look(self.registry))) or "none"
             text = f"there is no member {member[:63]!r}; known: {known}"
             raise Problem(404, "No such member", text)
         return notes[member]
 
-    def _shown(self) -> list[str]:
+    def _shown(self, look: Look) -> list[str]:
         """Members that the token in use may be told of: none of a run that it may not see."""
-        token, r = asker(), self.registry
-        return [m for m in sorted(r.roll.notes) if sees(token, r.assigned.get(m, ""))]
+        token = asker()
+        return [
+            m for m in sorted(self.registry.roll.notes) if sees(token, look.assigned.get(m, ""))
+        ]
+
+    def _known(self, member: str, look: Look) -> tuple[Any, ...]:
+        """What a member's view is made of: nothing of it changes any more."""
+        note, registry = self._find(member), self.registry
+        run = look.assigned.get(member, "")
+        lag = look.lag_records(member) if note.record.role == "syncer" else None
+        stays = registry.plan.staying.get(member, "") if run else ""
+        return note, run, registry.statuses.get(run), lag, registry.speed_of(member), stays
 
     def _view(self, member: str) -> dict[str, Any]:
-        note, registry = self._find(member), self.registry
-        run = registry.assigned.get(member, "")
-        lag = None
-        if run and note.record.role == "syncer":
-            mine = (n for m, n in registry.roll.notes.items() if registry.assigned.get(m) == run)
-            lag = next(s["lag_records"] for s in syncer_views(mine) if s["id"] == member)
-        speed = registry.speed_of(member)
-        stays = registry.plan.staying.get(member, "") if run else ""
-        return member_view(note, run, registry.statuses.get(run), lag, speed, stays)
+        return member_view(*self._known(member, Look(self.registry)))
 
     async def index(self) -> dict[str, Any]:
         """Every process that is or was a member, and is not forgotten.
 
         `speed` of a learner that trains: tokens per second, utilisation of its devices, memory and
         wait for data, as it said within the last ten seconds; null where it is not known.
+        `cut_off`: why what is told may be old by now, as while the message server is away; else
+        empty.
         """
-        return {"members": [self._view(m) for m in self._shown()]}
+        look = Look(self.registry)
+        known = [self._known(m, look) for m in self._shown(look)]
+        # A thousand of them take a while to write down.
+        views = await asyncio.to_thread(lambda: [member_view(*of_one) for of_one in known])
+        return {"members": views, "cut_off": cut_off(self.registry.bus)}
 
     async def show(self, member: str) -> dict[str, Any]:
         """One member; 404 names the known ones."""

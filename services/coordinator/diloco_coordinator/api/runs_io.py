@@ -11,20 +11,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from diloco_coordinator.access import asker, sees
 from diloco_coordinator.api.auth_io import Guard, must, must_see
+from diloco_coordinator.api.look_io import Look, cut_off
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX, Repeatable
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.api.views import (
     PHASES,
+    brief_view,
     full,
+    jsonable,
     over_view,
     quorum_consequence,
     recovery_views,
     releases,
-    round_views,
     run_view,
     speed_views,
-    syncer_views,
     unfit,
 )
 from diloco_coordinator.runs.budgets import used
@@ -38,23 +39,17 @@ from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import (
     BusError,
     Conflict,
-    NoStream,
     Refused,
     StorageInfo,
-    Stored,
     StreamFull,
     TooFewNodes,
-    Unavailable,
 )
 from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.checking import Invalid, check
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, begun_from
-from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import TapeRecord
 from diloco_shared.protocol.records import Restore, RunRecord
-from diloco_shared.protocol.wire import WireError, decode_tape
 from diloco_shared.reach.checkpoint_roots import root_of_run
 from diloco_shared.reach.local import OutOfReach
 from diloco_shared.spec.run import OF_CHECKPOINT, RunSpec, written
@@ -75,10 +70,6 @@ Key = Annotated[str, Header(max_length=200)]
 LEAVE_LOOKS, LEAVE_LOOK_S = 50, 0.1
 # Whoever has not left a run by so many seconds after its deletion was first asked for hangs.
 LEAVE_S_MAX = 30.0
-# Tape records fetched at once; most are rounds.
-FETCH = 256
-# Beside what a run said last, while nothing new can come.
-CUT_OFF = "the coordinator cannot reach the message server, and this is what it heard last"
 
 
 class Change(BaseModel):
@@ -171,7 +162,6 @@ class Runs:
         for verb, desired in verbs:
             add(f"/{{run}}/{verb}", self._verb(desired), methods=["POST"], name=verb, **act)
         add("/{run}/begin-again", self.begin_again, methods=["POST"], status_code=202, **act)
-        add("/{run}/rounds", self.rounds, methods=["GET"], **look)
         add("/{run}/metrics", self.metrics, methods=["GET"], **look)
         add("/{run}/recoveries", self.recoveries, methods=["GET"], **look)
         add("/{run}/stream", self.stream, methods=["GET"], **look)
@@ -184,22 +174,28 @@ class Runs:
             raise Problem(404, "No such run", f"there is no run {run[:63]!r}; known: {known}")
         return self.registry.runs[run]
 
-    def view(self, record: RunRecord) -> dict[str, Any]:
-        """A run as the API shows it: `run_view`, with speeds, releases, budget and revision."""
-        r = self.registry
-        members = sorted(m for m, run in r.assigned.items() if run == record.name)
-        status, waiting = r.statuses.get(record.name), r.plan.waiting.get(record.name, ())
-        notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
+    def view(
+        self, record: RunRecord, look: Look | None = None, *, brief: bool = False
+    ) -> dict[str, Any]:
+        """A run as the API shows it: `run_view`, with speeds, releases, budget and revision.
+
+        `look`: what several views of one answer share. `brief`: `brief_view` and its revision.
+        """
+        r, run = self.registry, record.name
+        look = look or Look(r)
+        members, notes, syncers = look.members(run), look.notes(run), look.syncers(run)
+        status, waiting = r.statuses.get(run), r.plan.waiting.get(run, ())
         # Cut off from the bus it knows how members were, not how they are.
-        cut_off = CUT_OFF if not r.bus.connected else r.bus.ails
-        beside = Why("hub-away", cut_off) if cut_off else Why("members-full", full(notes))
-        cannot = "" if cut_off else unfit(notes)
-        syncers, wordless_s = syncer_views(notes), r.wordless_s(record.name)
-        view = run_view(record, status, waiting, members, syncers, [beside], cannot, wordless_s)
-        view["speeds"] = speed_views(r.speed_of(m) for m in members)
-        view["releases"] = releases(notes)
-        view["budget"] = used(record, status, [n.record for n in notes])
-        view["revision"] = r.revisions.get((subjects.RUNS, record.name), 0)
+        away = cut_off(r.bus)
+        beside = Why("hub-away", away) if away else Why("members-full", full(notes))
+        cannot, wordless_s = "" if away else unfit(notes), r.wordless_s(run)
+        viewed = brief_view if brief else run_view
+        view = viewed(record, status, waiting, members, syncers, [beside], cannot, wordless_s)
+        if not brief:
+            view["speeds"] = speed_views(r.speed_of(m) for m in members)
+            view["releases"] = releases(notes)
+            view["budget"] = used(record, status, [n.record for n in notes])
+        view["revision"] = r.revisions.get((subjects.RUNS, run), 0)
         return view
 
     def etag(self, run: str) -> str:
@@ -358,16 +354,13 @@ class Runs:
     ) -> dict[str, Any]:
         """Runs in order of their names; `next` is the cursor of the following page.
 
-        `brief` leaves out what is long: `spec` and `status`.
+        `brief` leaves out what is long: `spec`, `status`, `speeds`, `releases` and `budget`.
         """
         token = asker()
         names = sorted(n for n in self.registry.runs if n > after and sees(token, n))
-        page = names[:limit]
-        views = [self.view(self.registry.runs[n]) for n in page]
-        if brief:
-            views = [{k: v for k, v in r.items() if k not in ("spec", "status")} for r in views]
+        page, look = names[:limit], Look(self.registry)
         return {
-            "runs": views,
+            "runs": [self.view(self.registry.runs[n], look, brief=brief) for n in page],
             "next": page[-1] if len(names) > limit else None,
         }
 
@@ -512,51 +505,17 @@ class Runs:
         text = f"{who} still work for {run!r}: try again; from {LEAVE_S_MAX:.0f} s on nobody is"
         raise Problem(409, "The run is not left yet", f"{text} waited for")
 
-    async def rounds(self, run: str, after: After = 0, limit: Limit = 100) -> dict[str, Any]:
-        """Closed rounds after tape sequence `after`: who was merged, who was not, and why.
-
-        Of all syncer shards, as they were recorded; each numbers its rounds by itself.
-        """
-        spec = spec_of(self.record(run))
-        views: list[dict[str, Any]] = []
-        start = after + 1
-        while len(views) <= limit:
-            stored = await self._tape(spec, start)
-            shards = {s.seq: int(s.subject.rpartition(".")[2]) for s in stored}
-            found = round_views((s.seq, _record(run, s)) for s in stored)
-            views += [{**view, "shard": shards[view["seq"]]} for view in found]
-            if len(stored) < FETCH:
-                break
-            start = stored[-1].seq + 1
-        page = views[:limit]
-        return {"rounds": page, "next": page[-1]["seq"] if len(views) > limit else None}
-
-    async def _tape(self, spec: RunSpec, start: int) -> list[Stored]:
-        """Of all shards, from the stream and the archive."""
-        stream, bus = subjects.tape_stream(spec.name), self.registry.bus
-        try:
-            archives = archives_of(spec, await asyncio.to_thread(self.checkpoints_of, spec))
-            return await read_tape(bus, spec.name, archives, after=start - 1, limit=FETCH)
-        except (CheckpointError, VaultError) as error:
-            raise Problem(503, "The tape's archive cannot be read", str(error)) from None
-        except Unavailable:
-            # A missing stream looks like a missing server, unless one asks for its sizes.
-            with contextlib.suppress(NoStream):
-                await bus.stream_info(stream)
-                raise
-            return []  # no syncer has taken the run yet: it has no tape
-
     async def metrics(self, run: str) -> dict[str, Any]:
         """Validation loss and samples of the training loss per learner over time.
 
         Evaluations are the run's own; `history` begins when this coordinator did, and is thinned.
         """
-        record = self.record(run)
-        events = self.registry.events_after(0, run)
+        self.record(run)
+        events, status = self.registry.events_after(0, run), self.registry.statuses.get(run)
         return {
             "evaluations": [{"at": e.at, **e.data} for _, e in events if e.kind == "evaluation"],
             "history": self.registry.histories.of(run),
-            "status": self.view(record)["status"],
+            "status": None if status is None else jsonable(status.model_dump(mode="json")),
         }
 
     async def recoveries(self, run: str) -> dict[str, Any]:
@@ -573,13 +532,4 @@ class Runs:
             record = self.registry.runs.get(run)
             return None if record is None else self.view(record)
 
-        return self.streams.states(now, over_view)
-
-
-def _record(run: str, stored: Stored) -> TapeRecord:
-    """409 for one that another release wrote."""
-    try:
-        return decode_tape(stored.payload)
-    except WireError as error:
-        text = f"record {stored.seq} of the tape of {run!r} cannot be read by this release: {error}"
-        raise Problem(409, "Written by another release", text) from None
+        return self.streams.states(run, now, over_view)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import StreamingResponse
@@ -36,6 +37,7 @@ class Streams:
         self.registry = registry
         self.good = good
         self.held: Counter[str] = Counter()  # by name of the token; "" where nobody asked
+        self._newest: dict[str, _State] = {}  # by what is looked at
 
     @property
     def open(self) -> int:
@@ -47,10 +49,16 @@ class Streams:
         return self.opened(self._events(after, run, asker()))
 
     def states(
-        self, now: Callable[[], dict[str, Any] | None], over: Callable[[dict[str, Any]], bool]
+        self,
+        what: str,
+        now: Callable[[], dict[str, Any] | None],
+        over: Callable[[dict[str, Any]], bool],
     ) -> StreamingResponse:
-        """`now()` at first and whenever it differs, until it is None or `over`."""
-        return self.opened(self._states(now, over))
+        """`now()` at first and whenever it differs, until it is None or `over`.
+
+        `what` names that which all readers of it look at: they share each look.
+        """
+        return self.opened(self._states(what, now, over))
 
     def opened(self, chunks: AsyncIterator[str]) -> StreamingResponse:
         """A stream of these chunks, each a whole event. 503 while too many are open, 429 while too
@@ -103,24 +111,43 @@ class Streams:
                 said_at = ambient.monotonic()
 
     async def _states(
-        self, now: Callable[[], dict[str, Any] | None], over: Callable[[dict[str, Any]], bool]
+        self,
+        what: str,
+        now: Callable[[], dict[str, Any] | None],
+        over: Callable[[dict[str, Any]], bool],
     ) -> AsyncIterator[str]:
-        last: dict[str, Any] | None = None
+        last = ""
         said_at = ambient.monotonic()
         while True:
-            state = now()
-            if state is None:
+            state = self._state(what, now)
+            if state.view is None:
                 return
-            if state != last:
-                last = state
-                yield f"data: {json.dumps(state)}\n\n"
-                if over(state):
+            if state.text != last:
+                last = state.text
+                yield last
+                if over(state.view):
                     return
                 said_at = ambient.monotonic()
-                await asyncio.sleep(STATE_S)
             elif not await self._change(said_at):
                 yield ": still here\n\n"
                 said_at = ambient.monotonic()
+            # Whatever happens, and however often: a view is long, and most changes are of others.
+            await asyncio.sleep(STATE_S)
+
+    def _state(self, what: str, now: Callable[[], dict[str, Any] | None]) -> "_State":
+        """The newest one that was looked at, unless it is old: one for all its readers."""
+        at = ambient.monotonic()
+        known = self._newest.get(what)
+        if known is not None and at - known.at < STATE_S:
+            return known
+        view = now()
+        if known is not None and view == known.view:
+            text = known.text
+        else:
+            text = "" if view is None else f"data: {json.dumps(view)}\n\n"
+        self._newest = {w: s for w, s in self._newest.items() if at - s.at < STATE_S}
+        self._newest[what] = _State(at, view, text)
+        return self._newest[what]
 
     async def _change(self, said_at: float) -> bool:
         """Whether something changed before it is time to say that we are still here.
@@ -134,6 +161,15 @@ class Streams:
         except TimeoutError:
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A view, as of `at` in monotonic seconds, and the event that tells it."""
+
+    at: float
+    view: dict[str, Any] | None
+    text: str
 
 
 def _too_many(status: int, which: str) -> Problem:

@@ -6,11 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.reasons import Why, leaderless
 from diloco_shared import VERSION
-from diloco_shared.protocol.messages import TapeRecord, TapeRound
+from diloco_shared.protocol.messages import TapeRound
 from diloco_shared.protocol.records import (
     Event,
     LearnerSpeed,
@@ -64,6 +65,22 @@ def run_view(
     cannot: str = "",
     wordless_s: float = 0.0,
 ) -> dict[str, Any]:
+    """A run as `brief_view` has it, and its specification and its status, which are long."""
+    brief = brief_view(record, status, waiting, members, syncers, beside, cannot, wordless_s)
+    shown = None if status is None else status.model_dump(mode="json")
+    return brief | {"spec": jsonable(record.spec), "status": jsonable(shown)}
+
+
+def brief_view(
+    record: RunRecord,
+    status: RunStatus | None,
+    waiting: Sequence[Why],
+    members: list[str],
+    syncers: list[dict[str, Any]] | None = None,
+    beside: Sequence[Why] = (),
+    cannot: str = "",
+    wordless_s: float = 0.0,
+) -> dict[str, Any]:
     """A run: what was asked for, where it stands, who works for it, who leads and stands by.
 
     `reason` is the syncer's while one leads the run (`standing`). With it comes which learners are
@@ -90,8 +107,6 @@ def run_view(
         "quorum": record.quorum,
         "members": members,
         "syncers": syncers or [],
-        "spec": record.spec,
-        "status": None if status is None else status.model_dump(mode="json"),
     }
     result: dict[str, Any] = jsonable(shown)
     return result
@@ -237,13 +252,10 @@ def _speed_view(speed: LearnerSpeed) -> dict[str, Any]:
     return speed.model_dump(mode="json", exclude={"run", "learner", "incarnation"})
 
 
-def round_views(records: Iterable[tuple[int, TapeRecord]]) -> list[dict[str, Any]]:
-    """Closed rounds with every verdict and reason."""
-    return [
-        {"seq": seq, **jsonable(record.model_dump(mode="json"))}
-        for seq, record in records
-        if isinstance(record, TapeRound)
-    ]
+def round_json(seq: int, shard: int, record: TapeRound) -> bytes:
+    """A closed round with every verdict and reason, as JSON: hundreds of them are a lot to make."""
+    shown = {"seq": seq, **record.model_dump(), "shard": shard}
+    return to_json(shown, inf_nan_mode="null")
 
 
 def recovery_views(

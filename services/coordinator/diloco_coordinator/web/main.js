@@ -10,13 +10,13 @@ const EVERY_MS = 1000;
 /* Shown at once: what a person may scroll through; the command line shows all. */
 const ROUNDS_SHOWN = 30, EVENTS_SHOWN = 100;
 
-/* `run`: whose rounds and events these are, { name, created_at }; null for none. */
-const seen = { access: null, run: null, rounds: [], roundsAfter: null, closed: -1, events: [], evaluations: [] };
+/* `cutOff`: why what is shown may be old, else empty. `run`: whose rounds and events these are, { name, created_at }; null for none. */
+const seen = { access: null, cutOff: "", run: null, rounds: [], closed: -1, events: [], evaluations: [] };
 
 let wanted = ""; // the run that was just chosen
 
 function forgetRun() {
-  Object.assign(seen, { run: null, rounds: [], roundsAfter: null, closed: -1, events: [], evaluations: [] });
+  Object.assign(seen, { run: null, rounds: [], closed: -1, events: [], evaluations: [] });
   $("chart").replaceChildren();
   showRounds([]);
   showEvents([]);
@@ -54,8 +54,11 @@ async function lookOnce() {
     forgetRun(); // another token may see other events
     seen.access = await get("/v1/access");
   }
-  const [runs, { members }] = await Promise.all([get("/v1/runs?brief=true&limit=1000"), get("/v1/members")]);
+  const [runs, { members, cut_off }] = await Promise.all([get("/v1/runs?brief=true&limit=1000"), get("/v1/members")]);
+  seen.cutOff = cut_off ?? "";
   chooseRun(runs.runs);
+  // Whoever is alive there was so when the coordinator heard of it last.
+  for (const table of [$("learners"), $("services")]) table.className = seen.cutOff ? "folding old" : "folding";
   showLearners(members, mayChangeMember, ask);
   showServices(members, mayChangeMember, ask);
   const run = seen.run ? await get(runPath(seen.run.name)) : null;
@@ -91,13 +94,11 @@ async function lookForRounds(run) {
   if (!run.status) return;
   const closed = run.status.rounds_committed + run.status.rounds_skipped;
   if (closed === seen.closed) return;
-  // Round n lies at tape sequence n + 1 or later: no need to read a long tape from its start.
-  seen.roundsAfter ??= Math.max(0, run.status.stamp.round + 1 - ROUNDS_SHOWN);
   let page;
   do {
-    page = await get(`${runPath(run.name)}/rounds?limit=1000&after=${seen.roundsAfter}`);
+    const after = page?.next ?? seen.rounds.at(-1)?.seq ?? 0;
+    page = await get(`${runPath(run.name)}/rounds?newest=${ROUNDS_SHOWN}&after=${after}`);
     seen.rounds = [...seen.rounds, ...page.rounds].slice(-ROUNDS_SHOWN);
-    seen.roundsAfter = seen.rounds.at(-1)?.seq ?? seen.roundsAfter;
   } while (page.next !== null);
   seen.closed = closed;
   showRounds(seen.rounds);
@@ -201,7 +202,7 @@ async function loop() {
     if (!document.hidden) await look();
     $("login").hidden = true;
     $("run").hidden = false;
-    linked(true, "connected");
+    linked(!seen.cutOff, seen.cutOff || "connected");
   } catch (error) {
     if (error instanceof Refusal && error.status === 401) {
       dropToken();
