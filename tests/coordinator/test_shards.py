@@ -138,3 +138,17 @@ def test_the_quorum_is_that_of_the_shards_that_go_on(status: Any) -> None:
     for parts, quorum in (((over, on), 2), ((over,), 1)):
         whole = merged(parts, 2)
         assert whole is not None and whole.quorum == quorum
+
+
+def test_the_newest_round_is_that_of_the_shard_that_closed_none_for_the_longest(
+    status: Any,
+) -> None:
+    def since_s(*parts: Any) -> float:
+        told = [status(shard=n, state=state, since_round_s=s) for n, (state, s) in enumerate(parts)]
+        whole = merged(told, len(told))
+        assert whole is not None
+        return whole.since_round_s
+
+    assert since_s(("running", 2.0), ("running", 90.0)) == 90.0
+    assert since_s(("running", 2.0), ("finished", 90.0)) == 2.0, "it has no more rounds to close"
+    assert since_s(("finished", 80.0), ("finished", 90.0)) == 80.0

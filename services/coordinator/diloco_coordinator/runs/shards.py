@@ -58,6 +58,10 @@ def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
             "learners": _learners(parts),
             "bytes_up": sum(p.bytes_up for p in parts),
             "bytes_down": sum(p.bytes_down for p in parts),
+            # One that is over closes no rounds any more.
+            "since_round_s": max(
+                (p.since_round_s for p in parts if p.state not in OVER), default=first.since_round_s
+            ),
             "restores": min(p.restores for p in parts),
             "settled": len(parts) == shards and _settled(parts),
             "forced": any(p.forced for p in parts),
