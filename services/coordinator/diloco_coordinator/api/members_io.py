@@ -59,16 +59,9 @@ class Members:
             m for m in sorted(self.registry.roll.notes) if sees(token, look.assigned.get(m, ""))
         ]
 
-    def _known(self, member: str, look: Look) -> tuple[Any, ...]:
-        """What a member's view is made of: nothing of it changes any more."""
-        note, registry = self._find(member), self.registry
-        run = look.assigned.get(member, "")
-        lag = look.lag_records(member) if note.record.role == "syncer" else None
-        stays = registry.plan.staying.get(member, "") if run else ""
-        return note, run, registry.statuses.get(run), lag, registry.speed_of(member), stays
-
     def _view(self, member: str) -> dict[str, Any]:
-        return member_view(*self._known(member, Look(self.registry)))
+        self._find(member)
+        return member_view(*Look(self.registry).known(member))
 
     async def index(self) -> dict[str, Any]:
         """Every process that is or was a member, and is not forgotten.
@@ -79,7 +72,7 @@ class Members:
         empty.
         """
         look = Look(self.registry)
-        known = [self._known(m, look) for m in self._shown(look)]
+        known = [look.known(m) for m in self._shown(look)]
         # A thousand of them take a while to write down.
         views = await asyncio.to_thread(lambda: [member_view(*of_one) for of_one in known])
         return {"members": views, "cut_off": cut_off(self.registry.bus)}

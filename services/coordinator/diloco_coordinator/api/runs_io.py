@@ -11,26 +11,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from diloco_coordinator.access import asker, sees
 from diloco_coordinator.api.auth_io import Guard, must, must_see
-from diloco_coordinator.api.look_io import Look, cut_off
+from diloco_coordinator.api.look_io import Look
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX, Repeatable
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.api.views import (
     PHASES,
-    brief_view,
-    full,
     jsonable,
     over_view,
     quorum_consequence,
     recovery_views,
-    releases,
-    run_view,
-    speed_views,
-    unfit,
 )
-from diloco_coordinator.runs.budgets import used
 from diloco_coordinator.runs.ending_io import delete_run
-from diloco_coordinator.runs.reasons import Why, cannot_go_on
+from diloco_coordinator.runs.reasons import cannot_go_on
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared import ambient
@@ -174,29 +167,9 @@ class Runs:
             raise Problem(404, "No such run", f"there is no run {run[:63]!r}; known: {known}")
         return self.registry.runs[run]
 
-    def view(
-        self, record: RunRecord, look: Look | None = None, *, brief: bool = False
-    ) -> dict[str, Any]:
-        """A run as the API shows it: `run_view`, with speeds, releases, budget and revision.
-
-        `look`: what several views of one answer share. `brief`: `brief_view` and its revision.
-        """
-        r, run = self.registry, record.name
-        look = look or Look(r)
-        members, notes, syncers = look.members(run), look.notes(run), look.syncers(run)
-        status, waiting = r.statuses.get(run), r.plan.waiting.get(run, ())
-        # Cut off from the bus it knows how members were, not how they are.
-        away = cut_off(r.bus)
-        beside = Why("hub-away", away) if away else Why("members-full", full(notes))
-        cannot, wordless_s = "" if away else unfit(notes), r.wordless_s(run)
-        viewed = brief_view if brief else run_view
-        view = viewed(record, status, waiting, members, syncers, [beside], cannot, wordless_s)
-        if not brief:
-            view["speeds"] = speed_views(r.speed_of(m) for m in members)
-            view["releases"] = releases(notes)
-            view["budget"] = used(record, status, [n.record for n in notes])
-        view["revision"] = r.revisions.get((subjects.RUNS, run), 0)
-        return view
+    def view(self, record: RunRecord) -> dict[str, Any]:
+        """A run as the API shows it."""
+        return Look(self.registry).view(record)
 
     def etag(self, run: str) -> str:
         """Of what a user may change: the record, not the progress."""
@@ -360,7 +333,7 @@ class Runs:
         names = sorted(n for n in self.registry.runs if n > after and sees(token, n))
         page, look = names[:limit], Look(self.registry)
         return {
-            "runs": [self.view(self.registry.runs[n], look, brief=brief) for n in page],
+            "runs": [look.view(self.registry.runs[n], brief=brief) for n in page],
             "next": page[-1] if len(names) > limit else None,
         }
 
