@@ -313,7 +313,7 @@ class Client:
 
     def members(self) -> list[dict[str, Any]]:
         """Every process that is or was a member."""
-        members: list[dict[str, Any]] = self.all_members()["members"]
+        members: list[dict[str, Any]] = self._call("GET", "/v1/members")["members"]
         return members
 
     def all_members(self) -> dict[str, Any]:
