@@ -84,7 +84,10 @@ class Inflicting:
         await self.visitors.ask("GET", "/chaos")
         if kind != "kill" or "at_step" in body or before is None or world.troubles.twins or again:
             return
+        asked_at = world.loop.now
         await asyncio.sleep(body["after_s"] + STRUCK_S)
-        unharmed = machine.process is before and machine.starts == starts and not before.frozen
+        # Who stands still meanwhile is struck when it goes on, and has words to write before that.
+        still = before.frozen or before.thawed_at > asked_at
+        unharmed = machine.process is before and machine.starts == starts and not still
         if unharmed and world.scene.faulty and not world.scene.options.outages:
             self.visitors.broken(f"{said['id']} is to kill {machine.name}, which lives")
