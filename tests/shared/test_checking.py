@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.checking import FAULTS_MAX, Invalid, check
+from diloco_shared.protocol.subjects import NO_RUNS
+from diloco_shared.spec.run import RunSpec
 
 GOOD: dict[str, Any] = {"name": "r", "budget": {"steps": 8}}
 
@@ -21,6 +23,14 @@ def paths(body: dict[str, Any]) -> set[str]:
 
 def test_a_good_one_passes() -> None:
     assert check(GOOD).name == "r"
+
+
+@pytest.mark.parametrize("name", NO_RUNS)
+def test_a_name_that_subjects_have_for_something_else_is_refused(name: str) -> None:
+    """Its deletion would purge the events that concern no run."""
+    body = {**GOOD, "name": name}
+    assert paths(body) == {"name"}
+    assert RunSpec.model_validate(body).name == name, "what is there already can be read"
 
 
 def test_faults_of_single_values_and_across_values_come_together() -> None:

@@ -10,6 +10,7 @@ from diloco_shared.budget.job import Job, assumed
 from diloco_shared.budget.overhead import MESSAGE_BYTES_MAX, largest_with_layout
 from diloco_shared.budget.streams import streams
 from diloco_shared.budget.terms import shown
+from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import COUNT_MAX
 from diloco_shared.spec.faults import SpecFault, did_you_mean
 from diloco_shared.spec.run import OF_RUN, Model, RunSpec
@@ -22,13 +23,23 @@ ROOT_SCHEMES = ("file", "gs", "s3")
 
 def faults(spec: RunSpec) -> list[SpecFault]:
     """Every fault that can be known; none for a run that can begin."""
-    found = [*_model(spec), *_data(spec), *_counts(spec)]
+    found = [*_named(spec), *_model(spec), *_data(spec), *_counts(spec)]
     if found:
         return found
     try:
         return list(_sizes(assumed(spec)))
     except WrongModel as error:
         return [SpecFault(error.path, error.text)]
+
+
+def _named(spec: RunSpec) -> Iterator[SpecFault]:
+    """Not of RunSpec itself: a record of an older release, with such a name, must be readable."""
+    if spec.name in subjects.NO_RUNS:
+        text = (
+            f"{spec.name!r} is kept for the project's own messages, and what is done to such a run "
+            "would be done to them: choose another name"
+        )
+        yield SpecFault("name", text)
 
 
 def _model(spec: RunSpec) -> Iterator[SpecFault]:

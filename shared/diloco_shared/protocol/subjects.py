@@ -33,6 +33,11 @@ KEYS, HUB_KEYS = "$KV", "KV"
 EVENTS_STREAM = "EVENTS"
 EVENTS_FILTER = "ev.>"
 
+# Names that no run can have, since they stand where a run's name would stand: CLUSTER in subjects
+# of events that concern no run, CHAOS in those that ask processes for faults.
+CLUSTER, CHAOS = "cluster", "chaos"
+NO_RUNS = (CLUSTER, CHAOS)
+
 
 # Where every process has credentials of its own (`bus.Bus.named`), a learner's place is in its own
 # name alone: with the run in it, a site could fill the hub with places in runs that do not exist.
@@ -152,7 +157,7 @@ def states_of(run: str, newcomer: str) -> str:
 
 def chaos(target: str) -> str:
     """Faults for one process; answered by its agent. Not tied to a run."""
-    return f"ctl.chaos.{target}"
+    return f"ctl.{CHAOS}.{target}"
 
 
 def tape(run: str, shard: int) -> str:
@@ -180,7 +185,7 @@ def snapshot_wish_to(run: str, shard: int, syncer: str) -> str:
 
 
 def event(run: str, kind: str) -> str:
-    """`run` is `cluster` for what concerns no run."""
+    """`run` is CLUSTER for what concerns no run."""
     return f"ev.{run}.{kind}"
 
 
