@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
+from diloco_coordinator.runs import events
 from diloco_coordinator.runs.events import (
     BY_ONE_MAX,
     DEPTH_MAX,
     EVENT_BYTES_MAX,
     Events,
     _unsayable,
+    events_stream,
 )
-from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import encode
@@ -31,7 +32,7 @@ class Told:
         return self.events.take(self.seq, subject, encode(event), now, RUNS)
 
     def by(self, learner: str, now: float = 0.0, **changes: object) -> bool:
-        told = event(learner).model_copy(update=changes)
+        told = said(learner).model_copy(update=changes)
         return self.tell(subjects.event_by(learner), told, now)
 
     @property
@@ -39,7 +40,7 @@ class Told:
         return [e.source for _, e in self.events.kept]
 
 
-def event(source: str, kind: str = "note", run: str = "r") -> Event:
+def said(source: str, kind: str = "note", run: str = "r") -> Event:
     return Event(run=run, kind=kind, source=source, text="t", at=1.0)
 
 
@@ -52,8 +53,8 @@ def test_an_event_stands_where_it_says() -> None:
     told = Told()
     assert told.by("oslo")
     assert not told.by("oslo", source="rome")
-    assert not told.tell(subjects.event("r", "join"), event("s", "leave"))
-    assert told.tell(subjects.event("r", "join"), event("s", "join"))
+    assert not told.tell(subjects.event("r", "join"), said("s", "leave"))
+    assert told.tell(subjects.event("r", "join"), said("s", "join"))
     assert told.sources == ["oslo", "s"]
 
 
@@ -65,7 +66,7 @@ def test_only_the_hub_says_whose_request_it_was() -> None:
 
 def test_a_flood_of_one_learner_is_left_out_and_others_stay() -> None:
     told = Told()
-    told.tell(subjects.event("r", "join"), event("s", "join"))
+    told.tell(subjects.event("r", "join"), said("s", "join"))
     told.by("rome")
     taken = sum(told.by("oslo") for _ in range(3 * BY_ONE_MAX))
     assert taken == BY_ONE_MAX
@@ -75,12 +76,41 @@ def test_a_flood_of_one_learner_is_left_out_and_others_stay() -> None:
 
 def test_of_one_learner_the_newest_are_kept() -> None:
     told = Told()
-    told.tell(subjects.event("r", "join"), event("s", "join"))
+    told.tell(subjects.event("r", "join"), said("s", "join"))
     for n in range(BY_ONE_MAX + 5):
         assert told.by("oslo", now=float(n))
     assert told.sources.count("oslo") == BY_ONE_MAX
     assert told.sources[0] == "s"
     assert told.events.kept[1][0] == 7  # the first five are gone
+
+
+def test_a_learner_whose_events_were_pushed_out_is_heard_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What others pushed out is not kept any more, and takes no place of what it says now."""
+    monkeypatch.setattr(events, "EVENTS_MAX", 5)
+    monkeypatch.setattr(events, "BY_ONE_MAX", 3)
+    told = Told()
+    for n in range(3):
+        assert told.by("oslo", now=float(n))
+    for _ in range(5):
+        told.tell(subjects.event("r", "join"), said("s", "join"))
+    assert told.sources == ["s"] * 5
+    for n in range(3, 8):
+        assert told.by("oslo", now=float(n))
+    assert told.sources == ["s", "s", "oslo", "oslo", "oslo"]
+    assert [seq for seq, _ in told.events.kept] == [7, 8, 11, 12, 13]
+
+
+def test_a_reader_beyond_the_end_goes_on_where_the_stream_began_anew() -> None:
+    told = Told()
+    for n in range(10):
+        told.by("oslo", at=float(n))
+    assert [told.events.going_on(after) for after in (0, 7, 10)] == [0, 7, 10]
+    assert told.events.going_on(5000) == 0, "nobody here saw what came before"
+    told.seq = 7
+    told.by("rome", at=100.0)
+    assert [told.events.going_on(after) for after in (5, 8, 10)] == [5, 8, 7]
 
 
 def test_events_of_a_run_that_is_deleted_are_not_told_again() -> None:
@@ -146,17 +176,17 @@ def test_the_stream_bounds_each_writer_where_it_knows_who_writes(named: bool) ->
 def test_a_time_that_no_clock_shows_is_not_kept() -> None:
     """Pages and terminals fall over it."""
     told = Told()
-    late = event("oslo").model_copy(update={"at": 1e13})
+    late = said("oslo").model_copy(update={"at": 1e13})
     assert not told.tell(subjects.event_by("oslo"), late)
-    assert told.tell(subjects.event_by("oslo"), event("oslo"))
+    assert told.tell(subjects.event_by("oslo"), said("oslo"))
 
 
 def test_what_learners_told_of_a_deleted_run_of_that_name_is_not_the_next_ones() -> None:
     """The stream keeps it until they say more, and a coordinator that is started anew reads it."""
     told = Told()
     told.by("oslo", text="of the deleted run")
-    told.tell(subjects.event("cluster", "note"), event("s", run="cluster"))
-    told.tell(subjects.event("r", "run-created"), event("coordinator", "run-created"))
+    told.tell(subjects.event("cluster", "note"), said("s", run="cluster"))
+    told.tell(subjects.event("r", "run-created"), said("coordinator", "run-created"))
     told.by("oslo", text="of this one")
     assert [(e.source, e.text) for _, e in told.events.kept] == [
         ("s", "t"),
@@ -187,7 +217,7 @@ def test_an_event_without_what_is_shown_of_its_kind_is_left_out(
     told = Told()
     assert not told.by("oslo", kind=kind, data=data)
     assert not told.tell(
-        subjects.event("r", kind), event("s", kind).model_copy(update={"data": data})
+        subjects.event("r", kind), said("s", kind).model_copy(update={"data": data})
     )
     whole = {"steps": 8, "val_loss": 2.0, "each": {"code": 1}}
     whole |= {"id": "f", "kind": "kill", "target": "a"}
@@ -219,7 +249,7 @@ def test_an_event_that_json_cannot_say_is_left_out(data: dict[str, Any]) -> None
     told = Told()
     assert not told.by("oslo", data=data)
     where = subjects.event("r", "note")
-    assert not told.tell(where, event("s").model_copy(update={"data": data}))
+    assert not told.tell(where, said("s").model_copy(update={"data": data}))
     assert told.events.newest == 2, "it is read, and passed over"
 
 

@@ -51,6 +51,11 @@ async def test_the_wish_names_the_end_of_the_tape(world: Any, status: Any) -> No
         assert answer.status_code == 202, answer.text
         entry = await world.bus.kv_get(subjects.RUNS, "demo")
         assert decode(entry.value, RunRecord).begin_again == 1
+        await desk.ask("POST", "/v1/runs/demo/begin-again")
+        last = (await world.bus.stream_info(subjects.EVENTS_STREAM)).last_seq
+        await until(lambda: desk.registry.told.newest == last)
+        events = (await desk.get("/v1/events"))["events"]
+        assert [e["kind"] for e in events].count("begin-again") == 1
 
 
 async def test_it_is_refused_while_somebody_leads_or_may(world: Any, status: Any) -> None:

@@ -247,10 +247,14 @@ async def test_a_drained_member_loses_its_work_and_gets_none(world: Any) -> None
         await until(lambda: "a" not in desk.registry.assigned)
         entry: KeyEntry = await world.bus.kv_get(subjects.ASSIGNMENTS, "a")
         assert entry.value is not None and decode(entry.value, Assignment).run == ""
+        await desk.ask("POST", "/v1/members/a/drain")  # once more
         assert not (await desk.ask("DELETE", "/v1/members/a/drain")).json()["draining"]
+        await desk.ask("DELETE", "/v1/members/a/drain")
         await until(lambda: "a" in desk.registry.assigned)
         events = (await desk.get("/v1/events"))["events"]
         told = {e["kind"]: e["text"] for e in events}
+        kinds = [e["kind"] for e in events]
+        assert kinds.count("member-drained") == kinds.count("member-undrained") == 1
         assert told["member-drained"] == "a gets no more work"
         assert told["member-undrained"] == "a may work again"
         assert "released" in told
@@ -327,7 +331,7 @@ async def test_events_come_by_cursor_and_by_run(world: Any) -> None:
         mine = await desk.get("/v1/events?run=demo")
         assert [e["data"]["n"] for e in mine["events"]] == [1, 3]
         none = await desk.get(f"/v1/events?after={rest['next']}")
-        assert none == {"events": [], "next": rest["next"]}
+        assert none == {"events": [], "next": rest["next"], "again": False}
 
 
 async def test_events_are_streamed_from_a_cursor_on(world: Any) -> None:
@@ -364,6 +368,38 @@ async def test_events_are_streamed_that_came_again_after_a_server_was_killed(wor
         await desk.registry._notify()
         assert json.loads((await waiting).split("data: ")[1])["data"] == {"n": 2}
         await chunks.aclose()
+
+
+async def test_a_reader_beyond_the_end_of_the_stream_is_told_what_came_instead(world: Any) -> None:
+    """The hub was put back from a backup, say: nobody here has seen what the reader has."""
+    async with world.coordinator() as desk:
+        for n in range(3):
+            await world.tells("join", n=n)
+        await until(lambda: len(desk.registry.events) == 3)
+        page = await desk.get("/v1/events?after=5000&limit=2")
+        assert [e["data"]["n"] for e in page["events"]] == [0, 1] and page["again"]
+        rest = await desk.get(f"/v1/events?after={page['next']}")
+        assert [e["data"]["n"] for e in rest["events"]] == [2] and not rest["again"]
+        chunks = desk.streams.events(5000, "").body_iterator
+        assert await anext(chunks) == ": open\n\n"
+        assert json.loads((await anext(chunks)).split("data: ")[1])["data"] == {"n": 0}
+        await chunks.aclose()
+        desk.registry.ready = False  # what is read until now is not all
+        page = await desk.get("/v1/events?after=5000")
+        assert page == {"events": [], "next": 5000, "again": False}
+
+
+async def test_the_cursor_of_a_deleted_runs_last_event_is_still_one_after_a_restart(
+    world: Any,
+) -> None:
+    """Its events are purged, and those before are not told twice."""
+    async with world.coordinator() as desk:
+        await world.tells("join", "other", n=0)
+        await world.tells("join", n=1)
+        await until(lambda: len(desk.registry.events) == 2)
+    await world.bus.purge(subjects.EVENTS_STREAM, "ev.demo.>")
+    async with world.coordinator() as desk:
+        assert (await desk.get("/v1/events?after=2"))["events"] == []
 
 
 async def test_an_event_that_cannot_be_shown_costs_nobody_the_others(world: Any) -> None:

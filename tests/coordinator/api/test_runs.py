@@ -158,6 +158,22 @@ async def test_pause_resume_stop_and_no_way_back(world: Any) -> None:
         assert (await desk.ask("POST", "/v1/runs/demo/stop")).status_code == 200
 
 
+async def test_a_wish_that_changes_nothing_is_no_event(world: Any) -> None:
+    """I12: whoever may operate one run would push out everybody's events by repeating it."""
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        for verb in ("resume", "pause", "pause", "pause", "resume", "resume"):
+            assert (await desk.ask("POST", f"/v1/runs/demo/{verb}")).status_code == 200
+        last = (await world.bus.stream_info(subjects.EVENTS_STREAM)).last_seq
+        await until(lambda: desk.registry.told.newest == last)
+        kinds = [e["kind"] for e in (await desk.get("/v1/events?run=demo"))["events"]]
+        assert [k for k in kinds if k.startswith("run-")] == [
+            "run-created",
+            "run-paused",
+            "run-running",
+        ]
+
+
 async def test_a_change_based_on_an_old_look_is_refused(world: Any) -> None:
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", SPEC)

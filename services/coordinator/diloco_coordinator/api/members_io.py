@@ -112,12 +112,20 @@ class Members:
     # --- events --------------------------------------------------------------------------------
 
     async def events(self, run: str = "", after: After = 0, limit: Limit = 200) -> dict[str, Any]:
-        """Events after the cursor `after`, oldest first; `next` is the cursor to go on with."""
-        token, newer = asker(), self.registry.events_after(after, run)
+        """Events after the cursor `after`, oldest first; `next` is the cursor to go on with.
+
+        `again`: the message server lost events up to the cursor, or was put back from a backup.
+        What is told now came instead, and some of it may have been told before.
+        """
+        token, registry, asked = asker(), self.registry, after
+        if registry.ready:
+            after = registry.told.going_on(after)
+        newer = registry.events_after(after, run)
         found = [(seq, e) for seq, e in newer if sees(token, e.run)][:limit]
         return {
             "events": [event_view(seq, e) for seq, e in found],
             "next": found[-1][0] if found else after,
+            "again": after < asked,
         }
 
     async def stream(

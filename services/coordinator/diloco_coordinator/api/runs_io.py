@@ -345,7 +345,7 @@ class Runs:
 
     def _verb(self, desired: Desired) -> Callable[..., Coroutine[Any, Any, dict[str, Any]]]:
         async def act(run: str, response: Response, if_match: IfMatch = "") -> dict[str, Any]:
-            told = (run, f"run-{desired}", f"{DOING[desired]} run {run}", dict[str, Any]())
+            told = (f"run-{desired}", f"{DOING[desired]} run {run}")
             view = await self.update(run, if_match, told=told, desired=desired)
             response.headers["ETag"] = self.etag(run)
             return view
@@ -359,14 +359,14 @@ class Runs:
         if_match: str,
         changing: Callable[[RunRecord], dict[str, Any]] | None = None,
         run_id: str = "",
-        told: tuple[str, str, str, dict[str, Any]] | None = None,
+        told: tuple[str, str] | None = None,
         **changes: Any,
     ) -> dict[str, Any]:
         """Compare-and-set changes into the record, and try again if it changed meanwhile.
 
         `changing` tells them of a record where they depend on it; `run_id`: of the run that the
-        caller has looked at, and not of a later one of its name. `told`: the event of a change;
-        whoever asks for what is so already pushes out nobody's events.
+        caller has looked at, and not of a later one of its name. `told`: kind and text of an event,
+        which is told of a change alone. Else whoever repeats a wish pushes out other events.
         """
         for _ in range(ATTEMPTS_MAX):
             record = self.record(run)
@@ -393,7 +393,7 @@ class Runs:
             except Conflict:
                 continue
             if told is not None:
-                await self.registry.tell(*told)
+                await self.registry.tell(run, *told, {})
             return self.view(self.record(run))  # somebody may have written after us
         raise _keeps_changing(run)
 
@@ -435,8 +435,7 @@ class Runs:
         info = await self.registry.bus.stream_info(subjects.tape_stream(run))
         if not info.last_seq:  # which would be no wish
             raise Problem(409, "The run need not begin again", f"the tape of {run!r} is empty")
-        text = f"beginning a new epoch of run {run} from its published parameters"
-        told = (run, "begin-again", text, dict[str, Any]())
+        told = ("begin-again", f"beginning a new epoch of run {run} from its published parameters")
         return await self.update(run, "", run_id=run_id, told=told, begin_again=info.last_seq)
 
     async def delete(self, run: str) -> None:

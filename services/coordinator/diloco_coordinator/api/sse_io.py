@@ -100,6 +100,8 @@ class Streams:
         while True:
             if lost != told.lost:  # other events have the sequences that this reader has read
                 lost, after = told.lost, min(after, told.again_from - 1)
+            if self.registry.ready:  # it may have read them before it came here
+                after = told.going_on(after)
             for seq, event in self.registry.events_after(after, run):
                 after = seq
                 if not sees(token, event.run):

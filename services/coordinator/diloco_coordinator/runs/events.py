@@ -8,11 +8,12 @@ learner says pushes out what it said itself, and nothing of others. Pure.
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import structlog
 
+from diloco_shared.bus.port import StreamSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import WireError, decode
@@ -39,6 +40,21 @@ AT_MAX = 1e11
 NAMED_BYTES_MAX = 16 * BY_ONE_MAX * EVENT_BYTES_MAX
 
 
+def events_stream(*, named: bool) -> StreamSpec:
+    """Of events; `named`: every process has credentials of its own."""
+    name, captured = subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,)
+    whole = StreamSpec(name, captured, EVENTS_BYTES_MAX, drop_oldest=True)
+    if not named:
+        return whole
+    return replace(
+        whole,
+        synced=False,  # a flood would keep the disk busy that the tape is written to
+        bytes_max=NAMED_BYTES_MAX,
+        subject_messages_max=BY_ONE_MAX,
+        message_bytes_max=EVENT_BYTES_MAX,
+    )
+
+
 @dataclass(slots=True)
 class _Share:
     """What one learner may still say: `left` events, as of `at`."""
@@ -62,7 +78,7 @@ class Events:
     """`kept`: (sequence in the stream, event), oldest first."""
 
     def __init__(self) -> None:
-        self.kept: deque[tuple[int, Event]] = deque(maxlen=EVENTS_MAX)
+        self.kept: deque[tuple[int, Event]] = deque()
         self.newest = 0  # sequence that was read last
         # How often the stream lost its end, and where it began anew the last time.
         self.lost, self.again_from = 0, 0
@@ -93,18 +109,27 @@ class Events:
         except WireError as error:
             log.warning("unreadable event", seq=seq, told_by=teller, error=str(error))
             return False
-        if teller and event.run not in runs and event.run != "cluster":
+        if teller and event.run not in runs and event.run != subjects.CLUSTER:
             return (
                 False  # of a run that is deleted: the stream keeps it until the learner says more
             )
         if event.kind == "run-created" and not teller:
             self._begins(event.run)
-        self.kept.append((seq, event))
         if share is not None:
-            share.kept += 1
-            if share.kept > BY_ONE_MAX:
+            if share.kept >= BY_ONE_MAX:
                 self._let_go(teller)
+            share.kept += 1
+        self._make_room()
+        self.kept.append((seq, event))
         return True
+
+    def _make_room(self) -> None:
+        """The oldest goes where there are too many; its teller has one fewer then."""
+        if len(self.kept) < EVENTS_MAX:
+            return
+        _, oldest = self.kept.popleft()
+        if (share := self._shares.get(oldest.source)) is not None:
+            share.kept = max(share.kept - 1, 0)
 
     def _begins(self, run: str) -> None:
         """What learners told of such a run before is of a deleted one of its name: the stream keeps
@@ -119,12 +144,19 @@ class Events:
                 self.kept.remove(item)
                 self._shares[teller].kept -= 1
                 return
-        self._shares[teller].kept = 0  # others, newer ones, have taken their places
 
     def after(self, seq: int, run: str = "") -> list[tuple[int, Event]]:
         """Those with a greater sequence, oldest first; of one run, or of all."""
         newer = list(takewhile(lambda item: item[0] > seq, reversed(self.kept)))
         return [item for item in reversed(newer) if not run or item[1].run == run]
+
+    def going_on(self, after: int) -> int:
+        """The cursor to go on from, for a reader that has read up to `after` and asks anew.
+
+        Beyond the newest event it is of a stream that has lost its end since. The reader goes on
+        where the stream began anew, or from its beginning where nobody here saw that happen.
+        """
+        return after if after <= self.newest else max(self.again_from - 1, 0)
 
     def _lose(self, seq: int) -> None:
         """A killed server may have lost what it had acknowledged: its sequences come again.
@@ -142,7 +174,7 @@ class Events:
 
     def _keep(self, items: Iterable[tuple[int, Event]]) -> None:
         """These alone."""
-        self.kept = deque(items, maxlen=EVENTS_MAX)
+        self.kept = deque(items)
         there = Counter(event.source for _, event in self.kept)
         for teller, share in self._shares.items():
             share.kept = min(share.kept, there[teller])

@@ -14,20 +14,13 @@ import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.access import TokenRecord, actor
-from diloco_coordinator.runs.events import (
-    BY_ONE_MAX,
-    EVENT_BYTES_MAX,
-    EVENTS_BYTES_MAX,
-    EVENTS_MAX,
-    NAMED_BYTES_MAX,
-    Events,
-)
+from diloco_coordinator.runs.events import EVENTS_MAX, Events, events_stream
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Renewals, Roll, Speeds
 from diloco_coordinator.runs.scheduler import Plan
 from diloco_coordinator.runs.statuses import Standings, run_id_of
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec, TooFewNodes
+from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, TooFewNodes
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stored_records import event_now, stands_at, tell, write_if
@@ -140,9 +133,12 @@ class Registry:
         living = {subjects.member_of(key) for key in await self._all_of(subjects.MEMBERS)}
         for note in self.roll.absent(living, ambient.wall()):
             await _done(lambda n=note: self._note(n))  # type: ignore[misc]
-        first = max(1, (await _done(lambda: bus.stream_info(stream))).last_seq - EVENTS_MAX + 1)
+        last = (await _done(lambda: bus.stream_info(stream))).last_seq
+        first = max(1, last - EVENTS_MAX + 1)
         for message in await _done(lambda: bus.fetch(stream, every, start_seq=first)):
             self._event(message)
+        # The stream's last events may have gone with a run, and readers have their sequences.
+        self.told.newest = max(self.told.newest, last)
         self.ready = True
 
     async def _all_of(self, bucket: str) -> dict[str, KeyEntry]:
@@ -573,22 +569,7 @@ class Registry:
     async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
         """Write to the event log; of what a request caused, `data` says whose it was."""
         data = {**data, "actor": who} if (who := actor()) else data
-        await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
-
-
-def events_stream(*, named: bool) -> StreamSpec:
-    """Of events; `named`: every process has credentials of its own."""
-    name, captured = subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,)
-    whole = StreamSpec(name, captured, EVENTS_BYTES_MAX, drop_oldest=True)
-    if not named:
-        return whole
-    return replace(
-        whole,
-        synced=False,  # a flood would keep the disk busy that the tape is written to
-        bytes_max=NAMED_BYTES_MAX,
-        subject_messages_max=BY_ONE_MAX,
-        message_bytes_max=EVENT_BYTES_MAX,
-    )
+        await tell(self.bus, event_now(run or subjects.CLUSTER, kind, "coordinator", text, data))
 
 
 def _note(value: bytes) -> MemberNote:
