@@ -269,7 +269,8 @@ async def test_one_that_is_removed_ends_and_is_gone(
         assert (await desk.ask("DELETE", place)).status_code == 204
         assert maker.ended == [begun["id"]], "its process is gone"
         assert (await desk.ask("GET", place)).status_code == 404
-        assert os.listdir(world.folder / "exports") == []
+        (folder,) = (world.folder / "exports").iterdir()
+        assert os.listdir(folder) == ["past.json"], "what tells that it was made"
         assert (await desk.ask("POST", "/v1/runs/demo/exports")).status_code == 202
 
 
@@ -314,7 +315,7 @@ async def test_few_are_kept_and_the_oldest_go(
         shown = [e["id"] for e in (await desk.get("/v1/runs/demo/exports"))["exports"]]
         assert shown == made[1:]
         folder = world.folder / "exports" / maker.asked[0].folder
-        assert sorted(os.listdir(folder)) == sorted(made[1:])
+        assert sorted(os.listdir(folder)) == sorted([*made[1:], "past.json"])
 
 
 def running(desk: Any) -> list[str]:
@@ -425,6 +426,37 @@ async def test_what_is_removed_is_not_made_again_by_itself(
             await desk.exports.look()
         assert [r.run for r in maker.asked] == [*dict.fromkeys(r.run for r in maker.asked)]
         assert desk.exports.past.keys() == {r.run_id for r in maker.asked}
+        made = len(maker.asked)
+    async with world.coordinator() as desk:  # nor after a restart
+        await until(lambda: {"demo", "two"} <= desk.registry.statuses.keys())
+        for _ in range(10):
+            await desk.exports.look()
+        assert len(maker.asked) == made and not desk.exports.records
+        for name in ("demo", "two"):
+            assert (await desk.ask("DELETE", f"/v1/runs/{name}")).status_code == 204
+        await until(lambda: not os.listdir(world.folder / "exports"))
+        assert not desk.exports.past
+
+
+async def test_what_was_removed_from_a_full_disk_is_marked_once_there_is_room(
+    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker.go.set()
+    async with world.coordinator() as desk:
+        await submitted(world, desk, status)
+        await desk.ask("POST", "/v1/runs/demo/exports")
+        view, mark, full = await ended(desk), Shelf._mark, [True]
+
+        def marked(shelf: Shelf, record: ExportRecord) -> None:
+            if full.pop():
+                full.append(False)
+                raise OSError(errno.ENOSPC, "disk is full")
+            mark(shelf, record)
+
+        monkeypatch.setattr(Shelf, "_mark", marked)
+        await desk.ask("DELETE", f"/v1/runs/demo/exports/{view['id']}")
+        folder = world.folder / "exports" / maker.asked[0].folder
+        assert os.listdir(folder) == ["past.json"]
 
 
 async def test_what_cannot_be_written_down_has_failed(

@@ -5,6 +5,7 @@ Half an export after a restart is one that failed: its process ended with the co
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -83,16 +84,20 @@ class Exports:
 
     async def prepare(self) -> None:
         """Find again what an earlier process has left; before anybody asks."""
-        for record in await asyncio.to_thread(self._found) if self.shelf.any else ():
+        if not self.shelf.any:
+            return
+        there, past = await asyncio.to_thread(self._found)
+        self.past = {record.run_id: record for record in past}
+        for record in there:
             if record.state == "running":
                 record = record.failed(CUT_OFF, ambient.wall())
                 await self._leave(record)
                 await self._tell(record)
             self.records[record.id] = record
 
-    def _found(self) -> list[ExportRecord]:
+    def _found(self) -> tuple[list[ExportRecord], list[ExportRecord]]:
         self.shelf.sweep()
-        return self.shelf.records()
+        return self.shelf.records(), self.shelf.past()
 
     async def _leave(self, record: ExportRecord) -> None:
         """Of one that failed there is its record, now or as soon as the disk takes it."""
@@ -180,11 +185,14 @@ class Exports:
     async def _forget_deleted(self) -> None:
         """A run that is deleted takes its exports along. Only its mark says that it is."""
         known = {run_id_of(r) for r in self.registry.runs.values()}
-        self.past = {run_id: r for run_id, r in self.past.items() if run_id in known}
-        for run_id in {r.run_id for r in self.records.values()} - known:
+        folders = {r.run_id: r.folder for r in (*self.past.values(), *self.records.values())}
+        for run_id in folders.keys() - known:
             if run_id and await self.registry.bus.kv_get(subjects.DELETED, run_id) is not None:
                 for record in self.of(run_id):
                     await self.remove(record)
+                self.past.pop(run_id, None)
+                forget = partial(self.shelf.forget, folders[run_id])
+                await self._disk(forget, f"removal of exports of {folders[run_id]}")
 
     # --- acting --------------------------------------------------------------------------------
 
@@ -274,11 +282,11 @@ class Exports:
     async def _remove(self, record: ExportRecord) -> None:
         self.records.pop(record.id, None)
         self.unwritten.pop(record.id, None)
-        before = self.past.get(record.run_id, record)
+        before, leave = self.past.get(record.run_id, record), self.shelf.remove
         if not record.asked.checkpoint and record.begun_at >= before.begun_at:
-            self.past[record.run_id] = record
+            self.past[record.run_id], leave = record, self.shelf.retire
         if (task := self.making.pop(record.id, None)) is not None:
             task.cancel()
             await asyncio.wait({task})
             self.paces.pop(record.id, None)
-        await self._disk(lambda: self.shelf.remove(record), f"removal of export {record.id}")
+        await self._disk(lambda: leave(record), f"removal of export {record.id}")

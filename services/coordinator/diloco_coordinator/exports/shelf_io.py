@@ -2,8 +2,10 @@
 
     <data>/<coordinator>/exports/<run's folder>/<id>/record.json     what is known of it
                                                     /files/          once it is complete
+                                               /past.json   the newest that was removed
 
 A record is written before its process starts: what is half made after a restart is known as such.
+`past.json` keeps the record of a removed export, which would else be due again after a restart.
 Not for an event loop: every method waits for the disk.
 """
 
@@ -21,7 +23,7 @@ from diloco_shared.protocol.exports import MANIFEST, ExportedFile, ExportManifes
 
 log = structlog.get_logger()
 
-RECORD, FILES = "record.json", "files"
+RECORD, FILES, PAST = "record.json", "files", "past.json"
 # A record with all its files is some hundred kilobytes; more is none of ours.
 RECORD_BYTES_MAX = 8 << 20
 
@@ -39,8 +41,15 @@ class Shelf:
 
     def records(self) -> list[ExportRecord]:
         """Every record that can be read, oldest first."""
+        return self._read(f"*/*/{RECORD}")
+
+    def past(self) -> list[ExportRecord]:
+        """Of each run the newest that is not kept any more, where one was removed; oldest first."""
+        return self._read(f"*/{PAST}")
+
+    def _read(self, pattern: str) -> list[ExportRecord]:
         found = []
-        for path in self.root.glob(f"*/*/{RECORD}"):
+        for path in self.root.glob(pattern):
             try:
                 if path.stat().st_size <= RECORD_BYTES_MAX:
                     found.append(ExportRecord.model_validate_json(path.read_bytes()))
@@ -63,7 +72,7 @@ class Shelf:
     def sweep(self) -> None:
         """What has no record goes: whoever began it, or removed it, was cut off half way."""
         for place in self.root.glob("*/*"):
-            if not (place / RECORD).exists():
+            if place.is_dir() and not (place / RECORD).exists():
                 log.info("the rest of an export is removed", path=str(place))
                 shutil.rmtree(place, ignore_errors=True)
         for folder in self.root.glob("*"):
@@ -96,6 +105,28 @@ class Shelf:
         shutil.rmtree(self.place(record), ignore_errors=True)
         with suppress(OSError):
             (self.root / record.folder).rmdir()
+
+    def retire(self, record: ExportRecord) -> None:
+        """`remove` it, and keep its record as the one of its run that was removed last."""
+        try:
+            self._mark(record)
+        except OSError:  # the disk is full, say, and has room afterwards
+            self.remove(record)
+            self._mark(record)
+        else:
+            self.remove(record)
+
+    def _mark(self, record: ExportRecord) -> None:
+        folder = self.root / record.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        replace(folder / PAST, record.model_copy(update={"files": ()}).model_dump_json(indent=1))
+
+    def forget(self, folder: str) -> None:
+        """The run of this folder is deleted, and its exports are: nothing else is left of it."""
+        with suppress(FileNotFoundError):
+            (self.root / folder / PAST).unlink()
+        with suppress(OSError):
+            (self.root / folder).rmdir()
 
     def made(self, record: ExportRecord) -> tuple[ExportManifest, tuple[ExportedFile, ...]]:
         """What its process has made: the manifest, and every file with its digest.
