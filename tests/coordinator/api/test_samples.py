@@ -160,6 +160,87 @@ async def test_who_goes_away_ends_the_sample(
         assert (await desk.ask("POST", PLACE)).status_code == 200
 
 
+class Stuck(Author):
+    """Writes its lines, and then nothing more."""
+
+    async def sample(self, folder: Path, asked: SampleAsked, told: Told) -> None:
+        self.asked.append((folder, asked))
+        try:
+            for line in self.lines:
+                told(line)
+            await asyncio.Event().wait()
+        finally:
+            self.ended += 1
+
+
+class Client:
+    """Asks for a sample on a connection of its own, and takes nothing of the answer."""
+
+    def __init__(self, desk: Any) -> None:
+        self.left, self.answered = asyncio.Event(), asyncio.Event()
+        self.asks = [{"type": "http.request", "body": b"{}", "more_body": False}]
+        headers = {"authorization": f"Bearer {desk.token}", "content-type": "application/json"}
+        self.asking = asyncio.create_task(
+            desk.app(
+                {
+                    "type": "http",
+                    "asgi": {"version": "3.0", "spec_version": "2.3"},
+                    "http_version": "1.1",
+                    "method": "POST",
+                    "scheme": "http",
+                    "path": PLACE,
+                    "raw_path": PLACE.encode(),
+                    "root_path": "",
+                    "query_string": b"",
+                    "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
+                    "client": ("127.0.0.1", 1),
+                    "server": ("c", 80),
+                },
+                self._receive,
+                self._send,
+            )
+        )
+
+    async def _receive(self) -> dict[str, Any]:
+        if self.asks:
+            return self.asks.pop()
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.answered.set()
+        if not self.left.is_set():
+            await asyncio.Event().wait()
+
+
+async def test_who_leaves_before_the_first_word_ends_the_sample(
+    world: Any, maker: Maker, status: Callable[..., Any]
+) -> None:
+    """Else nobody else could have one for as long as it may take."""
+    world.sampler = Stuck()
+    async with world.coordinator() as desk:
+        await exported(world, desk, status)
+        client = Client(desk)
+        await until(lambda: world.sampler.asked)
+        client.left.set()
+        await client.asking
+        assert world.sampler.ended == 1
+
+
+async def test_who_leaves_while_the_answer_begins_ends_the_sample(
+    world: Any, maker: Maker, status: Callable[..., Any]
+) -> None:
+    """Its stream is never begun then."""
+    world.sampler = Stuck(SampleBegun())
+    async with world.coordinator() as desk:
+        await exported(world, desk, status)
+        client = Client(desk)
+        await client.answered.wait()
+        client.left.set()
+        await client.asking
+        await until(lambda: world.sampler.ended == 1)
+
+
 async def test_what_fails_is_a_problem_before_the_first_word_and_an_event_behind_it(
     world: Any, maker: Maker, status: Callable[..., Any]
 ) -> None:

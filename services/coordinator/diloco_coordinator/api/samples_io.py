@@ -1,12 +1,14 @@
 """/v1/runs/RUN/samples: let an exported model of a run write, and stream what it writes."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends
+from fastapi import APIRouter, Body, Depends, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Receive, Scope, Send
 
 from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.problems_io import Problem
@@ -23,6 +25,7 @@ from diloco_shared.protocol.samples import (
     SampleAsked,
     SampleDone,
     SampleFailed,
+    SampleLine,
     SampleText,
 )
 
@@ -72,7 +75,10 @@ class SampleRoutes:
         self.router.add_api_route("", self.begin, methods=["POST"], **shown, **act)
 
     async def begin(
-        self, run: str, body: Annotated[SampleRequest | None, Body()] = None
+        self,
+        run: str,
+        request: Request,
+        body: Annotated[SampleRequest | None, Body()] = None,
     ) -> StreamingResponse:
         """Text as it is written: server-sent events whose data is JSON.
 
@@ -92,10 +98,10 @@ class SampleRoutes:
             headers = {"Retry-After": str(RETRY_S)}
             raise Problem(429, "Another sample goes on", str(error), headers=headers) from None
         try:
-            first = await sample.next()
+            first = await _first(sample, request)
             if isinstance(first, SampleFailed):
                 raise Problem(422, "The model cannot write this", first.reason)
-            return self.streams.opened(_told(record, sample))
+            return _Ending(self.streams.opened(_told(record, sample)), sample)
         except BaseException:
             await sample.end()
             raise
@@ -127,6 +133,37 @@ class SampleRoutes:
             )
             raise Problem(409, "Nothing to sample from", text)
         return found
+
+
+async def _first(sample: Sample, request: Request) -> SampleLine:
+    """Its first line. 499 where nobody waits for it any more: a model may take minutes to read."""
+    line = asyncio.create_task(sample.next())
+    # The body has been read: all that comes behind it is that the client has left.
+    left = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({line, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not line.done():
+            raise Problem(499, "Nobody waits for it", "the client left before the first word")
+        return await line
+    finally:
+        line.cancel()
+        left.cancel()
+
+
+class _Ending(StreamingResponse):
+    """A stream that ends its sample, also where it was never begun: whoever leaves while its
+    beginning is being sent keeps its chunks from ever being asked for."""
+
+    def __init__(self, stream: StreamingResponse, sample: Sample) -> None:
+        super().__init__(stream.body_iterator, stream.status_code, stream.headers)
+        self.sample = sample
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As of any stream."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.sample.end()
 
 
 async def _told(record: ExportRecord, sample: Sample) -> AsyncIterator[str]:

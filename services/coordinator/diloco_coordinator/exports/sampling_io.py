@@ -216,6 +216,7 @@ class Sample:
             await self.end()
 
     async def end(self) -> None:
-        """Nothing is left of it."""
-        self._task.cancel()
+        """Nothing is left of it. May be called again: its process is ended once."""
+        if not self._task.cancelling():
+            self._task.cancel()
         await asyncio.wait({self._task})
