@@ -481,6 +481,7 @@ class Runs:
         """Validation loss and samples of the training loss per learner over time.
 
         Evaluations are the run's own; `history` begins when this coordinator did, and is thinned.
+        Of more than 32 learners a sample has `loss_range` (min, median, max) in place of `loss`.
         """
         self.record(run)
         events, status = self.registry.events_after(0, run), self.registry.statuses.get(run)
