@@ -1,13 +1,14 @@
 """Run-wide checkpoints over REST: asked for, listed, restored, with errors that say what to do."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import until
 
-from diloco_coordinator.api import checkpoints_io
+from diloco_coordinator.api import checkpoints_io, vaults_io
 from diloco_shared.bus.port import Conflict
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
@@ -108,6 +109,77 @@ async def test_one_that_cannot_be_read_hides_no_other(
         assert (await desk.get("/v1/checkpoints"))["damaged"] == []
         again = await desk.ask("DELETE", "/v1/runs/demo/checkpoints/2")
         assert again.status_code == 404 and "known: " in again.json()["detail"]
+
+
+async def test_they_are_listed_page_by_page(world: Any, kept: Any, tmp_path: Path) -> None:
+    """Only of those on the page is anything read."""
+    async with world.coordinator() as desk:
+        spec = await submitted(desk)
+        refs = [kept(spec, number) for number in (1, 2, 3)]
+        (tmp_path / refs[1] / "manifest.json").rename(tmp_path / refs[1] / "shard-0.json")
+        kept({**SPEC, "name": "gone", "id": "ab12"}, 1)
+        for path in ("/v1/checkpoints", "/v1/runs/demo/checkpoints"):
+            page = await desk.get(f"{path}?limit=2")
+            assert [c["ref"] for c in page["checkpoints"]] == [refs[0]]
+            assert [c["ref"] for c in page["damaged"]] == [refs[1]] and page["next"] == refs[1]
+            rest = await desk.get(f"{path}?limit=2&after={page['next']}")
+            assert rest["checkpoints"][0]["ref"] == refs[2]
+            assert (rest["damaged"], rest["next"]) == ([], None)
+        desk.token = await desk.makes("eve", "read", runs=["gone"])
+        page = await desk.get("/v1/checkpoints?limit=1")
+        assert [c["run"] for c in page["checkpoints"]] == ["gone"] and page["next"] is None
+
+
+class Hung:
+    """A place that does not answer until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+        self.go, self.asked, self.answer = threading.Event(), 0, getattr(RunCheckpoints, method)
+        monkeypatch.setattr(RunCheckpoints, method, lambda *what: self._ask(*what))
+
+    def _ask(self, *what: Any) -> Any:
+        self.asked += 1
+        self.go.wait()
+        return self.answer(*what)
+
+
+async def test_a_place_that_hangs_holds_up_nothing_else(
+    world: Any, kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listings wait for each other, and for the rest there are threads of their own."""
+    monkeypatch.setattr(vaults_io, "LIST_S_MAX", 0.05)
+    hung = Hung(monkeypatch, "complete")
+    async with world.coordinator() as desk:
+        kept(await submitted(desk), 3)
+        try:
+            listings = [desk.ask("GET", "/v1/checkpoints") for _ in range(40)]
+            for answer in await asyncio.gather(*listings):
+                assert answer.status_code == 503 and "said nothing" in answer.json()["detail"]
+                assert answer.headers["Retry-After"] == "30"
+            assert hung.asked <= 1
+            assert (await desk.get("/v1/runs/demo/checkpoints/3"))["number"] == 3
+            assert await asyncio.to_thread(lambda: "others are served")
+        finally:
+            hung.go.set()
+        monkeypatch.setattr(vaults_io, "LIST_S_MAX", 60.0)
+        assert len((await desk.get("/v1/checkpoints"))["checkpoints"]) == 1
+
+
+async def test_one_checkpoint_that_nobody_answers_for_is_not_waited_for(
+    world: Any, kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vaults_io, "ASK_S_MAX", 0.05)
+    hung = Hung(monkeypatch, "manifest")
+    async with world.coordinator() as desk:
+        kept(await submitted(desk), 3)
+        try:
+            answer = await desk.ask("GET", "/v1/runs/demo/checkpoints/3")
+            assert (answer.status_code, answer.json()["title"]) == (
+                503,
+                "The checkpoints do not answer",
+            )
+        finally:
+            hung.go.set()
 
 
 async def test_what_is_left_of_one_is_told_of_and_may_be_removed(

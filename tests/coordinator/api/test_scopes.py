@@ -206,7 +206,7 @@ async def test_a_limited_token_begins_nothing_with_a_foreign_checkpoint(
         ):
             assert (await desk.asks_as(eve, "POST", path, body)).status_code == 403, path
         listed = (await desk.asks_as(eve, "GET", "/v1/checkpoints")).json()
-        assert listed == {"checkpoints": [], "damaged": []}
+        assert listed == {"checkpoints": [], "damaged": [], "next": None}
         assert len((await desk.get("/v1/checkpoints"))["checkpoints"]) == 1
         unlimited = await desk.ask("POST", f"/v1/checkpoints/submit?checkpoint={ref}", mine)
         assert unlimited.status_code != 403

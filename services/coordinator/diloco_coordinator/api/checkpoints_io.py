@@ -1,13 +1,10 @@
 """/v1/runs/RUN/checkpoints and /v1/checkpoints: make, list, show, restore, remove."""
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import structlog
-from fastapi import APIRouter, Body, Depends, Response
+from fastapi import APIRouter, Body, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from diloco_coordinator.access import asker, sees
@@ -15,6 +12,7 @@ from diloco_coordinator.api.auth_io import Guard, must, must_see, run_of_folder
 from diloco_coordinator.api.problems_io import Problem, invalid, readable, spec_of
 from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX
 from diloco_coordinator.api.runs_io import Runs
+from diloco_coordinator.api.vaults_io import Vaults, problems
 from diloco_coordinator.api.views import jsonable
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import run_id_of
@@ -39,8 +37,6 @@ from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
-
 # What of a manifest is for people; the rest is found beside the arrays.
 _SHOWN = {
     "run",
@@ -56,6 +52,10 @@ _SHOWN = {
 }
 
 
+Limit = Annotated[int | None, Query(ge=1, le=1000)]
+After = Annotated[str, Query(max_length=200)]
+
+
 class RestoreRequest(BaseModel):
     """Where to restore to."""
 
@@ -66,9 +66,10 @@ class RestoreRequest(BaseModel):
 class CheckpointRoutes:
     """The routes, over one registry."""
 
-    def __init__(self, registry: Registry, guard: Guard, runs: Runs) -> None:
+    def __init__(self, registry: Registry, guard: Guard, runs: Runs, vaults: Vaults) -> None:
         self.registry = registry
         self.runs = runs
+        self.vaults = vaults
         self.root = runs.checkpoints
         self.router = APIRouter(prefix="/v1", tags=["checkpoints"])
         look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}
@@ -91,46 +92,60 @@ class CheckpointRoutes:
     async def _of(self, run: str) -> tuple[RunCheckpoints, str]:
         """Where a run's checkpoints are, and the name of its folder there."""
         spec = spec_of(self.runs.record(run))
-        return self._at(await _asked(lambda: self.runs.checkpoints_of(spec))), spec.folder
+        return self._at(await self.vaults.ask(lambda: self.runs.checkpoints_of(spec))), spec.folder
 
     def _at(self, root: str) -> RunCheckpoints:
-        with _problems():
+        with problems():
             return RunCheckpoints(root)
 
     async def _manifest(self, there: RunCheckpoints, ref: str) -> CheckpointManifest:
-        return (await _asked(lambda: there.manifest(ref)))[0]
+        return (await self.vaults.ask(lambda: there.manifest(ref)))[0]
 
     # --- look ----------------------------------------------------------------------------------
 
-    async def everywhere(self) -> dict[str, Any]:
-        """Complete checkpoints where most runs keep them; of deleted runs too."""
-        token, found = asker(), await self._list(self._at(self.root), "")
-        return {kind: [c for c in of if sees(token, str(c["run"]))] for kind, of in found.items()}
+    async def everywhere(self, limit: Limit = None, after: After = "") -> dict[str, Any]:
+        """Complete checkpoints where most runs keep them; of deleted runs too.
 
-    async def index(self, run: str) -> dict[str, Any]:
-        """Complete checkpoints of a run, oldest first."""
+        At most `limit`, with greater references than `after`; `next` is the cursor to go on with,
+        and null where these are the last.
+        """
+        token = asker()
+        found = await self._list(self._at(self.root), "", limit, after)
+        kinds = ("checkpoints", "damaged")
+        return found | {k: [c for c in found[k] if sees(token, str(c["run"]))] for k in kinds}
+
+    async def index(self, run: str, limit: Limit = None, after: After = "") -> dict[str, Any]:
+        """Complete checkpoints of a run, oldest first; `limit` and `after` as for all runs."""
         there, folder = await self._of(run)
-        return await self._list(there, folder)
+        return await self._list(there, folder, limit, after)
 
-    async def _list(self, there: RunCheckpoints, folder: str) -> dict[str, list[dict[str, Any]]]:
+    async def _list(
+        self, there: RunCheckpoints, folder: str, limit: int | None, after: str
+    ) -> dict[str, Any]:
         """Those that can be read, and the damaged: neither these nor a removed one hide others."""
+        token = asker()
 
-        def read() -> dict[str, list[dict[str, Any]]]:
+        def read() -> dict[str, Any]:
+            complete, unfinished = set(there.complete(folder)), set(there.unfinished(folder))
+            known = sorted(ref for ref in complete | unfinished if ref > after)
+            newer = [ref for ref in known if sees(token, run_of_folder(ref))]
+            page = newer[:limit]
             found, damaged = [], []
-            for ref in there.complete(folder):
+            for ref in (r for r in page if r in complete):
                 try:
                     found.append(_view(ref, there.manifest(ref)[0]))
                 except CheckpointMissing:
                     pass  # removed since
                 except CheckpointError as error:
                     damaged.append({"ref": ref, "run": run_of_folder(ref), "reason": str(error)})
-            for ref in there.unfinished(folder):
+            for ref in (r for r in page if r not in complete):
                 if not self._under_way(ref):
                     text = f"{ref} was never completed, or is half removed, and nothing reads it"
                     damaged.append({"ref": ref, "run": run_of_folder(ref), "reason": text})
-            return {"checkpoints": found, "damaged": damaged}
+            end = page[-1] if len(page) < len(newer) else None
+            return {"checkpoints": found, "damaged": damaged, "next": end}
 
-        return await _asked(read)
+        return await self.vaults.listed(read)
 
     def _under_way(self, ref: str) -> bool:
         """Whether a run may be making it right now."""
@@ -156,7 +171,7 @@ class CheckpointRoutes:
         """Begin a checkpoint of a live run; the run's status tells what becomes of it."""
         record, numbers = self.runs.record(run), list[int]()
         spec = spec_of(record)
-        taken = await asyncio.to_thread(self._taken, spec)
+        taken = await self.vaults.ask(lambda: self._taken(spec))
 
         def begun(record: RunRecord) -> dict[str, Any]:
             numbers.append(self._next(record, taken))
@@ -196,7 +211,9 @@ class CheckpointRoutes:
         await self._remove(self._at(self.root), folder, number)
 
     async def _remove(self, there: RunCheckpoints, folder: str, number: int) -> None:
-        _, ref = await _asked(lambda: RunCheckpoints.at(reference(folder, number), there.root))
+        _, ref = await self.vaults.ask(
+            lambda: RunCheckpoints.at(reference(folder, number), there.root)
+        )
 
         under_way = self._under_way(ref)
 
@@ -209,7 +226,7 @@ class CheckpointRoutes:
             there.remove(ref)  # a damaged one too, and what is left of one
             return True
 
-        if not await _asked(remove):
+        if not await self.vaults.removed(remove):
             raise Problem(409, "It is being made", f"checkpoint {ref} is being made: wait for it")
 
     async def restore(
@@ -256,7 +273,7 @@ class CheckpointRoutes:
         """
         must("operate", str(body.get("name") or "")[:63])
         must_see(checkpoint)
-        there, ref = await _asked(lambda: self._found(checkpoint))
+        there, ref = await self.vaults.ask(lambda: self._found(checkpoint))
         manifest = await self._manifest(there, ref)
         record = await self._begin(body, there, ref, manifest)
         response.headers["Location"] = f"/v1/runs/{record.name}"
@@ -328,22 +345,6 @@ def _view(ref: str, manifest: CheckpointManifest) -> dict[str, Any]:
     shown = manifest.model_dump(mode="json", include=_SHOWN)
     view: dict[str, Any] = jsonable({"ref": ref, **shown, "learners": sorted(manifest.learners)})
     return view
-
-
-async def _asked(read: Callable[[], T]) -> T:
-    """What the store answers; its own words if it does not."""
-    with _problems():
-        return await asyncio.to_thread(read)
-
-
-@contextmanager
-def _problems() -> Iterator[None]:
-    try:
-        yield
-    except CheckpointError as error:
-        raise Problem(404, "No such checkpoint", str(error)) from None
-    except OSError as error:
-        raise Problem(503, "The checkpoints cannot be reached", str(error)) from None
 
 
 async def seed_incarnations(bus: Bus, run: str, newest: dict[str, int]) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from diloco_coordinator.api.auth_io import Guard, must_see
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.runs_io import Runs
+from diloco_coordinator.api.vaults_io import Vaults
 from diloco_coordinator.api.views import jsonable
 from diloco_coordinator.exports.exporting_io import Busy, Exports
 from diloco_coordinator.exports.exports import Asked, ExportRecord, why_unwritten
@@ -43,9 +44,12 @@ class ExportRequest(BaseModel):
 class ExportRoutes:
     """The routes, over one registry."""
 
-    def __init__(self, registry: Registry, guard: Guard, runs: Runs, exports: Exports) -> None:
+    def __init__(
+        self, registry: Registry, guard: Guard, runs: Runs, exports: Exports, vaults: Vaults
+    ) -> None:
         self.registry = registry
         self.runs = runs
+        self.vaults = vaults
         self.exports = exports
         self.router = APIRouter(prefix="/v1/runs/{run}/exports", tags=["exports"])
         look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}
@@ -72,7 +76,8 @@ class ExportRoutes:
             raise invalid("export", [{"path": "version", "message": text}])
         checkpoint = ""
         if wanted.checkpoint is not None:
-            checkpoint = await asyncio.to_thread(self._checkpoint, run, wanted.checkpoint)
+            named = wanted.checkpoint
+            checkpoint = await self.vaults.ask(lambda: self._checkpoint(run, named))
         else:
             self._published(run, wanted.version)
         asked = Asked(version=wanted.version, checkpoint=checkpoint, dtype=wanted.dtype)
