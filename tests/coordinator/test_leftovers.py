@@ -8,7 +8,8 @@ import pytest
 
 from diloco_coordinator.runs import ending_io as leftovers
 from diloco_coordinator.runs.ending_io import Leftovers, keep_removed
-from diloco_shared.bus.port import StreamSpec
+from diloco_shared import ambient
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Deleted
 from diloco_shared.protocol.wire import encode
@@ -87,19 +88,68 @@ async def test_another_run_of_the_name_keeps_its_streams(mirrored: bool) -> None
     assert world.there
 
 
+async def test_a_coordinator_that_begins_anew_knows_what_was_deleted_just_before() -> None:
+    """By its life before, say."""
+    world = World()
+    await world.begin(deleted=False)
+    for run_id, value in (
+        ("id", encode(Deleted(run="r", at=ambient.wall() - leftovers.WATCHED_S / 2))),
+        ("strange", b"no mark"),
+        ("ahead", encode(Deleted(run="s", at=ambient.wall() + 9 * leftovers.WATCHED_S))),
+    ):
+        await world.bus.kv_put(subjects.DELETED, run_id, value)
+    again = Leftovers(world.registry)
+    await again.look()
+    assert not world.there and again.until.keys() == {("r", "id"), ("s", "ahead")}
+    assert max(again.until.values()) <= ambient.monotonic() + leftovers.WATCHED_S
+    await asyncio.sleep(leftovers.WATCHED_S / 2)
+    await again.look()
+    assert again.until.keys() == {("s", "ahead")}
+
+
+async def test_what_was_deleted_long_ago_is_not_looked_for_again() -> None:
+    world = World()
+    await world.begin(deleted=False)
+    at = ambient.wall() - leftovers.WATCHED_S - 1.0
+    await world.bus.kv_put(subjects.DELETED, "id", encode(Deleted(run="r", at=at)))
+    again = Leftovers(world.registry)
+    await again.look()
+    assert world.there and not again.until
+
+
+async def test_a_first_look_that_fails_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    await world.begin(deleted=False)
+    mark = encode(Deleted(run="r", at=ambient.wall()))
+    await world.bus.kv_put(subjects.DELETED, "id", mark)
+    again = Leftovers(world.registry)
+
+    async def away(*what: Any) -> dict[str, Any]:
+        raise Unavailable("the bus is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.bus, "kv_all", away)
+        with pytest.raises(Unavailable):
+            await again.look()
+    await again.look()
+    assert not world.there
+
+
 async def test_nothing_is_asked_where_no_run_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
+    await world.bus.ensure_bucket(subjects.DELETED)
+    await world.leftovers.look()  # the first look asks what had gone before
 
     async def asked(*what: Any) -> dict[str, Any]:
         raise AssertionError("nobody is to be asked")
 
     monkeypatch.setattr(world.bus, "kv_all", asked)
     await world.leftovers.look()
-    await world.leftovers.look()
 
 
 async def test_it_looks_by_itself() -> None:
     world = World()
+    await world.bus.ensure_bucket(subjects.DELETED)
     looking = asyncio.create_task(keep_removed(world.registry))
     await asyncio.sleep(1.0)
     await world.begin()

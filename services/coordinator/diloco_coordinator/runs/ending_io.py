@@ -14,6 +14,7 @@ from diloco_shared import ambient
 from diloco_shared.bus.port import Conflict, NoStream
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.bus.status_key import Standing
+from diloco_shared.bus.stored_records import readable
 from diloco_shared.process.disk_watch import MARK_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Deleted, RunRecord
@@ -139,10 +140,14 @@ class Leftovers:
         self.known: dict[str, str] = {}  # runs that there were at the last look -> their ids
         # Run that has gone since, and its id -> end of its watch, monotonic.
         self.until: dict[tuple[str, str], float] = {}
+        self.begun = False  # whether those are known that had gone before the first look
 
     async def look(self) -> None:
         """One look, and what follows from it. Raises BusError."""
         now, runs = ambient.monotonic(), dict(self.registry.runs)
+        if not self.begun:
+            self.until |= await self._gone_before(now)
+            self.begun = True
         self.until |= {
             place: now + WATCHED_S for place in self.known.items() if place[0] not in runs
         }
@@ -154,6 +159,17 @@ class Leftovers:
         deleted = await self.registry.bus.kv_all(subjects.DELETED)
         for run in sorted(run for run, run_id in self.until if run_id in deleted):
             await self._remove(run)
+
+    async def _gone_before(self, now: float) -> dict[tuple[str, str], float]:
+        """Runs that an earlier life of the coordinator deleted, or another one did, and until when
+        they are watched: their marks say when that was. Raises BusError."""
+        found, wall = {}, ambient.wall()
+        for run_id, entry in (await self.registry.bus.kv_all(subjects.DELETED)).items():
+            mark = readable(entry.value, Deleted)
+            # Whose clock was ahead had deleted it at most just now.
+            if mark is not None and (left_s := mark.at + WATCHED_S - wall) > 0:
+                found[mark.run, run_id] = now + min(left_s, WATCHED_S)
+        return found
 
     async def _remove(self, run: str) -> None:
         bus = self.registry.bus
