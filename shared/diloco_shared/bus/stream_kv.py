@@ -56,7 +56,7 @@ class RawStreams(Protocol):
 
     async def last_raw(self, stream: str, subject: str) -> Stored | None: ...
 
-    async def fetch_raw(self, stream: str, subject: str) -> list[Stored]: ...
+    async def fetch_raw(self, stream: str, subject: str, *, start_seq: int = 1) -> list[Stored]: ...
 
     def read_raw(
         self, stream: str, subject: str, *, start_seq: int
@@ -186,9 +186,10 @@ class Watch:
     """Changes of a bucket in order of revision, read from its stream and checked by polling.
 
     Reading brings every change at once. Polling every POLL_S seconds finds what reading missed:
-    first by the stream's sizes alone, then, if those changed, by all keys. It also finds that the
-    stream is a copy from a backup, or a new one, whose numbers are lower; and that the server was
-    started anew, since then it may be such a copy. All is told again then.
+    first by the stream's sizes alone, then, if those changed, by what is new, and by all keys where
+    one is missing. It also finds that the stream is a copy from a backup, or a new one, whose
+    numbers are lower; and that the server was started anew, since then it may be such a copy. All
+    is told again then.
     """
 
     def __init__(self, bus: StreamKv, bucket: str, key: str) -> None:
@@ -201,6 +202,8 @@ class Watch:
         self._room = asyncio.Event()
         self._room.set()
         self._sizes: StreamInfo | None = None
+        # Keys of all that the stream held by these sizes; None where that is not known.
+        self._held: set[str] | None = None
         self._life = bus.life  # of the server that was looked at last
         self._unsure = False  # until all is told again: of what else others know of the bucket
         self._ended = False
@@ -287,6 +290,9 @@ class Watch:
         # Or the bucket is as it was in the backup, and what its keys speak of is not.
         if lower or life != self._life:
             self._begin_anew()
+        elif await self._poll_new(sizes):
+            return
+        self._held = None
         found = await self._bus.kv_all(self._bucket, self._key)
         for entry in sorted(found.values(), key=lambda entry: entry.revision):
             await self._room.wait()
@@ -299,12 +305,38 @@ class Watch:
             if now is None and self._seen.get(gone.key) == gone:
                 await self._room.wait()
                 self._offer(KeyEntry(gone.key, None, gone.revision + 1))
-        first = sizes.first_seq
-        for key, entry in [*self._seen.items()]:
-            if entry.value is None and entry.revision < first:
-                del self._seen[key]
         # Only now: if it failed on the way, the next poll begins anew as well.
-        self._sizes, self._life, self._unsure = sizes, life, False
+        self._life, self._unsure = life, False
+        newest = max((entry.revision for entry in found.values()), default=0)
+        # No marker is among them, and nothing was written since the sizes were told.
+        whole = self._key == ">" and len(found) == sizes.messages and newest <= sizes.last_seq
+        self._looked(sizes, set(found) if whole else None)
+
+    async def _poll_new(self, sizes: StreamInfo) -> bool:
+        """Offer what was written since the last poll; False if all keys must be looked at.
+
+        A key that ended without a word leaves fewer messages than there would be with it.
+        """
+        if self._sizes is None or self._held is None:
+            return False
+        stream, every = bucket_stream(self._bucket), _subject(self._bucket, self._key)
+        messages = await self._bus.fetch_raw(stream, every, start_seq=self._sizes.last_seq + 1)
+        entries = [_entry(self._bucket, message) for message in messages]
+        held = self._held | {e.key for e in entries if e.revision <= sizes.last_seq}
+        if len(held) != sizes.messages or any(e.key not in held for e in entries):
+            return False
+        for entry in entries:
+            await self._room.wait()
+            self._offer(entry)
+        self._looked(sizes, held)
+        return True
+
+    def _looked(self, sizes: StreamInfo, held: set[str] | None) -> None:
+        """A poll is done. What ended is forgotten once its marker is."""
+        for key, entry in [*self._seen.items()]:
+            if entry.value is None and entry.revision < sizes.first_seq:
+                del self._seen[key]
+        self._sizes, self._held = sizes, held
 
 
 def bucket_stream(bucket: str) -> str:
