@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from diloco_coordinator.runs import events
+from diloco_coordinator.runs.event_stream_io import events_stream
 from diloco_coordinator.runs.events import (
     BY_ONE_MAX,
     DEPTH_MAX,
     EVENT_BYTES_MAX,
     Events,
     _unsayable,
-    events_stream,
 )
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event

@@ -8,12 +8,11 @@ learner says pushes out what it said itself, and nothing of others. Pure.
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 import structlog
 
-from diloco_shared.bus.port import StreamSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import WireError, decode
@@ -38,21 +37,6 @@ INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 # Seconds since 1970, in the year 5138: pages and terminals show dates up to there.
 AT_MAX = 1e11
 NAMED_BYTES_MAX = 16 * BY_ONE_MAX * EVENT_BYTES_MAX
-
-
-def events_stream(*, named: bool) -> StreamSpec:
-    """Of events; `named`: every process has credentials of its own."""
-    name, captured = subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,)
-    whole = StreamSpec(name, captured, EVENTS_BYTES_MAX, drop_oldest=True)
-    if not named:
-        return whole
-    return replace(
-        whole,
-        synced=False,  # a flood would keep the disk busy that the tape is written to
-        bytes_max=NAMED_BYTES_MAX,
-        subject_messages_max=BY_ONE_MAX,
-        message_bytes_max=EVENT_BYTES_MAX,
-    )
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.access import TokenRecord, actor
-from diloco_coordinator.runs.events import EVENTS_MAX, Events, events_stream
+from diloco_coordinator.runs.event_stream_io import events_stream
+from diloco_coordinator.runs.events import EVENTS_MAX, Events
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Renewals, Roll, Speeds
 from diloco_coordinator.runs.scheduler import Plan
