@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from diloco_coordinator.runs import events
-from diloco_coordinator.runs.event_stream_io import events_stream
 from diloco_coordinator.runs.events import (
     BY_ONE_MAX,
     DEPTH_MAX,
@@ -13,6 +12,7 @@ from diloco_coordinator.runs.events import (
     Events,
     _unsayable,
 )
+from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import encode

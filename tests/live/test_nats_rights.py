@@ -14,7 +14,7 @@ from waiting import until
 
 from diloco_cli.up.stack import free_port
 from diloco_coordinator.runs import events
-from diloco_coordinator.runs.event_stream_io import events_stream
+from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
 from diloco_shared.bus.deliveries import Deliveries
 from diloco_shared.bus.nats import backups

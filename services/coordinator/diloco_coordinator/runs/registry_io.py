@@ -14,14 +14,13 @@ import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.access import TokenRecord, actor
-from diloco_coordinator.runs.event_stream_io import events_stream
-from diloco_coordinator.runs.events import EVENTS_MAX, Events
+from diloco_coordinator.runs import events
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Renewals, Roll, Speeds
 from diloco_coordinator.runs.scheduler import Plan
 from diloco_coordinator.runs.statuses import Standings, run_id_of
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, TooFewNodes
+from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec, TooFewNodes
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stored_records import event_now, stands_at, tell, write_if
@@ -82,7 +81,7 @@ class Registry:
         self.revisions: dict[tuple[str, str], int] = {}  # not of members and statuses
         self.plan = Plan((), {}, {})  # of the newest look at who works for what
         self.histories = Histories()
-        self.told = Events()
+        self.told = events.Events()
         self.changed = asyncio.Condition()
         self.ready = False
 
@@ -135,7 +134,7 @@ class Registry:
         for note in self.roll.absent(living, ambient.wall()):
             await _done(lambda n=note: self._note(n))  # type: ignore[misc]
         last = (await _done(lambda: bus.stream_info(stream))).last_seq
-        first = max(1, last - EVENTS_MAX + 1)
+        first = max(1, last - events.EVENTS_MAX + 1)
         for message in await _done(lambda: bus.fetch(stream, every, start_seq=first)):
             self._event(message)
         # The stream's last events may have gone with a run, and readers have their sequences.
@@ -571,6 +570,21 @@ class Registry:
         """Write to the event log; of what a request caused, `data` says whose it was."""
         data = {**data, "actor": who} if (who := actor()) else data
         await tell(self.bus, event_now(run or subjects.CLUSTER, kind, "coordinator", text, data))
+
+
+def events_stream(*, named: bool) -> StreamSpec:
+    """Of events; `named`: every process has credentials of its own."""
+    name, captured = subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,)
+    whole = StreamSpec(name, captured, events.EVENTS_BYTES_MAX, drop_oldest=True)
+    if not named:
+        return whole
+    return replace(
+        whole,
+        synced=False,  # a flood would keep the disk busy that the tape is written to
+        bytes_max=events.NAMED_BYTES_MAX,
+        subject_messages_max=events.BY_ONE_MAX,
+        message_bytes_max=events.EVENT_BYTES_MAX,
+    )
 
 
 def _note(value: bytes) -> MemberNote:
