@@ -223,7 +223,7 @@ async def test_who_leaves_before_the_first_word_ends_the_sample(
         client = Client(desk)
         await until(lambda: world.sampler.asked)
         client.left.set()
-        await client.asking
+        await until(client.asking.done)
         assert world.sampler.ended == 1
 
 
@@ -237,7 +237,7 @@ async def test_who_leaves_while_the_answer_begins_ends_the_sample(
         client = Client(desk)
         await client.answered.wait()
         client.left.set()
-        await client.asking
+        await until(client.asking.done)
         await until(lambda: world.sampler.ended == 1)
 
 
