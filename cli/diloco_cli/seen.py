@@ -39,7 +39,10 @@ class Seen:
             )
             self.rounds += more
         after = self.events[-1]["seq"] if self.events else 0
-        self.events += client.events(self.name, after=after)
+        told = client.events(self.name, after=after)
+        if told and told[0]["seq"] <= after:
+            self.events = []  # the hub was put back, say: they are counted anew
+        self.events += told
         del self.rounds[: -self.rounds_max]
         del self.events[:-EVENTS_MAX]
 

@@ -214,6 +214,10 @@ def test_a_view_keeps_the_newest_round_and_nothing_twice(
     assert view.rounds == rounds[-1:] and whole.rounds == rounds
     assert view.events == whole.events == events
     assert lines(view) == lines(whole)
+    # The hub was put back from a backup, and counts its events anew.
+    client.events = lambda name, after=0: events[:2]
+    whole.look(client)
+    assert whole.events == events[:2]
 
 
 def test_a_coordinator_that_does_not_answer_is_told_of(

@@ -89,6 +89,24 @@ def test_an_evaluation_without_its_figures_is_left_out(answers: dict[str, Any]) 
     assert page.ask('seen("link")') == "connected" and losses(page)[0] == ["300", "1.2500"]
 
 
+def test_events_that_are_told_again_from_their_beginning_are_shown_once(
+    answers: dict[str, Any],
+) -> None:
+    """The hub was put back from a backup, and counts its events anew."""
+    page = Page(answers)
+    told = deepcopy(answers)
+    first, newest = (
+        told["GET /v1/events"]["events"][:3],
+        told["GET /v1/events"]["events"][-1]["seq"],
+    )
+    # As told by a server that answers whatever is asked of it: with numbers that it would not have.
+    later = [{**e, "seq": newest + n} for n, e in enumerate(first, 1)]
+    told["GET /v1/events"] |= {"events": later, "again": True}
+    page.answers = told
+    page.second()
+    assert len(page.ask('items("events")')) == 3
+
+
 def test_two_evaluations_that_say_the_same_are_two_rows_at_every_look(
     answers: dict[str, Any],
 ) -> None:

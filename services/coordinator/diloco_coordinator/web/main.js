@@ -110,6 +110,8 @@ async function lookForEvents() {
   do {
     const after = seen.events.at(-1)?.seq ?? 0;
     page = await get(`/v1/events?limit=1000&after=${after}${about}`);
+    // The hub was put back, say: events are counted anew, and what is told comes from the beginning.
+    if (page.again) Object.assign(seen, { events: [], evaluations: [] });
     seen.evaluations.push(...evaluationsOf(page.events));
     seen.events = [...seen.events, ...page.events].slice(-EVENTS_SHOWN);
   } while (page.events.length === 1000);
