@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from diloco_shared.checking import FAULTS_MAX, Invalid, check
 from diloco_shared.protocol.subjects import NO_RUNS
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import RunSpec
 
 GOOD: dict[str, Any] = {"name": "r", "budget": {"steps": 8}}
@@ -31,6 +32,14 @@ def test_a_name_that_subjects_have_for_something_else_is_refused(name: str) -> N
     body = {**GOOD, "name": name}
     assert paths(body) == {"name"}
     assert RunSpec.model_validate(body).name == name, "what is there already can be read"
+
+
+def test_more_learners_than_a_run_takes_are_refused() -> None:
+    """Else it would wait for ever for those that are not let in."""
+    many = {"learners_min": MEMBERS_MAX + 1, "learners_max": MEMBERS_MAX + 1}
+    body = {**GOOD, "membership": many, "algorithm": {"quorum": MEMBERS_MAX + 1}}
+    assert paths(body) == {"membership.learners_min", "membership.learners_max", "algorithm.quorum"}
+    check({**GOOD, "membership": {"learners_min": 1, "learners_max": MEMBERS_MAX}})
 
 
 def test_faults_of_single_values_and_across_values_come_together() -> None:

@@ -17,6 +17,7 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import RunSpec
 from diloco_shared.spec.shapes import layout_of
 from diloco_syncer.events import (
@@ -36,7 +37,7 @@ from diloco_syncer.machine import Machine
 from diloco_syncer.members import admission as admission_module
 from diloco_syncer.members import roster as roster_module
 from diloco_syncer.members.layouts import WORD_S
-from diloco_syncer.members.roster import GONE_S, LEFT_S, MEMBERS_MAX, REFUSED_MAX
+from diloco_syncer.members.roster import GONE_S, LEFT_S, REFUSED_MAX
 from diloco_syncer.rounds.rounds import DESERTED
 from diloco_syncer.status.status import size, status
 

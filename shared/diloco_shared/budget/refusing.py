@@ -12,6 +12,7 @@ from diloco_shared.budget.streams import streams
 from diloco_shared.budget.terms import shown
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import COUNT_MAX
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.faults import SpecFault, did_you_mean
 from diloco_shared.spec.run import OF_RUN, Model, RunSpec
 from diloco_shared.spec.shapes import TOKENS, WrongModel
@@ -133,6 +134,14 @@ def _scheme(address: str) -> str:
 
 
 def _counts(spec: RunSpec) -> Iterator[SpecFault]:
+    wanted = {
+        "algorithm.quorum": spec.algorithm.quorum,
+        "membership.learners_min": spec.membership.learners_min,
+        "membership.learners_max": spec.membership.learners_max,
+    }
+    for path, learners in wanted.items():
+        if learners > MEMBERS_MAX:
+            yield SpecFault(path, f"a run takes {MEMBERS_MAX} learners at most, not {learners}")
     steps = spec.budget.steps
     if steps is None:
         return

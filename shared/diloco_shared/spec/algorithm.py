@@ -22,6 +22,10 @@ RATE_MAX = 1e3  # of learning, decay or change: the parameters leave every numbe
 BATCH_MAX = 1 << 20  # sequences, or parts, of one step
 # A tape record names every learner, with 640 bytes, in a message of 1 MiB.
 LEARNERS_MAX = 1024
+# Learners that a run takes, dead ones included until they are forgotten: what the largest messages
+# hold (a record's verdicts, a beat, the status) stays well below NATS' default limit of 1 MB. More
+# of them are refused at submission, for records of before may name as many as LEARNERS_MAX.
+MEMBERS_MAX = 512
 # What a contribution weighs: tokens^2 / steps, tokens, or as much as any other.
 Weighting = Literal["quality", "tokens", "equal"]
 

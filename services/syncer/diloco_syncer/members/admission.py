@@ -1,12 +1,13 @@
 """Who may work for the run, and from whom a newcomer gets its inner state (paper section 4)."""
 
 from diloco_shared.protocol.messages import Donate, Grant, Join
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import RunSpec, shared_keys
 from diloco_syncer.events import Effect, SendDonate, SendGrant, Tell
 from diloco_syncer.history.history import History
 from diloco_syncer.members.donations import Donations, choose_donor
 from diloco_syncer.members.layouts import Layouts
-from diloco_syncer.members.roster import MEMBERS_MAX, Roster
+from diloco_syncer.members.roster import Roster
 
 # Grants remembered for repeated joins: far more than learners can join within a heartbeat.
 GRANTS_MAX = 256

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from diloco_shared.protocol.messages import Progress
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.history.history import History
 from diloco_syncer.history.ledger import Counts
@@ -26,9 +27,6 @@ from diloco_syncer.rounds.grace import Average
 GONE_S = 600.0
 # One that has said that it leaves is shown for so many seconds.
 LEFT_S = 120.0
-# Learners of one run, dead ones included until they are forgotten: what the largest messages hold
-# (a record's verdicts, a beat, the status) stays well below NATS' default limit of 1 MB.
-MEMBERS_MAX = 512
 # Lives told that they are over or replaced: those that spoke within so many seconds, the newest.
 REFUSED_S, REFUSED_MAX = 60.0, 256
 
