@@ -342,10 +342,11 @@ def restart(pipe: Connection, case: Case, folder: Path, url: str) -> None:
 
 
 def _load(case: Case, snapshots: SnapshotStore) -> None:
-    found, faults = snapshots.newest()
+    def store(meta: dict[str, Any], arrays: dict[str, Any]) -> FragmentStore:
+        return FragmentStore.restore(meta["store"], arrays, case.spec().algorithm, snapshots.shelf)
+
+    found, faults = snapshots.newest(store)
     assert found is not None and not faults, faults
-    meta, arrays = found
-    FragmentStore.restore(meta["store"], arrays, case.spec().algorithm, snapshots.shelf)
 
 
 # --- the whole ------------------------------------------------------------------------------------
