@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_coordinator.exports.shelf_io import FILES, RECORD
+from diloco_coordinator.exports.shelf_io import FILES, PAST, RECORD
 from diloco_shared.numerics.arrays import Layout, digest_array, flatten
 from diloco_shared.protocol.exports import MANIFEST, ExportManifest
 from diloco_simulator.checkers.watch import RunWatch
@@ -93,6 +93,8 @@ def beside(folder: Path, shown: Mapping[str, str]) -> list[str]:
     """What lies in a run's folder and should not; `shown` is the state of each export by its id."""
     found = []
     for place in sorted(folder.glob("*")):
+        if place.name in (PAST, f".{PAST}"):
+            continue  # of one that was removed
         state, names = shown.get(place.name, ""), {path.name for path in place.iterdir()}
         if not state:
             found.append(f"{place.name} is shown nowhere, and has {sorted(names)}")
