@@ -176,7 +176,8 @@ class Visitors:
             status, said = await self.ask("GET", f"/events?after={after}&limit=20")
             if status != 200 or not said["events"]:
                 return
-            self._ordered("events", [e["seq"] for e in said["events"]], after)
+            seqs = [e["seq"] for e in said["events"]]
+            self._ordered("events", seqs, 0 if said["again"] else after)
             after = said["next"]
 
     async def _rounds(self) -> None:
@@ -213,7 +214,9 @@ class Visitors:
             if piece.startswith("data: "):
                 json.loads(piece.removeprefix("data: "))
         seqs = [int(p.removeprefix("id: ")) for p in pieces if p.startswith("id: ")]
-        self._ordered(f"pieces of {path}", seqs, 3 if query else 0)
+        # Whoever asks for what comes after an end that there is not is told from the beginning.
+        beyond = min(seqs[:1], default=4) <= 3
+        self._ordered(f"pieces of {path}", seqs, 3 if query and not beyond else 0)
 
     async def asks_for_a_plan(self) -> None:
         await self.ask("GET", "/plan")

@@ -78,7 +78,7 @@ def test_a_full_stream_is_named_and_the_run_goes_on_by_itself(
     monkeypatch.setattr(hardships, "KINDS", ("DN",))
     monkeypatch.setattr(hardships, "LEFT", (0,))
     monkeypatch.setattr(hardships, "SPELL_S", (15.0, 15.0))
-    found = world.one(6, SHORT)
+    found = world.one(8, SHORT)
     assert found.violations == [] and found.rounds > 0
     assert found.counts["told: full"] and found.counts["told: room-again"]
     assert found.counts["told: no-room"] and found.counts["submitted without room"]
