@@ -173,9 +173,8 @@ ADDED = {
 
 def things() -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """What answers are made of: a title, and rows of a field and its meaning."""
-    run = views.run_view(
-        RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=0.0), None, None, []
-    )
+    asked = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=0.0)
+    run = views.run_view(asked, None, views.brief_view(asked, None, (), []))
     record = MemberRecord(
         id="m", role="learner", boot="b", host="h", pid=1, lock="l", started_at=0.0
     )

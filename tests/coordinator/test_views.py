@@ -12,6 +12,7 @@ from diloco_coordinator.api import views
 from diloco_coordinator.api.views import (
     BEFORE,
     MEND,
+    brief_view,
     fault_views,
     full,
     jsonable,
@@ -20,7 +21,6 @@ from diloco_coordinator.api.views import (
     recovery_views,
     releases,
     round_json,
-    run_view,
     syncer_views,
     unfit,
 )
@@ -58,11 +58,11 @@ def test_a_run_says_who_is_of_which_release() -> None:
 
 
 def test_a_run_in_the_queue_says_what_it_waits_for() -> None:
-    view = run_view(RECORD, None, [FREE], [])
+    view = brief_view(RECORD, None, [FREE], [])
     assert (view["state"], view["reason"], view["waiting"]) == ("queued", FREE.text, FREE.text)
     assert view["reason_codes"] == ["learners-missing"]
     two = (Why("syncers-gone", "syncer s is gone"), Why("syncers-unfit", "t cannot lead"))
-    view = run_view(RECORD, None, two, ["s", "t"])
+    view = brief_view(RECORD, None, two, ["s", "t"])
     assert view["reason"] == view["waiting"] == "syncer s is gone; t cannot lead"
     assert view["reason_codes"] == ["syncers-gone", "syncers-unfit"]
 
@@ -79,14 +79,14 @@ def test_a_run_in_the_queue_says_what_it_waits_for() -> None:
 def test_a_run_without_a_status_says_why_in_a_word(
     changes: dict[str, Any], members: list[str], state: str, code: str, words: str
 ) -> None:
-    view = run_view(RECORD.model_copy(update=changes), None, (), members)
+    view = brief_view(RECORD.model_copy(update=changes), None, (), members)
     assert (view["state"], view["reason_codes"]) == (state, [code])
     assert words in view["reason"] and view["waiting"] is None
 
 
 def test_a_leading_syncer_speaks_for_its_run(status: Callable[..., Any]) -> None:
     alive = Why("learners-missing", "1 of 2 learners alive")
-    view = run_view(RECORD, status(run="r"), [alive], ["s"])
+    view = brief_view(RECORD, status(run="r"), [alive], ["s"])
     assert (view["state"], view["reason"]) == ("running", "2 of 2 ready")
     assert (view["waiting"], view["reason_codes"]) == (alive.text, ["running"])
     assert not over_view(view)
@@ -94,8 +94,8 @@ def test_a_leading_syncer_speaks_for_its_run(status: Callable[..., Any]) -> None
 
 def test_a_run_stopped_in_the_queue_is_over() -> None:
     stopped = RECORD.model_copy(update={"desired": "stopped"})
-    assert over_view(run_view(stopped, None, (), []))
-    assert not over_view(run_view(stopped, None, (), ["s"])), "its syncer has to end it"
+    assert over_view(brief_view(stopped, None, (), []))
+    assert not over_view(brief_view(stopped, None, (), ["s"])), "its syncer has to end it"
 
 
 def test_a_round_is_written_as_its_record_says_and_no_number_is_json_cannot_say(
@@ -148,10 +148,10 @@ def test_members_whose_disks_are_full_are_named() -> None:
     assert full(notes) == "s: /d takes nothing more"
     many = [member(f"x{n}", full="none left") for n in range(5)]
     assert full(many).endswith("x2: none left; and 2 more")
-    view = run_view(RECORD, None, [FREE], [], beside=[Why("members-full", full(notes))])
+    view = brief_view(RECORD, None, [FREE], [], beside=[Why("members-full", full(notes))])
     assert view["reason"] == f"{FREE.text}; {full(notes)}"
     assert view["reason_codes"] == ["learners-missing", "members-full"]
-    view = run_view(RECORD, None, [FREE], [], beside=[Why("members-full", "")])
+    view = brief_view(RECORD, None, [FREE], [], beside=[Why("members-full", "")])
     assert view["reason_codes"] == ["learners-missing"], "all of them have room"
 
 
@@ -178,10 +178,10 @@ def test_a_run_that_waits_for_learners_says_first_which_of_them_cannot_work(
 ) -> None:
     cannot = unfit([member("a", state="unfit", reason="there is no /text")])
     waits = status(run="r", state="waiting", reason="1 of 2 learners have joined")
-    view = run_view(RECORD, waits, (), ["a", "b"], cannot=cannot)
+    view = brief_view(RECORD, waits, (), ["a", "b"], cannot=cannot)
     assert (view["state"], view["reason"]) == ("waiting", f"{cannot}; 1 of 2 learners have joined")
     assert view["reason_codes"] == ["learners-unfit", "waiting"]
-    view = run_view(RECORD, None, [FREE], ["a"], cannot=cannot)
+    view = brief_view(RECORD, None, [FREE], ["a"], cannot=cannot)
     assert view["reason"] == f"{cannot}; {FREE.text}"
     assert view["reason_codes"] == ["learners-unfit", "learners-missing"]
 
@@ -190,10 +190,10 @@ def test_a_run_goes_on_without_those_that_cannot_work_and_says_so(
     status: Callable[..., Any],
 ) -> None:
     cannot = unfit([member("c", state="unfit", reason="there is no /text")])
-    view = run_view(RECORD, status(run="r"), (), ["a", "b", "c"], cannot=cannot)
+    view = brief_view(RECORD, status(run="r"), (), ["a", "b", "c"], cannot=cannot)
     assert (view["state"], view["reason"]) == ("running", f"2 of 2 ready; {cannot}")
     assert view["reason_codes"] == ["running", "learners-unfit"]
-    over = run_view(RECORD, status(run="r", state="finished"), (), ["c"], cannot=cannot)
+    over = brief_view(RECORD, status(run="r", state="finished"), (), ["c"], cannot=cannot)
     assert over["reason_codes"] == ["finished"]
 
 
@@ -243,7 +243,7 @@ def test_a_run_that_nobody_leads_does_not_say_that_it_runs(status: Callable[...,
         *syncers: dict[str, Any], state: str = "running", wordless_s: float = 0.0
     ) -> tuple[str, str]:
         said = status(run="r", state=state)
-        view = run_view(RECORD, said, (), ["s1"], list(syncers), wordless_s=wordless_s)
+        view = brief_view(RECORD, said, (), ["s1"], list(syncers), wordless_s=wordless_s)
         sentences.append(view["reason"])
         (code,) = view["reason_codes"]
         return view["state"], code

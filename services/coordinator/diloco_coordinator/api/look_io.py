@@ -63,7 +63,7 @@ class Look:
         return self._syncers[run]
 
     def view(self, record: RunRecord, *, brief: bool = False) -> dict[str, Any]:
-        """`run_view` of a run, with speeds, releases and budget, unless it is to be `brief`; and
+        """`run_view` of a run, with speeds, releases and budget, or what is `brief` of it; and
         the revision."""
         r, run = self.registry, record.name
         members, notes, syncers = self.members(run), self.notes(run), self.syncers(run)
@@ -72,9 +72,9 @@ class Look:
         away = cut_off(r.bus)
         beside = Why("hub-away", away) if away else Why("members-full", full(notes))
         cannot, wordless_s = "" if away else unfit(notes), r.wordless_s(run)
-        viewed = brief_view if brief else run_view
-        view = viewed(record, status, waiting, members, syncers, [beside], cannot, wordless_s)
+        view = brief_view(record, status, waiting, members, syncers, [beside], cannot, wordless_s)
         if not brief:
+            view = run_view(record, status, view)
             view["speeds"] = speed_views(r.speed_of(m) for m in members)
             view["releases"] = releases(notes)
             view["budget"] = used(record, status, [n.record for n in notes])

@@ -55,18 +55,8 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def run_view(
-    record: RunRecord,
-    status: RunStatus | None,
-    waiting: Sequence[Why],
-    members: list[str],
-    syncers: list[dict[str, Any]] | None = None,
-    beside: Sequence[Why] = (),
-    cannot: str = "",
-    wordless_s: float = 0.0,
-) -> dict[str, Any]:
-    """A run as `brief_view` has it, and its specification and its status, which are long."""
-    brief = brief_view(record, status, waiting, members, syncers, beside, cannot, wordless_s)
+def run_view(record: RunRecord, status: RunStatus | None, brief: dict[str, Any]) -> dict[str, Any]:
+    """A run as `brief` (`brief_view`) has it, with its specification and status, which are long."""
     shown = None if status is None else status.model_dump(mode="json")
     return brief | {"spec": jsonable(record.spec), "status": jsonable(shown)}
 
