@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from waiting import until
 from diloco_learner.app import UNFIT_RETRY_S_MAX, Learner
 from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
+from diloco_learner.training import computing_io
 from diloco_learner.training.computing_io import OnThisMachine
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.spec.run import RunSpec
@@ -113,6 +115,33 @@ async def test_the_next_life_begins_without_the_trainer_of_the_one_before(
     finally:
         gc.enable()
     assert alive == [0, 0, 0]
+
+
+async def test_a_thread_that_has_told_its_end_holds_nothing_of_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine it may be long until it runs once more, and ends."""
+
+    class Trainer:
+        def step(self) -> int:
+            return 7
+
+    told, ends = computing_io.soon, threading.Event()
+
+    def told_and_stopped(*of: Any) -> None:
+        told(*of)
+        ends.wait()
+
+    monkeypatch.setattr(computing_io, "soon", told_and_stopped)
+    trainer = Trainer()
+    known = weakref.ref(trainer)
+    try:
+        ended = computing_io.threaded("train", trainer.step)
+        del trainer
+        assert await ended == 7
+        assert known() is None
+    finally:
+        ends.set()
 
 
 @pytest.mark.whole

@@ -244,11 +244,12 @@ class Work:
     async def _apart(self, work: Callable[..., T], *args: Any) -> T:
         """In a thread. No thread can be ended: where nobody waits for it any more, it is one of
         `threads` until it ends by itself, and nobody asks what became of it."""
-        found, failed = list[T](), list[Exception | SystemExit]()
+        given, found, failed = [partial(work, *args)], list[T](), list[Exception | SystemExit]()
 
         def body() -> None:
             try:
-                found.append(work(*args))
+                # Taken out: a thread that has told that it ended may still hold this function.
+                found.append(given.pop()())
             except (Exception, SystemExit) as error:
                 failed.append(error)
 
@@ -375,7 +376,7 @@ class Work:
         begin = begun.begin
         await self.down.no_initial()
         for p, anchor_F in enumerate(begun.anchors):
-            await asyncio.to_thread(self.trainer.adopt, p, anchor_F, 0.0)
+            await self._apart(self.trainer.adopt, p, anchor_F, 0.0)
         exchange = Exchange(
             self.spec,
             self.context.me,

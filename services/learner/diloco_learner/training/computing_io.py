@@ -250,8 +250,11 @@ def soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
 
 
 def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
-    """What `work` returns, or raises, in a new thread; no process waits for it at its end."""
-    loop = asyncio.get_running_loop()
+    """What `work` returns, or raises, in a new thread; no process waits for it at its end.
+
+    Whoever learns that it has ended may count on this: the thread holds nothing of it any more.
+    """
+    loop, given = asyncio.get_running_loop(), [work]
     ended: asyncio.Future[T] = loop.create_future()
 
     def done(settle: Callable[[], None]) -> None:
@@ -260,7 +263,7 @@ def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
 
     def body() -> None:
         try:
-            found = work()
+            found = given.pop()()
         except BaseException as error:
             settle = partial(ended.set_exception, error)
         else:
