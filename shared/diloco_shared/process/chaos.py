@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 # Faults waiting at once: more would be a mistake of the caller.
 ARMED_MAX = 64
+# Faults that a process remembers to have accepted: whoever asks once more does so within seconds.
+REMEMBERED_MAX = 64
 # The longest hang or slowness, in seconds: a forgotten fault must not outlive a test day.
 DURATION_S_MAX = 3600.0
 # An immediate fault waits so long, in seconds: its own process may have to pass the answer on.
@@ -76,6 +78,7 @@ class FaultAgent:
         self.step = -1
         self.answer_s = ANSWER_S
         self.armed: list[Fault] = []
+        self.accepted: dict[str, str] = {}  # by id: when each comes, of the newest
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -96,12 +99,21 @@ class FaultAgent:
             fault = decode(delivery.payload, Fault)
         except WireError as error:
             return encode(FaultReply(id="unknown", accepted=False, reason=str(error)))
+        if (known := self.accepted.get(fault.id)) is not None:
+            # The first answer was lost, or the request came twice: it is one fault.
+            return encode(FaultReply(id=fault.id, accepted=True, reason=known))
         reason = self._refuses(fault)
         when = self._when(fault)
         if not reason:
+            self._remember(fault.id, when)
             self._arm(fault)
         log.warning("fault", id=fault.id, kind=fault.kind, refused=reason or "no")
         return encode(FaultReply(id=fault.id, accepted=not reason, reason=reason or when))
+
+    def _remember(self, fault_id: str, when: str) -> None:
+        self.accepted[fault_id] = when
+        if len(self.accepted) > REMEMBERED_MAX:
+            del self.accepted[next(iter(self.accepted))]
 
     def _refuses(self, fault: Fault) -> str:
         if not self.enabled:

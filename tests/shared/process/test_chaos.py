@@ -17,6 +17,7 @@ from waiting import until
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.process.chaos import (
     ARMED_MAX,
+    REMEMBERED_MAX,
     Abilities,
     FaultAgent,
     applied,
@@ -209,6 +210,33 @@ async def test_a_fault_for_a_step_waits_for_that_step_and_comes_once() -> None:
         assert not agent.armed
 
 
+async def test_a_fault_that_is_asked_for_twice_comes_once() -> None:
+    """The first answer was lost, and whoever asked asks again."""
+    victim = Victim()
+    agent = new_agent(victim)
+    agent.stepped(3)
+    async with serving(agent) as bus:
+        first = await ask(bus, kind="nan", at_step=5)
+        agent.stepped(4)
+        assert await ask(bus, kind="nan", at_step=5) == first
+        assert len(agent.armed) == 1
+        agent.stepped(6)
+        await until(lambda: victim.done)
+        assert await ask(bus, kind="nan", at_step=5) == first, "it is past, and comes no more"
+        await asyncio.gather(*agent.tasks)
+        assert victim.done == ["nan"]
+
+
+async def test_a_process_remembers_a_bounded_number_of_faults() -> None:
+    """I12."""
+    agent = new_agent(Victim())
+    async with serving(agent) as bus:
+        for number in range(REMEMBERED_MAX + 3):
+            assert (await ask(bus, id=f"f-{number}", kind="nan")).accepted
+            await asyncio.gather(*agent.tasks)
+        assert len(agent.accepted) == REMEMBERED_MAX and "f-3" in agent.accepted
+
+
 async def test_a_fault_for_a_step_of_one_run_does_not_come_in_the_next() -> None:
     victim = Victim()
     agent = new_agent(victim)
@@ -218,7 +246,7 @@ async def test_a_fault_for_a_step_of_one_run_does_not_come_in_the_next() -> None
         assert (await ask(bus, at_step=5)).accepted
         agent.works_for("")
         agent.works_for("two")
-        reply = await ask(bus, at_step=2)
+        reply = await ask(bus, id="f-2", at_step=2)
         assert not reply.accepted and "no inner steps" in reply.reason, "of this run, none yet"
         agent.stepped(6)
         await asyncio.sleep(0.01)
@@ -255,7 +283,7 @@ async def test_waiting_faults_are_bounded() -> None:
     async with serving(agent) as bus:
         for number in range(ARMED_MAX):
             assert (await ask(bus, id=f"f-{number}", at_step=5)).accepted
-        assert "waiting already" in (await ask(bus, at_step=5)).reason
+        assert "waiting already" in (await ask(bus, id="f-more", at_step=5)).reason
 
 
 async def test_a_bus_that_is_away_does_not_save_the_victim() -> None:
