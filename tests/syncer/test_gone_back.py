@@ -1,5 +1,6 @@
 """The history that a restore went back to outlives its checkpoint."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,22 @@ async def test_a_run_goes_back_where_there_is_no_room_for_it(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(Vault, "write", full)
+    await maker.rewind(1)
+    assert (await maker.control.kv_all(subjects.SHARDS)).keys() == {"r.1"}
+
+
+async def test_a_run_goes_back_where_its_place_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No record of any kind would follow."""
+    maker = checkpointer(tmp_path)
+    await ensure_buckets(maker.control)
+    maker.loaded[1] = state()
+
+    async def hangs(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "to_thread", hangs)
     await maker.rewind(1)
     assert (await maker.control.kv_all(subjects.SHARDS)).keys() == {"r.1"}
 

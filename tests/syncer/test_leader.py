@@ -1,8 +1,10 @@
 """The leader's loop: when it may leave after the end, and what it says of events it cannot take."""
 
+import asyncio
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 import structlog
@@ -11,8 +13,10 @@ from syncer.contexts import context
 
 from diloco_shared import ambient
 from diloco_shared.budget import assumed, limits
-from diloco_shared.bus.run_streams import ensure_run_streams
-from diloco_shared.protocol.messages import Join
+from diloco_shared.bus.port import StreamSpec
+from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Join, Restored, TensorSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import JoinSeen, TimePassed
@@ -94,6 +98,41 @@ async def test_what_was_sent_to_an_earlier_leader_is_not_heard_again(leader: Lea
     for n in range(3):
         await leader.data.append(f"up.t.a.{n}", b"")
     assert await leader._up_info() == 3
+
+
+async def test_what_its_shard_owes_a_checkpoint_is_waited_for(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked for once more when all shards are over: nobody tells of it any more."""
+    checkpoints, history = leader.machine.user_requests.checkpoints, leader.machine.history
+    history.shard, history.outcome = 1, "finished"
+    history.layout = (TensorSpec(name="w", shape=(2,), embedding=False),)
+    monkeypatch.setattr("diloco_syncer.leadership.leader_io.until_over", AsyncMock())
+    await leader._end()
+    assert checkpoints.owes and not leader._over()
+    checkpoints.last_look = "done"
+    assert leader._over()
+
+
+@pytest.mark.virtual
+async def test_a_leader_sets_leases_back_where_the_run_went_back_lately(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ensure_run_streams(leader.data, "t", limits(assumed(leader.spec)))
+    await ensure_buckets(leader.control)
+    events = StreamSpec(subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,), 1 << 20)
+    await leader.control.ensure_stream(events)
+    back = asyncio.Event()
+    monkeypatch.setattr(leader, "_loop", back.wait)
+    monkeypatch.setattr(leader, "_watch_lease", asyncio.Event().wait)  # it leads
+
+    async def set_back_again() -> None:
+        back.set()
+
+    monkeypatch.setattr(leader, "_set_back_again", set_back_again)
+    leader.machine.history.restored = Restored(epoch=1, serial=1, source="r.ab/000001")
+    async with asyncio.timeout(60.0):
+        await leader.run()
 
 
 @pytest.mark.virtual

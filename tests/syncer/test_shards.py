@@ -389,6 +389,53 @@ def test_a_shard_looks_once_more_when_all_are_over(pair: list[Any]) -> None:
     assert not first.machine.user_requests.checkpoints.owes, "it looks for none"
 
 
+def test_a_part_that_cannot_be_written_at_the_last_look_is_tried_again(pair: list[Any]) -> None:
+    """A disk is full for a moment; the first shard waits, and whoever leaves gives nothing."""
+    second = over(pair[1])
+    decisions = second.machine.user_requests.checkpoints
+    second.first_mark = 1
+    decisions.all_over()
+    assert captured(second.give(TimePassed())) == [1]
+    second.give(Sealed(1, fault="no space left"))
+    assert decisions.owes
+    assert captured(second.wait(LOOK_S)) == [1]
+    second.give(Kept(1))
+    assert not decisions.owes
+
+
+def test_a_shard_that_was_stopped_before_it_had_a_state_owes_nothing(driver_of: Any) -> None:
+    second = driver_of(**ALGORITHM)
+    second.machine = Machine(second.spec, History(second.spec, 1))
+    second.lead()
+    second.machine.history.outcome = "stopped"
+    decisions = second.machine.user_requests.checkpoints
+    decisions.all_over()
+    second.give(TimePassed())
+    assert not decisions.owes
+
+
+def test_a_shard_that_goes_back_gives_no_part_of_the_end_that_it_leaves(pair: list[Any]) -> None:
+    """Of two that are written at a time, the older one could stay."""
+    second, wish = over(pair[1]), Restore(serial=1, source="t/000001")
+    second.give(wished(0, wish))
+    assert [e for e in second.step("a", 0, epoch=3) if isinstance(e, Load)]
+    second.first_mark = 1
+    assert captured(second.wait(LOOK_S)) == []
+
+
+def test_no_mark_is_set_while_a_part_of_the_end_before_is_written(pair: list[Any]) -> None:
+    second = over(pair[1])
+    second.first_mark = 1
+    assert captured(second.wait(LOOK_S)) == [1]
+    second.machine.history.outcome = ""  # a restore took it back
+    assert marks(second) == []
+    second.step("a", 0, mark=1)
+    assert marks(second) == []
+    second.give(Kept(1))
+    second.step("a", 0, mark=1)
+    assert marks(second) == [(1, "begun")]
+
+
 def test_a_shard_that_is_not_over_looks_when_it_is_told(pair: list[Any]) -> None:
     second = pair[1]
     second.first_mark = 1

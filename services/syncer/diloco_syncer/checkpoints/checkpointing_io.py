@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -39,6 +40,9 @@ log = structlog.get_logger()
 
 # Between two looks at whether another shard has written its part, in seconds.
 PART_LOOK_S = 0.5
+# The history of a restore is small. No record follows until it is kept: where its place hangs for
+# so many seconds, the run goes on without it.
+GONE_BACK_S = 30.0
 
 
 class Checkpointer:
@@ -85,6 +89,7 @@ class Checkpointer:
                 write_part, self.spec, self.shard, self.root, effect.number, history, store, arrays
             )
         except OSError as error:
+            log.warning("part of a checkpoint not written", number=effect.number, error=str(error))
             self.put(Sealed(effect.number, fault=str(error)[:400]))
             return
         self.captured = (effect, history, written)
@@ -164,8 +169,10 @@ class Checkpointer:
         between, the wish is still open.
         """
         state = self.loaded[serial]
+        kept = partial(gone_back.keep, self.spec, self.shard, self.root, serial, state)
         try:
-            await asyncio.to_thread(gone_back.keep, self.spec, self.shard, self.root, serial, state)
+            async with asyncio.timeout(GONE_BACK_S):
+                await asyncio.to_thread(kept)
         except OSError as error:  # it is in the checkpoint, as long as that is there
             log.warning("the history that is gone back to is not kept", error=str(error))
         if not self.shard:

@@ -67,6 +67,7 @@ class CheckpointDecisions:
         self.claims = MarkClaims()  # marks of the first shard's tape that learners say they met
         self.found = 0  # newest mark there, as far as we have looked
         self.held = False  # the run is going back to a checkpoint: no mark is set meanwhile
+        self.goes_back = False  # this shard shall, or is doing so: what is to come is of then
         # Newest number at the place of checkpoints; None: nobody has looked since the newest mark.
         self.there: int | None = None
         self.looking = False  # there
@@ -82,7 +83,7 @@ class CheckpointDecisions:
         self.gave = (0, 0)  # epoch and number of the newest that this shard, over, gave a part of
         self.given = True  # it lies there
         self.look_at = 0.0  # for marks of after this shard's end
-        self.last_look = ""  # when all shards are over: "due", "begun", or over
+        self.last_look = ""  # when all shards are over: "due", "begun", then "done"
         # What became of it after the end of the run, whose tape takes no record of it.
         self.ended: tuple[CheckpointState, str] | None = None
 
@@ -95,11 +96,12 @@ class CheckpointDecisions:
     @property
     def owes(self) -> bool:
         """Whether this shard, which is over, may still have to give a part."""
-        return bool(self.history.shard) and (bool(self.last_look) or not self.given)
+        looks = self.last_look in ("due", "begun")
+        return bool(self.history.shard) and (looks or not self.given)
 
     def all_over(self) -> None:
         """All shards are over: every mark that there will be is on the first tape by now."""
-        if self.history.shard:
+        if self._over:  # else it was stopped before it had a state
             self.last_look, self.look_at = "due", 0.0
 
     def given_up(self) -> None:
@@ -166,7 +168,9 @@ class CheckpointDecisions:
     @property
     def _may_begin(self) -> bool:
         h = self.history
-        return not (h.checkpoint_open or not h.initialised or h.outcome or self.held)
+        # A part that is being written is of the end that a restore took back: it would come later.
+        busy = h.checkpoint_open or self.held or not self.given
+        return not (busy or not h.initialised or h.outcome)
 
     @property
     def _due(self) -> str:
@@ -197,7 +201,8 @@ class CheckpointDecisions:
         """The manifest is written, or cannot be: the record that says so."""
         if event.number == self.gave[1] and not self.given:
             self.gave, self.given = (0, 0), True
-            self.open = 0  # it is found again with the next look
+            self.open = 0  # it is found again with the next look, which there has to be
+            self.last_look = self.last_look and "due"
         if event.number != self.number:
             return None
         outcome: CheckpointState = "failed" if event.fault else "complete"
@@ -260,7 +265,7 @@ class CheckpointDecisions:
         """What the first shard's tape has; who told of a mark that it has not, "" for nobody."""
         self.found, self.open = max(self.found, event.newest), event.open
         if self.last_look == "begun":
-            self.last_look = ""
+            self.last_look = "done"
         return self.claims.found(self.found)
 
     def numbered(self, event: NumberFound) -> None:
@@ -273,7 +278,8 @@ class CheckpointDecisions:
             if not self.claims.look(anyway=anyway):
                 return []
             self.look_at = now + LOOK_S
-            self.last_look = self.last_look and "begun"
+            if self.last_look == "due":
+                self.last_look = "begun"
             return [FindMark()]
         if self.looking or self.there is not None or not (self._may_begin and self._due):
             return []
@@ -297,7 +303,9 @@ class CheckpointDecisions:
         """
         writing = not self.given or (self.number and not (self.own_part or self.ended))
         h, mark = self.history, (self.history.epoch, self.open)
-        if not self._over or writing or self.open <= h.checkpoint or mark == self.gave:
+        if not self._over or writing or self.goes_back:
+            return []
+        if self.open <= h.checkpoint or mark == self.gave:
             return []
         self.gave, self.given = mark, False
         return [Capture(self.open, h.seq, "its mark was met", wall)]

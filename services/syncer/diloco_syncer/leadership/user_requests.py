@@ -112,6 +112,7 @@ class UserRequests:
         """What is to be done now; one record of a kind at a time, of those not `pending`."""
         self.restoring.held = any(isinstance(r, TapeEpoch) for r in pending)
         self.checkpoints.held = self._goes_back(pending)
+        self.checkpoints.goes_back = self.restoring.due
         done: list[Effect | TapeRecord] = [
             *self.restoring.advance(now),
             *self.checkpoints.advance(now, wall),
