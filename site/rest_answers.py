@@ -147,7 +147,6 @@ ADDED = {
     },
     "a token": {
         "name": "of the token",
-        "newest": "of those the newest so many alone; 0: all",
         "scopes": "what it may do",
         "runs": "patterns of the runs that it is limited to; empty: none",
         "sites": "patterns of the members that it is limited to; empty: none",

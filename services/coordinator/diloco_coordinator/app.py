@@ -34,7 +34,6 @@ from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.samples_io import SampleRoutes
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.api.tokens_io import Tokens
-from diloco_coordinator.api.vaults_io import Vaults
 from diloco_coordinator.exports.child_io import ChildExporter, Exporter
 from diloco_coordinator.exports.exporting_io import Exports
 from diloco_coordinator.exports.sampling_io import ChildSampler, Sampler, Samples
@@ -133,9 +132,8 @@ def create_app(
     runs = Runs(registry, guard, streams, checkpoints, places)
     app.include_router(runs.router)
     app.include_router(Rounds(runs, guard).router)
-    vaults = Vaults()
-    app.include_router(CheckpointRoutes(registry, guard, runs, vaults).router)
-    app.include_router(ExportRoutes(registry, guard, runs, exports, vaults).router)
+    app.include_router(CheckpointRoutes(registry, guard, runs).router)
+    app.include_router(ExportRoutes(registry, guard, runs, exports).router)
     samples = SampleRoutes(guard, runs, exports, streams, Samples(sampler))
     app.include_router(samples.router)
     app.include_router(Members(registry, guard, streams).router)

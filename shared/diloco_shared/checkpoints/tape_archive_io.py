@@ -15,8 +15,9 @@ Not for an event loop: the methods of `TapeArchive` wait for the vault.
 import asyncio
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -37,6 +38,9 @@ FRAME_BYTES = 16
 SEGMENT_BYTES_MAX = (SEGMENT_RECORDS + 1) * (MESSAGE_BYTES_MAX + FRAME_BYTES)
 # Compressed bytes that are read at a time, and what becomes of them at most at a time.
 _TAKEN_BYTES, _GIVEN_BYTES = 64 << 10, MESSAGE_BYTES_MAX
+
+# Has a thread do it, as `asyncio.to_thread` does.
+Ask = Callable[[Callable[[], list[Stored]]], Awaitable[list[Stored]]]
 
 _SEGMENT = re.compile(r"(\d{12})-(\d{12})\.([0-9a-f]{32})\.z")
 
@@ -212,11 +216,13 @@ async def read_tape(
     *,
     after: int = 0,
     limit: int | None = None,
+    ask: Ask = asyncio.to_thread,
 ) -> list[Stored]:
     """The first `limit` records of these shards with sequence > `after`, wherever they lie.
 
-    The archive is looked at only where the stream does not begin with what is wanted. Raises
-    BusError, or VaultError when what left the stream cannot be read.
+    The archive is looked at only where the stream does not begin with what is wanted, and by
+    `ask`: it may be far away. Raises BusError, or VaultError when what left the stream cannot be
+    read.
     """
     stream = subjects.tape_stream(run)
     wanted = [subjects.tape(run, a.shard) for a in archives]
@@ -228,6 +234,6 @@ async def read_tape(
     for archive, subject in zip(archives, wanted, strict=True):
         oldest = await bus.fetch(stream, subject, limit=1)
         if oldest[0].seq > after + 1 if oldest else await has_left(bus, stream):
-            older = await asyncio.to_thread(archive.read, run, after, limit)
+            older = await ask(partial(archive.read, run, after, limit))
             found |= {s.seq: s for s in older if not oldest or s.seq < oldest[0].seq}
     return [found[seq] for seq in sorted(found)][:limit]

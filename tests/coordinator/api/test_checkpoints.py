@@ -11,6 +11,7 @@ from waiting import until
 from diloco_coordinator.api import checkpoints_io, vaults_io
 from diloco_shared.bus.port import Conflict
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Incarnation, RunRecord
 from diloco_shared.protocol.wire import decode, encode
@@ -163,6 +164,30 @@ async def test_a_place_that_hangs_holds_up_nothing_else(
             hung.go.set()
         monkeypatch.setattr(vaults_io, "LIST_S_MAX", 60.0)
         assert len((await desk.get("/v1/checkpoints"))["checkpoints"]) == 1
+
+
+async def test_an_archive_that_hangs_holds_up_nothing_else(
+    world: Any, closed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More requests than there are threads: those of everything else are left alone."""
+    monkeypatch.setattr(vaults_io, "ASK_S_MAX", 0.05)
+    go = threading.Event()
+    monkeypatch.setattr(TapeArchive, "read", lambda *_: go.wait())
+    async with world.coordinator() as desk:
+        await submitted(desk)
+        await world.tape("demo", *(closed(n) for n in range(4)))
+        await world.bus.purge(subjects.tape_stream("demo"), ">", below_seq=4)
+        try:
+            asked = [desk.ask("GET", "/v1/runs/demo/rounds") for _ in range(40)]
+            for answer in await asyncio.gather(*asked):
+                assert answer.status_code == 503 and "said nothing" in answer.json()["detail"]
+            body = {**SPEC, "name": "from", "model": {"weights": "checkpoint:demo.ab12/000001"}}
+            assert (await desk.ask("POST", "/v1/runs", body)).status_code == 503
+            assert (await desk.get("/v1/members"))["members"] == []
+            assert (await desk.ask("POST", "/v1/runs", {**SPEC, "name": "b"})).status_code == 201
+            assert (await desk.ask("GET", "/v1/runs/b/rounds")).status_code == 200
+        finally:
+            go.set()
 
 
 async def test_one_checkpoint_that_nobody_answers_for_is_not_waited_for(

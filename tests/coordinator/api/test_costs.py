@@ -10,9 +10,12 @@ import pytest
 from waiting import until
 
 from diloco_coordinator.api import look_io
+from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.look_io import CUT_OFF
+from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.sse_io import STATE_S
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared import ambient
 from diloco_shared.protocol.records import RunStatus
 
 pytestmark = pytest.mark.virtual
@@ -157,6 +160,39 @@ async def test_readers_of_a_run_share_a_look_and_take_one_at_most_so_often(world
         assert [t["steps"] for t in told] == [0, 1, 2, 3, 4] and told[-1]["state"] == "stopped"
         assert all(pieces == heard[0] for pieces in heard)
         assert all(piece is heard[0][n] for pieces in heard for n, piece in enumerate(pieces))
+
+
+async def test_a_reader_is_told_of_what_changed_just_after_another_had_looked(world: Any) -> None:
+    """It is given the look of the other one, and nobody tells of that change once more."""
+    shown = {"state": "running"}
+    over = lambda view: bool(view["state"] == "finished")  # noqa: E731
+    async with world.coordinator() as desk:
+        began = ambient.monotonic()
+        first = desk.streams.states("demo", lambda: dict(shown), over).body_iterator
+        assert "running" in await anext(first)
+        told = asyncio.create_task(anext(first))
+        await asyncio.sleep(0.9 * STATE_S)
+        other = desk.streams.states("demo", lambda: dict(shown), over).body_iterator
+        assert "running" in await anext(other)
+        shown["state"] = "finished"
+        await desk.registry._notify()
+        assert "finished" in await told
+        assert ambient.monotonic() - began < 3 * STATE_S
+
+
+async def test_a_stream_ends_with_its_run_and_is_not_that_of_another_of_its_name(
+    world: Any, status: Callable[..., Any]
+) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", {"name": "demo", "budget": {"steps": 96}})
+        runs = Runs(desk.registry, Guard(desk.registry, "admin"), desk.streams)
+        pieces = (await runs.stream("demo")).body_iterator
+        assert "queued" in await anext(pieces)
+        record = desk.registry.runs["demo"]
+        other = record.model_copy(update={"spec": {**record.spec, "id": "another"}})
+        desk.registry.runs["demo"] = other
+        await desk.registry._notify()
+        assert [piece async for piece in pieces] == []
 
 
 async def test_a_reader_that_comes_later_is_told_of_what_is_now(world: Any) -> None:

@@ -275,6 +275,16 @@ async def test_streams_of_runs_that_are_over_are_in_no_alert(
             ]
 
 
+async def test_no_count_is_shown_as_none_before_it_is_known(
+    world: Any, status: Callable[..., Any]
+) -> None:
+    """As while a coordinator begins: from there to what it was would be an increase."""
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        desk.registry.ready = False
+        assert await metrics(desk, "diloco_refused_total") == []
+
+
 async def test_counters_that_alerts_watch_are_there_before_their_first_count(
     world: Any, status: Callable[..., Any]
 ) -> None:

@@ -350,6 +350,21 @@ async def test_a_run_exports_by_itself_as_often_as_it_says(
         ]
 
 
+async def test_after_a_restore_the_next_one_is_as_far_away_as_any(
+    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_coordinator.exports.exporting_io.LOOK_S", 0.01)
+    maker.go.set()
+    async with world.coordinator() as desk:
+        await submitted(world, desk, status, keeping={"export_every_rounds": 10})
+        for epoch, committed in ((0, 10), (0, 20), (1, 15), (1, 20)):
+            await world.says(status("demo", rounds_committed=committed, epoch=epoch))
+            await until(lambda c=committed: desk.registry.statuses["demo"].rounds_committed == c)  # type: ignore[misc]
+            await desk.exports.look()
+            await until(lambda: not running(desk))
+        assert [r.rounds for r in maker.asked] == [10, 20, 20]
+
+
 async def test_the_last_export_is_made_though_its_coordinator_is_exchanged_meanwhile(
     world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

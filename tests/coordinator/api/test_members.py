@@ -13,7 +13,7 @@ from diloco_coordinator.api.sse_io import STREAMS_MAX, STREAMS_OF_ONE_MAX
 from diloco_coordinator.runs.membership import SPEED_S_MAX, UNRENEWED_S, MemberNote
 from diloco_coordinator.runs.reasons import Why
 from diloco_shared import ambient
-from diloco_shared.bus.port import KeyEntry
+from diloco_shared.bus.port import KeyEntry, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, Event, LearnerSpeed
 from diloco_shared.protocol.wire import decode, encode
@@ -332,6 +332,32 @@ async def test_events_come_by_cursor_and_by_run(world: Any) -> None:
         assert [e["data"]["n"] for e in mine["events"]] == [1, 3]
         none = await desk.get(f"/v1/events?after={rest['next']}")
         assert none == {"events": [], "next": rest["next"], "again": False}
+
+
+async def test_a_coordinator_that_is_behind_tells_nothing_again(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one was asked before, which had heard more: the stream has lost nothing."""
+    async with world.coordinator() as desk:
+        for n in range(3):
+            await world.tells("join", n=n)
+        await until(lambda: len(desk.registry.events) == 3)
+        read = desk.registry.told.newest
+        monkeypatch.setattr(desk.registry.told, "newest", read - 1)
+        ahead = await desk.get(f"/v1/events?after={read}")
+        assert ahead == {"events": [], "next": read, "again": False}
+        chunks = desk.streams.events(read, "").body_iterator
+        assert await anext(chunks) == ": open\n\n"
+        await world.tells("join", n=3)
+        assert '"n": 3' in await anext(chunks)
+        lost = await desk.get(f"/v1/events?after={read + 100}")
+        assert lost["again"] and [e["data"]["n"] for e in lost["events"]] == [0, 1, 2, 3]
+
+        async def away(stream: str) -> None:
+            raise Unavailable("the hub is away")
+
+        monkeypatch.setattr(desk.registry.bus, "stream_info", away)
+        assert not (await desk.get(f"/v1/events?after={read + 100}"))["again"], "nobody knows"
 
 
 async def test_events_are_streamed_from_a_cursor_on(world: Any) -> None:

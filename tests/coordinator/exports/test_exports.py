@@ -108,6 +108,26 @@ def test_what_was_made_of_a_history_that_the_run_has_lost_counts_no_more(
     assert due(found, "a", 10, committed, over, 1) is says
 
 
+@pytest.mark.parametrize(
+    ("done", "committed", "says"),
+    [
+        # It went back from beyond round 60 to round 50, and was exported at 20, 40 and 60.
+        ([20, 40, 60], 59, False),
+        ([20, 40, 60], 60, True),
+        ([20, 40, 60], 79, True),
+        ([20, 40, 50], 69, False),
+        ([20, 40, 50], 70, True),
+    ],
+)
+def test_what_was_made_beyond_where_the_run_went_back_to_never_counts_again(
+    done: list[int], committed: int, says: bool
+) -> None:
+    found = [record(str(n), in_epoch=0, rounds=rounds) for n, rounds in enumerate(done)]
+    assert due(found, "a", 20, committed, False, 1, since=50) is says
+    found.append(record("9", in_epoch=1, rounds=55))
+    assert not due(found, "a", 20, min(committed, 74), False, 1, since=50)
+
+
 RUNS = ("a", "b", "c")
 
 

@@ -12,7 +12,7 @@ from diloco_coordinator.api.auth_io import Guard, must, must_see, run_of_folder
 from diloco_coordinator.api.problems_io import Problem, invalid, readable, spec_of
 from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX
 from diloco_coordinator.api.runs_io import Runs
-from diloco_coordinator.api.vaults_io import Vaults, problems
+from diloco_coordinator.api.vaults_io import problems
 from diloco_coordinator.api.views import jsonable
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import run_id_of
@@ -66,10 +66,10 @@ class RestoreRequest(BaseModel):
 class CheckpointRoutes:
     """The routes, over one registry."""
 
-    def __init__(self, registry: Registry, guard: Guard, runs: Runs, vaults: Vaults) -> None:
+    def __init__(self, registry: Registry, guard: Guard, runs: Runs) -> None:
         self.registry = registry
         self.runs = runs
-        self.vaults = vaults
+        self.vaults = runs.vaults
         self.root = runs.checkpoints
         self.router = APIRouter(prefix="/v1", tags=["checkpoints"])
         look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from diloco_coordinator.api.auth_io import Guard, must_see
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.runs_io import Runs
-from diloco_coordinator.api.vaults_io import Vaults
 from diloco_coordinator.api.views import jsonable
 from diloco_coordinator.exports.exporting_io import Busy, Exports
 from diloco_coordinator.exports.exports import Asked, ExportRecord, why_unwritten
@@ -44,12 +43,10 @@ class ExportRequest(BaseModel):
 class ExportRoutes:
     """The routes, over one registry."""
 
-    def __init__(
-        self, registry: Registry, guard: Guard, runs: Runs, exports: Exports, vaults: Vaults
-    ) -> None:
+    def __init__(self, registry: Registry, guard: Guard, runs: Runs, exports: Exports) -> None:
         self.registry = registry
         self.runs = runs
-        self.vaults = vaults
+        self.vaults = runs.vaults
         self.exports = exports
         self.router = APIRouter(prefix="/v1/runs/{run}/exports", tags=["exports"])
         look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}

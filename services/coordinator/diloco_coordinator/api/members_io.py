@@ -10,7 +10,7 @@ from diloco_coordinator.access import asker, sees
 from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.look_io import Look, cut_off
 from diloco_coordinator.api.problems_io import Problem
-from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.api.sse_io import Streams, going_on
 from diloco_coordinator.api.views import event_view, member_view
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.registry_io import Registry
@@ -118,8 +118,7 @@ class Members:
         What is told now came instead, and some of it may have been told before.
         """
         token, registry, asked = asker(), self.registry, after
-        if registry.ready:
-            after = registry.told.going_on(after)
+        after = await going_on(registry, after)
         newer = registry.events_after(after, run)
         found = [(seq, e) for seq, e in newer if sees(token, e.run)][:limit]
         return {

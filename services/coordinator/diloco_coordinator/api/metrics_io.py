@@ -253,8 +253,10 @@ class ClusterMetrics:
         since = GaugeMetricFamily(
             "diloco_seconds_since_round", "Since a round closed", labels=["run"]
         )
-        # A counter that begins with its first count has no increase then: it is there before.
-        counts = {run: {reason: 0 for reason in REFUSALS} for run in self.registry.runs}
+        # A counter that begins with its first count has no increase then: it is there before. But
+        # not before what was counted is known, which would be an increase.
+        known = self.registry.runs if self.registry.ready else ()
+        counts = {run: {reason: 0 for reason in REFUSALS} for run in known}
         for run, status in statuses.items():
             counts[run] = {**counts.get(run, {}), **status.refused}
             stuck.add_metric([run], status.state == "stuck")

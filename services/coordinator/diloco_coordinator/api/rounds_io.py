@@ -137,8 +137,9 @@ class Rounds:
         """Of all shards, from the stream and the archive."""
         stream, bus = subjects.tape_stream(spec.name), self.runs.registry.bus
         try:
-            archives = archives_of(spec, await asyncio.to_thread(self.runs.checkpoints_of, spec))
-            return await read_tape(bus, spec.name, archives, after=after, limit=limit)
+            archives = archives_of(spec, await self.runs.root_of(spec))
+            ask = self.runs.vaults.plainly
+            return await read_tape(bus, spec.name, archives, after=after, limit=limit, ask=ask)
         except (CheckpointError, VaultError) as error:
             raise Problem(503, "The tape's archive cannot be read", str(error)) from None
         except Unavailable:

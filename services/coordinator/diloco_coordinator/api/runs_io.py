@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
@@ -15,6 +16,7 @@ from diloco_coordinator.api.look_io import Look
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX, Repeatable
 from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.api.vaults_io import Vaults
 from diloco_coordinator.api.views import (
     PHASES,
     jsonable,
@@ -133,6 +135,7 @@ class Runs:
         self.registry = registry
         self.checkpoints = checkpoints  # where those of most runs are, and archived tapes
         self.places = (checkpoints, *places)  # all where those of a run may be
+        self.vaults = Vaults()
         self.streams = streams
         self.leaving: dict[str, float] = {}  # by id: since when a run is to be deleted
         # One at a time, lest two requests for one name undo each other's steps.
@@ -214,13 +217,14 @@ class Runs:
         """
         model = body.get("model")
         try:
-            if isinstance(model, dict):
-                if (named := str(model.get("weights", ""))).startswith(OF_CHECKPOINT):
-                    must_see(named.removeprefix(OF_CHECKPOINT))
-                found = await asyncio.to_thread(begun_from, model, self.checkpoints, self.places)
-                body = {**body, "model": found}
+            named = str(model.get("weights", "")) if isinstance(model, dict) else ""
+            if isinstance(model, dict) and named.startswith(OF_CHECKPOINT):
+                must_see(named.removeprefix(OF_CHECKPOINT))
+                begun = partial(begun_from, model, self.checkpoints, self.places)
+                body = {**body, "model": await self.vaults.plainly(begun)}
             spec = await asyncio.to_thread(check, body)
-            await asyncio.to_thread(root_of_run, spec.keeping.run_checkpoint_root, self.places)
+            if named := spec.keeping.run_checkpoint_root:
+                await self.vaults.plainly(partial(root_of_run, named, self.places))
             return spec
         except OutOfReach as error:
             fault = {"path": "keeping.run_checkpoint_root", "message": str(error)}
@@ -241,6 +245,13 @@ class Runs:
             return root_of_run(spec.keeping.run_checkpoint_root, self.places)
         except OutOfReach as error:
             raise CheckpointError(f"keeping.run_checkpoint_root: {error}") from None
+
+    async def root_of(self, spec: RunSpec) -> str:
+        """`checkpoints_of`, for an event loop. A run that names no place needs no thread: one that
+        hangs is none of its."""
+        if not spec.keeping.run_checkpoint_root:
+            return self.checkpoints
+        return await self.vaults.plainly(partial(self.checkpoints_of, spec))
 
     async def begin(
         self,
@@ -499,10 +510,11 @@ class Runs:
 
     async def stream(self, run: str) -> StreamingResponse:
         """The run as it changes (server-sent events); ends when the run is over or deleted."""
-        self.record(run)
+        run_id = run_id_of(self.record(run))
 
         def now() -> dict[str, Any] | None:
             record = self.registry.runs.get(run)
-            return None if record is None else self.view(record)
+            there = record is not None and run_id_of(record) == run_id
+            return self.view(record) if record is not None and there else None
 
-        return self.streams.states(run, now, over_view)
+        return self.streams.states(f"{run}.{run_id}", now, over_view)

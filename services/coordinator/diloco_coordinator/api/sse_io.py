@@ -14,6 +14,8 @@ from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.api.views import event_view
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared import ambient
+from diloco_shared.bus.port import BusError
+from diloco_shared.protocol import subjects
 
 # Open streams at once: pages and scripts of a team. Each is a task and a socket.
 STREAMS_MAX = 64
@@ -94,14 +96,14 @@ class Streams:
 
     async def _events(self, after: int, run: str, token: TokenRecord | None) -> AsyncIterator[str]:
         told = self.registry.told
-        lost = told.lost
+        lost, asked = told.lost, False
         yield ": open\n\n"
         said_at = ambient.monotonic()
         while True:
             if lost != told.lost:  # other events have the sequences that this reader has read
                 lost, after = told.lost, min(after, told.again_from - 1)
-            if self.registry.ready:  # it may have read them before it came here
-                after = told.going_on(after)
+            if self.registry.ready and not asked:  # it may have read them before it came here
+                after, asked = await going_on(self.registry, after), True
             for seq, event in self.registry.events_after(after, run):
                 after = seq
                 if not sees(token, event.run):
@@ -130,7 +132,8 @@ class Streams:
                 if over(state.view):
                     return
                 said_at = ambient.monotonic()
-            elif not await self._change(said_at):
+            # A look of before the newest change may lack it, and nobody tells of it once more.
+            elif state.changes == self.registry.changes and not await self._change(said_at):
                 yield ": still here\n\n"
                 said_at = ambient.monotonic()
             # Whatever happens, and however often: a view is long, and most changes are of others.
@@ -138,7 +141,7 @@ class Streams:
 
     def _state(self, what: str, now: Callable[[], dict[str, Any] | None]) -> "_State":
         """The newest one that was looked at, unless it is old: one for all its readers."""
-        at = ambient.monotonic()
+        at, changes = ambient.monotonic(), self.registry.changes
         known = self._newest.get(what)
         if known is not None and at - known.at < STATE_S:
             return known
@@ -148,7 +151,7 @@ class Streams:
         else:
             text = "" if view is None else f"data: {json.dumps(view)}\n\n"
         self._newest = {w: s for w, s in self._newest.items() if at - s.at < STATE_S}
-        self._newest[what] = _State(at, view, text)
+        self._newest[what] = _State(at, changes, view, text)
         return self._newest[what]
 
     async def _change(self, said_at: float) -> bool:
@@ -167,11 +170,28 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A view, as of `at` in monotonic seconds, and the event that tells it."""
+    """A view, as of `at` in monotonic seconds and so many changes, and the event that tells it."""
 
     at: float
+    changes: int
     view: dict[str, Any] | None
     text: str
+
+
+async def going_on(registry: Registry, after: int) -> int:
+    """The cursor to go on from, for a reader of events that has read up to `after` and asks anew.
+
+    Beyond the newest event that is known here, the stream may have lost its end since: then it is a
+    smaller one. Or only this coordinator is behind, cut off or slower than the one that was asked
+    before: that the hub knows.
+    """
+    if not registry.ready or after <= registry.told.newest:
+        return after
+    try:
+        info = await registry.bus.stream_info(subjects.EVENTS_STREAM)
+    except BusError:
+        return after
+    return after if info.last_seq >= after else registry.told.going_on(after)
 
 
 def _too_many(status: int, which: str) -> Problem:

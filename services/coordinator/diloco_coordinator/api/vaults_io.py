@@ -32,33 +32,39 @@ class Vaults:
 
     async def ask(self, read: Callable[[], T]) -> T:
         """What the place answers. 404 and 503 with its own words, and 503 where it says nothing."""
+        with problems():
+            return await self.plainly(read)
+
+    async def plainly(self, read: Callable[[], T]) -> T:
+        """What the place answers, or what it raises; 503 where it says nothing."""
         return await _answered(self._threads, read, ASK_S_MAX)
 
     async def listed(self, read: Callable[[], T]) -> T:
         """The same, of all that lies there: others wait until this has been read."""
-        return await _answered(self._listing, read, LIST_S_MAX)
+        with problems():
+            return await _answered(self._listing, read, LIST_S_MAX)
 
     async def removed(self, remove: Callable[[], T]) -> T:
         """The same, of what takes as long as there are files."""
-        return await _answered(self._threads, remove, REMOVE_S_MAX)
+        with problems():
+            return await _answered(self._threads, remove, REMOVE_S_MAX)
 
 
 async def _answered(threads: ThreadPoolExecutor, read: Callable[[], T], seconds_max: float) -> T:
     asking = copy_context()  # whose request it is
-    with problems():
-        try:
-            async with asyncio.timeout(seconds_max) as limit:
-                return await asyncio.get_running_loop().run_in_executor(threads, asking.run, read)
-        except TimeoutError:
-            if not limit.expired():
-                raise  # the place's own
-            text = (
-                f"their place has said nothing for {seconds_max:.0f} s, or other requests wait for "
-                "it: see that it can be reached from the coordinator's machine, and ask again"
-            )
-            headers = {"Retry-After": str(RETRY_S)}
-            title = "The checkpoints do not answer"
-            raise Problem(503, title, text, headers=headers) from None
+    try:
+        async with asyncio.timeout(seconds_max) as limit:
+            return await asyncio.get_running_loop().run_in_executor(threads, asking.run, read)
+    except TimeoutError:
+        if not limit.expired():
+            raise  # the place's own
+        text = (
+            f"their place has said nothing for {seconds_max:.0f} s, or other requests wait for "
+            "it: see that it can be reached from the coordinator's machine, and ask again"
+        )
+        headers = {"Retry-After": str(RETRY_S)}
+        title = "The checkpoints do not answer"
+        raise Problem(503, title, text, headers=headers) from None
 
 
 @contextmanager

@@ -70,6 +70,8 @@ class Exports:
         self.past: dict[str, ExportRecord] = {}
         self._keeping: dict[str, tuple[RunRecord, Keeping | None]] = {}
         self._hindered: dict[str, str] = {}  # run -> what was told of why none can begin
+        # Run -> its id, its epoch, and the rounds that it had when it was first seen in that.
+        self._epochs: dict[str, tuple[str, int, int]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         # One at a time changes what is there: a disk may hold up whoever does.
         self._changing = asyncio.Lock()
@@ -144,6 +146,8 @@ class Exports:
             del self._keeping[name]
         for name in self._hindered.keys() - runs.keys():
             del self._hindered[name]
+        for name in self._epochs.keys() - runs.keys():
+            del self._epochs[name]
         for record in list(runs.values()):
             if self._due(record):
                 await self._begin_due(record)
@@ -169,7 +173,15 @@ class Exports:
         run_id, every = run_id_of(record), keeping.export_every_rounds
         of_run = [*self.of(run_id), *(r for r in (self.past.get(run_id),) if r is not None)]
         committed, over = status.rounds_committed, status.state in OVER
-        return due(of_run, run_id, every, committed, over, status.epoch)
+        since = self._since(record.name, run_id, status.epoch, committed)
+        return due(of_run, run_id, every, committed, over, status.epoch, since)
+
+    def _since(self, run: str, run_id: str, epoch: int, committed: int) -> int:
+        """The rounds that a run had when it was first seen in this epoch."""
+        known = self._epochs.get(run)
+        if known is None or known[:2] != (run_id, epoch):
+            known = self._epochs[run] = run_id, epoch, committed
+        return known[2]
 
     def _keeping_of(self, record: RunRecord) -> Keeping | None:
         """As it was read last; None for what another release wrote."""

@@ -159,21 +159,25 @@ def due(
     committed: int,
     over: bool,
     epoch: int = 0,
+    since: int | None = None,
 ) -> bool:
     """Whether one of a run in `epoch` that has `committed` so many rounds begins by itself.
 
     What was asked for by hand counts too, and what failed: a disk that is full is not asked again
     before another `every` rounds. What was cut off with its coordinator is begun again. Once the
     run is over, the last parameters are worth one of their own; and what an earlier epoch made is
-    of a history that may be lost. Before, it counts as far as the run has come: an epoch often
-    begins with the very parameters that were exported.
+    of a history that may be lost. Before, it counts as far as the run had come when this epoch was
+    seen first, after `since` rounds: an epoch often begins with the very parameters that were
+    exported. Where that is not known, it counts as far as the run has come.
     """
     if every is None or not committed:
         return False
     of_run = [r for r in records if r.run_id == run_id and not r.asked.checkpoint]
     tried = _tried(of_run)
     if not over:
-        reached = (r.rounds for r in tried if r.rounds <= committed)
+        before = committed if since is None else min(since, committed)
+        known = (r for r in tried if r.rounds <= before or r.of_history(epoch, committed))
+        reached = (r.rounds for r in known)
         return committed - max(reached, default=0) >= every
     counted = [r for r in tried if r.of_history(epoch, committed)]
     before = max((r.rounds for r in counted), default=0)

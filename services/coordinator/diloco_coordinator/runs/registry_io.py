@@ -83,6 +83,7 @@ class Registry:
         self.histories = Histories()
         self.told = events.Events()
         self.changed = asyncio.Condition()
+        self.changes = 0  # that were notified
         self.ready = False
 
     @property
@@ -235,6 +236,7 @@ class Registry:
         return self.speeds.of(learner, note.record.run, ambient.monotonic())
 
     async def _notify(self) -> None:
+        self.changes += 1
         async with self.changed:
             self.changed.notify_all()
 
