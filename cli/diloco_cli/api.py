@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from diloco_cli.cluster import Where, endpoint_of, token_of
 from diloco_cli.words import CONFLICT, FAILED, INVALID, NO_CLUSTER, REFUSED, UNKNOWN, CliError
-from diloco_client import ApiError, Client, Silent, Unreachable, Untrusted
+from diloco_client import ApiError, Client, Silent, Unanswered, Unreachable, Untrusted
 
 _STATUSES = {
     401: REFUSED,
@@ -15,7 +15,9 @@ _STATUSES = {
     404: UNKNOWN,
     409: CONFLICT,
     422: INVALID,
+    502: NO_CLUSTER,
     503: NO_CLUSTER,
+    504: NO_CLUSTER,
 }
 
 
@@ -47,8 +49,8 @@ def explained(error: ApiError | Unreachable, where: Where) -> CliError:
     """The server's own words, fault by fault."""
     if isinstance(error, Untrusted):
         return CliError(str(error), NO_CLUSTER)
-    if isinstance(error, Silent):
-        return CliError(f"{error}: {WAITS}", NO_CLUSTER)
+    if isinstance(error, Unanswered):
+        return CliError(f"{error}: {_unanswered(error)}", NO_CLUSTER)
     if isinstance(error, Unreachable):
         return CliError(f"{error}: {_way_out(where)}", NO_CLUSTER)
     lines = [str(error)]
@@ -59,6 +61,15 @@ def explained(error: ApiError | Unreachable, where: Where) -> CliError:
         lines[0] += ": give one with --token-file, DILOCO_TOKEN_FILE or DILOCO_TOKEN"
         lines[0] += "" if expired else "; the admin token is in the coordinator's data folder"
     return CliError("\n".join(lines), _STATUSES.get(error.status, FAILED))
+
+
+def _unanswered(error: Unanswered) -> str:
+    """What to do where a request was taken, and nobody knows what became of it."""
+    if error.changes:
+        return "what was asked for may have been done all the same, so look before you ask again"
+    if isinstance(error, Silent):
+        return "it may be busy, or wait for something itself, so try again in a few seconds"
+    return "try again in a few seconds, and if that is no help, see that the address is right"
 
 
 def _way_out(where: Where) -> str:
@@ -96,9 +107,16 @@ def newest_rounds(client: Client, run: dict[str, Any], count: int) -> list[dict[
 
 # Answers that a moment's trouble gives: the message server, or what stands before the API, is away.
 PASSING = (502, 503, 504)
-# What a coordinator does that is there and does not answer.
+# What a coordinator does that is there and tells no rounds: it reads them there.
 WAITS = "it may be waiting for the message server, so try again in a few seconds"
 T = TypeVar("T")
+
+
+def passes(error: ApiError | Unreachable) -> bool:
+    """Whether it may help to ask again in a moment."""
+    if isinstance(error, ApiError):
+        return error.status in PASSING
+    return not isinstance(error, Untrusted)
 
 
 def rounds_or_why(ask: Callable[[], list[dict[str, Any]]]) -> tuple[list[dict[str, Any]], str]:
@@ -130,8 +148,7 @@ class Patience:
         try:
             found = what()
         except (ApiError, Unreachable) as error:
-            passes = not isinstance(error, ApiError) or error.status in PASSING
-            if isinstance(error, Untrusted) or not passes or self.silent_s > self.limit_s:
+            if not passes(error) or self.silent_s > self.limit_s:
                 raise
             return None
         self.answered_at = time.monotonic()

@@ -15,33 +15,23 @@ from urllib.parse import quote
 
 import httpx
 
-from diloco_client.reaching import proxy_of, trusted, what_failed
-
-
-class ApiError(Exception):
-    """The server said no: `status`, `title`, `detail`, and per-field `errors` if there are any."""
-
-    def __init__(
-        self, status: int, title: str, detail: str, errors: list[dict[str, str]] | None = None
-    ) -> None:
-        super().__init__(f"{title}: {detail}")
-        self.status = status
-        self.title = title
-        self.detail = detail
-        self.errors = errors or []
-
-
-class Unreachable(Exception):
-    """Nobody answers at the address."""
-
-
-class Silent(Unreachable):
-    """Somebody took the request, and has not answered it in time."""
-
-
-class Untrusted(Unreachable):
-    """Somebody answers, and cannot prove to be the server."""
-
+from diloco_client.answers import (
+    CHECKPOINT_S,
+    DELETE_S,
+    LIST_S,
+    PAGE,
+    REMOVE_S,
+    SUBMIT_S,
+    read,
+    refusal,
+)
+from diloco_client.answers import ApiError as ApiError
+from diloco_client.answers import Lost as Lost
+from diloco_client.answers import Silent as Silent
+from diloco_client.answers import Unanswered as Unanswered
+from diloco_client.answers import Unreachable as Unreachable
+from diloco_client.answers import Untrusted as Untrusted
+from diloco_client.reaching import cut_off, proxy_of, trusted, what_failed
 
 # What a request ends with when nobody is there; UnicodeError where no name of a host can be so.
 _NOBODY = (httpx.HTTPError, UnicodeError)
@@ -50,10 +40,12 @@ SILENCE_S = 35.0
 # Before the first word of a sample, in seconds: a model is read and compiled, and the coordinator
 # ends what takes more than three minutes.
 SAMPLE_S = 200.0
+OVER = ("finished", "stopped")
 
 
 class Client:
-    """One server. Times out after `timeout_s` seconds a request.
+    """One server. Times out after `timeout_s` seconds a request; where a coordinator may take more,
+    after what `diloco_client.answers` says.
 
     `ca`: a file with the certificates of the authorities to trust, instead of DILOCO_CA,
     SSL_CERT_FILE, or all known ones; ValueError for one that holds none, or for an address that is
@@ -103,31 +95,48 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
-    def _call(self, method: str, path: str, **kwargs: Any) -> Any:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        wait_s: float = 0.0,
+        has: tuple[str, ...] = (),
+        **kwargs: Any,
+    ) -> Any:
+        """`wait_s`: for how long an answer is waited for, if that is more than `timeout_s`. `has`:
+        what a coordinator tells there."""
+        timeout, changes = self._timeout(wait_s), method != "GET"
         try:
-            response = self._http.request(method, path, **kwargs)
+            response = self._http.request(method, path, timeout=timeout, **kwargs)
         except (httpx.ReadTimeout, httpx.WriteTimeout):
-            raise self._silent() from None
+            raise self._silent(timeout, changes) from None
         except _NOBODY as error:
+            if cut_off(error):
+                raise self._lost(error, changes) from None
             raise self._unreachable(error, "no coordinator answers at") from None
-        if response.is_success:
-            return self._body(response) if response.content else None
-        raise _refusal(response)
+        if not response.is_success:
+            raise refusal(response, self.url)
+        return read(response, self.url, has) if response.content else None
 
-    def _body(self, response: httpx.Response) -> Any:
-        """ApiError for the page of something else, as of a proxy that asks for a password."""
-        try:
-            return response.json()
-        except ValueError:
-            text = f"what answers at {self.url} sends no JSON: is it the address of a coordinator?"
-            raise ApiError(response.status_code, "No API there", text) from None
+    def _timeout(self, wait_s: float) -> httpx.Timeout:
+        usual = self._http.timeout
+        read_s = max(usual.read or 0.0, wait_s)
+        return httpx.Timeout(connect=usual.connect, read=read_s, write=usual.write, pool=usual.pool)
 
-    def _silent(self) -> Silent:
+    def _silent(self, timeout: httpx.Timeout, changes: bool) -> Silent:
         """A connection was made: to say that nobody is there would blame the wrong process."""
-        waited_s = self._http.timeout.read or 0.0
         return Silent(
             f"the coordinator at {self.url}{self._through()} took the request, and has not "
-            f"answered it within {waited_s:g} s"
+            f"answered it within {timeout.read or 0.0:g} s",
+            changes=changes,
+        )
+
+    def _lost(self, error: Exception, changes: bool) -> Lost:
+        return Lost(
+            f"the coordinator at {self.url}{self._through()} took the request, and its answer was "
+            f"lost ({error})",
+            changes=changes,
         )
 
     def _through(self) -> str:
@@ -167,7 +176,9 @@ class Client:
     def create_run(self, spec: dict[str, Any], *, idempotency_key: str = "") -> dict[str, Any]:
         """Submit a run; with a key, a repeat of the same request creates nothing twice."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        run: dict[str, Any] = self._call("POST", "/v1/runs", json=spec, headers=headers)
+        run: dict[str, Any] = self._call(
+            "POST", "/v1/runs", wait_s=SUBMIT_S, json=spec, headers=headers
+        )
         return run
 
     def runs(self) -> list[dict[str, Any]]:
@@ -175,7 +186,8 @@ class Client:
         return list(self._pages("/v1/runs", "runs", {}))
 
     def run(self, name: str) -> dict[str, Any]:
-        run: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(name)}")
+        path = f"/v1/runs/{_part(name)}"
+        run: dict[str, Any] = self._call("GET", path, has=("name", "state"))
         return run
 
     def pause(self, name: str) -> dict[str, Any]:
@@ -199,7 +211,8 @@ class Client:
         return run
 
     def delete_run(self, name: str) -> None:
-        self._call("DELETE", f"/v1/runs/{_part(name)}")
+        """Remove a run that is over, with everything the message server keeps of it."""
+        self._call("DELETE", f"/v1/runs/{_part(name)}", wait_s=DELETE_S)
 
     def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[dict[str, Any]]:
         """Every closed round after the tape sequence `after`; of these the `newest` so many alone,
@@ -209,19 +222,21 @@ class Client:
         return found[-newest:]  # a coordinator before 0.3 tells of all
 
     def metrics(self, name: str) -> dict[str, Any]:
-        metrics: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(name)}/metrics")
+        path = f"/v1/runs/{_part(name)}/metrics"
+        metrics: dict[str, Any] = self._call("GET", path, has=("evaluations",))
         return metrics
 
     def recoveries(self, name: str) -> list[dict[str, Any]]:
         """How learners came back, or came new to the run."""
-        page = self._call("GET", f"/v1/runs/{_part(name)}/recoveries")
+        page = self._call("GET", f"/v1/runs/{_part(name)}/recoveries", has=("recoveries",))
         return list(page["recoveries"])
 
     # --- checkpoints ---------------------------------------------------------------------------
 
     def checkpoint(self, run: str) -> dict[str, Any]:
         """Begin a run-wide checkpoint; `status.checkpoint_state` of the run tells the rest."""
-        begun: dict[str, Any] = self._call("POST", f"/v1/runs/{_part(run)}/checkpoints")
+        path = f"/v1/runs/{_part(run)}/checkpoints"
+        begun: dict[str, Any] = self._call("POST", path, wait_s=CHECKPOINT_S, has=("number",))
         return begun
 
     def checkpoints(self, run: str = "") -> list[dict[str, Any]]:
@@ -229,28 +244,42 @@ class Client:
         return self.all_checkpoints(run)["checkpoints"]
 
     def all_checkpoints(self, run: str = "") -> dict[str, list[dict[str, Any]]]:
-        """As `checkpoints`, and beside them those that are `damaged`: `ref`, `run` and `reason`."""
+        """As `checkpoints`, and beside them those that are `damaged`: `ref`, `run` and `reason`.
+
+        Page by page: a coordinator reads a manifest for each, from a place that may be far away.
+        """
         path = f"/v1/runs/{_part(run)}/checkpoints" if run else "/v1/checkpoints"
-        found: dict[str, list[dict[str, Any]]] = self._call("GET", path)
-        return {"damaged": [], **found}  # a coordinator before 0.3 leaves them out
+        found: dict[str, list[dict[str, Any]]] = {"checkpoints": [], "damaged": []}
+        after: str | None = ""
+        while after is not None:
+            params = {"limit": PAGE} | ({"after": after} if after else {})
+            page = self._call("GET", path, wait_s=LIST_S, has=("checkpoints",), params=params)
+            found["checkpoints"] += page["checkpoints"]
+            # A coordinator before 0.3 leaves the damaged out, and knows no pages.
+            found["damaged"] += page.get("damaged", [])
+            after = page.get("next")
+        return found
 
     def show_checkpoint(self, run: str, number: int) -> dict[str, Any]:
-        found: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(run)}/checkpoints/{number}")
+        path = f"/v1/runs/{_part(run)}/checkpoints/{number}"
+        found: dict[str, Any] = self._call("GET", path, wait_s=CHECKPOINT_S)
         return found
 
     def delete_checkpoint(self, run: str, number: int) -> None:
-        self._call("DELETE", f"/v1/runs/{_part(run)}/checkpoints/{number}")
+        self._call("DELETE", f"/v1/runs/{_part(run)}/checkpoints/{number}", wait_s=REMOVE_S)
 
     def delete_stored(self, ref: str) -> None:
         """Remove a checkpoint FOLDER/NUMBER, of a deleted run perhaps."""
         folder, _, number = ref.partition("/")
-        self._call("DELETE", f"/v1/checkpoints/{_part(folder)}/{_part(number)}")
+        path = f"/v1/checkpoints/{_part(folder)}/{_part(number)}"
+        self._call("DELETE", path, wait_s=REMOVE_S)
 
     def restore(self, run: str, number: int, *, as_run: str = "") -> dict[str, Any]:
         """Take a run back to a checkpoint, or begin a new one with it."""
         path = f"/v1/runs/{_part(run)}/checkpoints/{number}/restore"
         body = {"as": as_run} if as_run else {}
-        restored: dict[str, Any] = self._call("POST", path, json=body)
+        wait_s = SUBMIT_S if as_run else CHECKPOINT_S
+        restored: dict[str, Any] = self._call("POST", path, wait_s=wait_s, json=body)
         return restored
 
     def begin_again(self, run: str) -> dict[str, Any]:
@@ -262,7 +291,7 @@ class Client:
         """Submit a run that begins with a checkpoint: FOLDER/NUMBER, or an address of its own."""
         params = {"checkpoint": checkpoint}
         path = "/v1/checkpoints/submit"
-        run: dict[str, Any] = self._call("POST", path, json=spec, params=params)
+        run: dict[str, Any] = self._call("POST", path, wait_s=SUBMIT_S, json=spec, params=params)
         return run
 
     # --- exports -------------------------------------------------------------------------------
@@ -277,12 +306,14 @@ class Client:
     ) -> dict[str, Any]:
         """Begin to take the weights out; `show_export` tells how far it is."""
         body = {"version": version, "checkpoint": checkpoint, "dtype": dtype}
-        begun: dict[str, Any] = self._call("POST", f"/v1/runs/{_part(run)}/exports", json=body)
+        path = f"/v1/runs/{_part(run)}/exports"
+        begun: dict[str, Any] = self._call("POST", path, wait_s=CHECKPOINT_S, json=body)
         return begun
 
     def exports(self, run: str) -> list[dict[str, Any]]:
         """Those of a run, oldest first."""
-        found: list[dict[str, Any]] = self._call("GET", f"/v1/runs/{_part(run)}/exports")["exports"]
+        page = self._call("GET", f"/v1/runs/{_part(run)}/exports", has=("exports",))
+        found: list[dict[str, Any]] = page["exports"]
         return found
 
     def show_export(self, run: str, export: str) -> dict[str, Any]:
@@ -301,7 +332,7 @@ class Client:
             with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
                 if not response.is_success:
                     response.read()
-                    raise _refusal(response)
+                    raise refusal(response, self.url)
                 if start and response.status_code != 206:
                     raise ApiError(response.status_code, "Not a part", f"{file}: all of it came")
                 # As it comes: what was gathered first would be lost with a link that breaks.
@@ -313,12 +344,13 @@ class Client:
 
     def members(self) -> list[dict[str, Any]]:
         """Every process that is or was a member."""
-        members: list[dict[str, Any]] = self._call("GET", "/v1/members")["members"]
+        page = self._call("GET", "/v1/members", has=("members",))
+        members: list[dict[str, Any]] = page["members"]
         return members
 
     def all_members(self) -> dict[str, Any]:
         """`members`, and beside them `cut_off`: why that may be old by now, else empty."""
-        found: dict[str, Any] = self._call("GET", "/v1/members")
+        found: dict[str, Any] = self._call("GET", "/v1/members", has=("members",))
         if "cut_off" not in found:  # a coordinator before 0.3 says it elsewhere alone
             trouble = self.trouble()
             found["cut_off"] = f"{trouble}; this is what was heard last" if trouble else ""
@@ -345,7 +377,7 @@ class Client:
         found: list[dict[str, Any]] = []
         while True:
             params = {"run": run, "after": after, "limit": 1000}
-            page = self._call("GET", "/v1/events", params=params)
+            page = self._call("GET", "/v1/events", has=("events",), params=params)
             found += page["events"]
             if len(page["events"]) < 1000:
                 return found
@@ -358,7 +390,7 @@ class Client:
         return fault
 
     def faults(self) -> list[dict[str, Any]]:
-        faults: list[dict[str, Any]] = self._call("GET", "/v1/chaos")["faults"]
+        faults: list[dict[str, Any]] = self._call("GET", "/v1/chaos", has=("faults",))["faults"]
         return faults
 
     def plan(self, **wishes: Any) -> dict[str, Any]:
@@ -378,7 +410,7 @@ class Client:
         return access
 
     def tokens(self) -> list[dict[str, Any]]:
-        tokens: list[dict[str, Any]] = self._call("GET", "/v1/tokens")["tokens"]
+        tokens: list[dict[str, Any]] = self._call("GET", "/v1/tokens", has=("tokens",))["tokens"]
         return tokens
 
     def make_token(
@@ -410,26 +442,51 @@ class Client:
     def audit(self, newest: int = 200, *, actor: str = "", after: int = 0) -> list[dict[str, Any]]:
         """Who changed what, and who was refused; oldest first. At most 1000 rows."""
         params = {"limit": newest, "actor": actor, "after": after}
-        rows: list[dict[str, Any]] = self._call("GET", "/v1/audit", params=params)["rows"]
+        page = self._call("GET", "/v1/audit", has=("rows",), params=params)
+        rows: list[dict[str, Any]] = page["rows"]
         return rows
 
     # --- streams -------------------------------------------------------------------------------
 
     def stream_events(self, run: str = "", after: int = 0) -> Iterator[dict[str, Any]]:
-        """Events as they happen, without end; go on after a break with the last one's `seq`."""
-        return self._stream("/v1/events/stream", {"run": run, "after": after})
+        """Events as they happen, without end. Unreachable for every break, and also where it comes
+        between two events; go on after it with the last one's `seq`."""
+        yield from self._stream("/v1/events/stream", {"run": run, "after": after})
+        raise self._ended("events may follow")
 
     def stream_status(self, name: str) -> Iterator[dict[str, Any]]:
-        """The run whenever it changes; ends when it is over."""
-        return self._stream(f"/v1/runs/{_part(name)}/stream", {})
+        """The run whenever it changes; ends when it is over, or deleted.
+
+        Of a run that is over, the last view has the `state` "finished" or "stopped"; of one that
+        was deleted before it was seen to be over, it has another. Unreachable where the stream ends
+        and the run goes on: ask for it again.
+        """
+        view: dict[str, Any] = {}
+        for view in self._stream(f"/v1/runs/{_part(name)}/stream", {}):
+            yield view
+        if view.get("state") in OVER:
+            return
+        try:
+            now = self.run(name)
+        except ApiError as error:
+            if error.status == 404:
+                return  # it was deleted
+            raise
+        if view and now.get("created_at") != view.get("created_at"):
+            return  # it was deleted, and its name is another run's
+        raise self._ended(f"run {name!r} is {now['state']}")
 
     def sample(self, run: str, **wish: Any) -> Iterator[dict[str, Any]]:
         """What the run's exported model writes: {"begun"}, {"text"} …, {"done"} or {"failed"}.
 
         `wish`: prompt, tokens, temperature, seed, chat, export; see `POST /v1/runs/RUN/samples`.
+        Unreachable where it ends with neither of the last two.
         """
-        path = f"/v1/runs/{_part(run)}/samples"
-        return self._stream(path, {}, "POST", silence_s=SAMPLE_S, json=wish)
+        path, piece = f"/v1/runs/{_part(run)}/samples", dict[str, Any]()
+        for piece in self._stream(path, {}, "POST", silence_s=SAMPLE_S, json=wish):
+            yield piece
+        if not {"done", "failed"} & piece.keys():
+            raise self._ended("the text is not complete")
 
     def _stream(
         self,
@@ -447,16 +504,28 @@ class Client:
             ) as response:
                 if not response.is_success:
                     response.read()
-                    raise _refusal(response)
+                    raise refusal(response, self.url)
                 for line in response.iter_lines():
                     if line.startswith("data: "):
-                        yield json.loads(line.removeprefix("data: "))
+                        yield self._event(line.removeprefix("data: "))
         except _NOBODY as error:
             raise self._unreachable(error, "a stream ended from") from None
 
+    def _event(self, data: str) -> dict[str, Any]:
+        try:
+            event: dict[str, Any] = json.loads(data)
+        except ValueError:  # not all of it came: what cuts a link may end it in good order
+            text = f"a stream from {self.url}{self._through()} ended in the middle of an event"
+            raise Unreachable(text) from None
+        return event
+
+    def _ended(self, why: str) -> Unreachable:
+        return Unreachable(f"a stream from {self.url}{self._through()} ended, although {why}")
+
     def _pages(self, path: str, key: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
         while True:
-            page = self._call("GET", path, params={**params, "limit": 1000})
+            asked = {**params, "limit": 1000}
+            page = self._call("GET", path, has=(key, "next"), params=asked)
             yield from page[key]
             if page["next"] is None:
                 return
@@ -472,18 +541,3 @@ def _without_password(proxy: str) -> str:
     """An address without what stands before its host."""
     scheme, _, rest = proxy.rpartition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
-
-
-def _refusal(response: httpx.Response) -> ApiError:
-    try:
-        problem = response.json()
-    except ValueError:
-        problem = None
-    if not isinstance(problem, dict):  # a proxy's page, perhaps
-        problem = {}
-    return ApiError(
-        response.status_code,
-        str(problem.get("title", response.reason_phrase)),
-        str(problem.get("detail", response.text[:500])),
-        problem.get("errors"),
-    )

@@ -100,6 +100,17 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
+def cut_off(error: Exception) -> bool:
+    """Whether the connection ended after a request was sent and before its answer was whole.
+
+    Something else than HTTP is no such answer.
+    """
+    if isinstance(error, httpx.RemoteProtocolError):
+        # "Server disconnected without sending a response", "peer closed connection without ...".
+        return any(said in str(error) for said in ("disconnected", "closed connection"))
+    return isinstance(error, httpx.ReadError)
+
+
 def what_failed(error: httpx.HTTPError, url: str) -> str:
     """Why a server's certificate is not believed, and what to do; "" if something else failed."""
     found = _verification(error)

@@ -1,12 +1,17 @@
 """The client against a server that answers from a script."""
 
 import json
-from collections.abc import Callable
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
 
-from diloco_client import ApiError, Client, Silent, Unreachable
+from diloco_client import ApiError, Client, Lost, Silent, Unreachable
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -79,6 +84,45 @@ def test_an_answer_of_something_else_is_told_with_the_address(body: bytes) -> No
     assert caught.value.status == 200
 
 
+@pytest.mark.parametrize("body", [[], {}, "ok", {"runs": []}, {"message": "Not yours"}])
+def test_json_of_something_else_is_told_with_the_address(body: Any) -> None:
+    said = "what answers at http://c:1 sends other JSON than a coordinator does"
+    with client(lambda _: httpx.Response(200, json=body)) as c:
+        for call in (c.runs, lambda: c.run("demo"), lambda: c.rounds("demo"), c.members, c.faults):
+            with pytest.raises(ApiError, match=said):
+                call()
+
+
+@pytest.mark.parametrize(
+    ("location", "told"),
+    [
+        ("https://c:1/v1/runs?limit=1000", "sends on to https://c:1: use that address"),
+        ("https://far/api/v1/runs", "sends on to https://far/api: use that address"),
+        ("/login?back=s3cret", "sends on to http://c:1/login, which is not where"),
+    ],
+)
+def test_a_redirect_says_where_to_ask(location: str, told: str) -> None:
+    there = {"Location": location}
+    with client(lambda _: httpx.Response(301, headers=there)) as c:
+        for call in (c.runs, lambda: [*c.export_file("r", "e", "f")]):
+            with pytest.raises(ApiError, match="The address is another one") as caught:
+                call()
+            assert caught.value.status == 301 and "s3cret" not in str(caught.value)
+        with pytest.raises(ApiError, match=re.escape(told)):
+            c.runs()
+
+
+def test_below_a_path_a_redirect_is_told_in_full() -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(308, headers={"Location": f"https://c{request.url.path}"})
+
+    with (
+        Client("http://c/diloco/", "t0ken", transport=httpx.MockTransport(handle)) as c,
+        pytest.raises(ApiError, match="sends on to https://c/diloco: use that address"),
+    ):
+        c.runs()
+
+
 @pytest.mark.parametrize("url", ["http://a..b", "http://xn--a", f"http://{'a' * 70}"])
 def test_a_host_that_cannot_be_is_one_where_nobody_answers(url: str) -> None:
     with Client(url, "t0ken", environ={}) as c:
@@ -125,6 +169,67 @@ def test_who_took_the_request_and_does_not_answer_is_there(late: type[httpx.HTTP
     assert not isinstance(caught.value, Silent)
 
 
+@contextmanager
+def saying(answer: bytes) -> Iterator[str]:
+    """The address of somebody who answers that to the first request, and ends the connection."""
+
+    def serve() -> None:
+        taken, _ = listening.accept()
+        with taken:
+            while not taken.recv(65536).endswith((b"\r\n\r\n", b"}")):
+                pass
+            taken.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=serve)
+        server.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.join()
+
+
+@pytest.mark.parametrize("answer", [b"", b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"na'])
+def test_an_answer_that_was_cut_off_is_not_said_to_be_nobodys(answer: bytes) -> None:
+    with saying(answer) as url, Client(url, "t0ken") as c:
+        said = f"^the coordinator at {url} took the request, and its answer was lost"
+        with pytest.raises(Lost, match=said) as caught:
+            c.stop("demo")
+        assert caught.value.changes
+    with saying(answer) as url, Client(url, "t0ken") as c, pytest.raises(Lost) as caught:
+        c.run("demo")
+    assert not caught.value.changes
+
+
+def test_who_speaks_something_else_than_http_is_no_coordinator() -> None:
+    with (
+        saying(b"220 mail.test\r\n\r\n") as url,
+        Client(url, "t0ken") as c,
+        pytest.raises(Unreachable, match="no coordinator answers at") as caught,
+    ):
+        c.run("demo")
+    assert not isinstance(caught.value, Lost)
+
+
+def test_all_checkpoints_are_asked_for_page_by_page() -> None:
+    asked = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(dict(request.url.params))
+        after = request.url.params.get("after", "")
+        page = {"checkpoints": [{"ref": "a/1"}], "damaged": [], "next": "a/2"}
+        last = {"checkpoints": [], "damaged": [{"ref": "a/3"}], "next": None}
+        return httpx.Response(200, json=last if after else page)
+
+    with client(handle) as c:
+        found = c.all_checkpoints("demo")
+    assert found == {"checkpoints": [{"ref": "a/1"}], "damaged": [{"ref": "a/3"}]}
+    assert asked == [{"limit": "100"}, {"limit": "100", "after": "a/2"}]
+    old = client(lambda _: httpx.Response(200, json={"checkpoints": [{"ref": "a/1"}]}))
+    with old as c:  # before 0.3 there were no pages
+        assert c.all_checkpoints() == {"checkpoints": [{"ref": "a/1"}], "damaged": []}
+
+
 def test_changes_say_what_they_are_based_on() -> None:
     asked: list[httpx.Request] = []
 
@@ -148,40 +253,12 @@ def test_names_cannot_lead_elsewhere() -> None:
 
     def handle(request: httpx.Request) -> httpx.Response:
         asked.append(request.url.raw_path.decode())
-        return httpx.Response(200, json={})
+        return httpx.Response(200, json={"name": "demo", "state": "queued"})
 
     with client(handle) as c:
         c.run("../members/a?x=1")
         c.drain("a/b")
     assert asked == ["/v1/runs/..%2Fmembers%2Fa%3Fx%3D1", "/v1/members/a%2Fb/drain"]
-
-
-def test_streams_yield_what_they_are_sent_and_skip_the_rest() -> None:
-    sent = ': open\n\nid: 3\ndata: {"seq": 3}\n\n: still here\n\nid: 4\ndata: {"seq": 4}\n\n'
-
-    def handle(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/runs/gone/stream":
-            return httpx.Response(404, json={"title": "No such run", "detail": "known: demo"})
-        assert dict(request.url.params) == {"run": "demo", "after": "2"}
-        return httpx.Response(200, text=sent)
-
-    with client(handle) as c:
-        assert [e["seq"] for e in c.stream_events("demo", after=2)] == [3, 4]
-        with pytest.raises(ApiError, match="known: demo"):
-            list(c.stream_status("gone"))
-
-
-def test_a_sample_is_asked_for_and_comes_in_pieces() -> None:
-    def handle(request: httpx.Request) -> httpx.Response:
-        assert (request.method, request.url.path) == ("POST", "/v1/runs/demo/samples")
-        if json.loads(request.content) == {"prompt": "a", "tokens": 3}:
-            return httpx.Response(200, text='data: {"text": "b"}\n\ndata: {"done": true}\n\n')
-        return httpx.Response(429, json={"title": "Another", "detail": "wait for it"})
-
-    with client(handle) as c:
-        assert list(c.sample("demo", prompt="a", tokens=3)) == [{"text": "b"}, {"done": True}]
-        with pytest.raises(ApiError, match="wait for it"):
-            list(c.sample("demo"))
 
 
 def test_members_and_tokens_speak_to_their_addresses() -> None:

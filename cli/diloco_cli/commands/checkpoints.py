@@ -78,7 +78,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """Complete checkpoints, oldest first, and those that are damaged."""
-    with connect(where) as client:
+    with connect(where) as client, meanwhile("reads what is kept of them", quiet=as_json):
         listed = client.all_checkpoints(run)
     found, damaged = listed["checkpoints"], listed["damaged"]
     lines = [*map(_line, found), *map(_damaged_line, damaged)]
@@ -175,7 +175,7 @@ def delete(
     """Remove a checkpoint for good."""
     if ("/" in run) == bool(number):
         raise CliError("give a run and a number, or FOLDER/NUMBER as 'list' shows it", INVALID)
-    with connect(where) as client:
+    with connect(where) as client, meanwhile("waits until all its files are removed"):
         if number:
             client.delete_checkpoint(run, number)
         else:
