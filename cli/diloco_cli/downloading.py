@@ -19,8 +19,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from diloco_cli.api import passes
 from diloco_cli.words import CONFLICT, FAILED, INVALID, CliError, why
-from diloco_client import Client, Unreachable
+from diloco_client import ApiError, Client, Unreachable
 from diloco_shared.corpora.folders import Busy, locked
 from diloco_shared.protocol.exports import ExportedFile
 
@@ -138,8 +139,8 @@ class Download:
         self.moved = moved
 
     def file(self, file: ExportedFile) -> None:
-        """One file, whole and right. CliError for a digest that is wrong twice, Unreachable after
-        `PATIENCE_S` without one more byte."""
+        """One file, whole and right. CliError for a digest that is wrong twice; ApiError or
+        Unreachable for what does not pass, or lasts `PATIENCE_S` without one more byte."""
         path = self.target.partial / file.name
         for _ in range(ATTEMPTS):
             self._fill(file, path)
@@ -164,17 +165,18 @@ class Download:
         self.moved(here)
         moved_at = time.monotonic()
         while here < file.bytes:
-            before, trouble = here, f"{file.name} ends after {here} of {file.bytes} bytes"
+            before = here
             try:
                 self._append(file, path, here)
-            except Unreachable as error:
-                trouble = str(error)
-            here = path.stat().st_size
-            if here > before:
-                moved_at = time.monotonic()
-            elif time.monotonic() - moved_at > PATIENCE_S:
-                raise Unreachable(trouble)
-            if here < file.bytes:
+                if (here := path.stat().st_size) < file.bytes:
+                    raise Unreachable(f"{file.name} ends after {here} of {file.bytes} bytes")
+            except (ApiError, Unreachable) as error:
+                if not passes(error):
+                    raise
+                if (here := path.stat().st_size) > before:
+                    moved_at = time.monotonic()
+                elif time.monotonic() - moved_at > PATIENCE_S:
+                    raise
                 time.sleep(RETRY_S)
 
     def _append(self, file: ExportedFile, path: Path, here: int) -> None:

@@ -288,6 +288,33 @@ def test_what_is_cut_off_goes_on_where_it_was(
     ]
 
 
+@pytest.mark.parametrize("code", [502, 503, 504])
+def test_a_download_goes_on_behind_a_proxy_that_lost_its_server_for_a_moment(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+) -> None:
+    """As long as one that nobody answers: no longer, and the same command goes on then."""
+    file, refused = server.file, [1]
+
+    def away(name: str, asked: str) -> httpx.Response:
+        if refused and asked:
+            refused.pop()
+            return httpx.Response(code, text="<h1>Bad gateway</h1>")
+        return file(name, asked)
+
+    server.body = cut(1_000_000)
+    monkeypatch.setattr(server, "file", away)
+    assert export(monkeypatch, "--to", str(tmp_path / "taken")) == 0
+    assert not refused
+    whole(tmp_path / "taken")
+
+    monkeypatch.setattr(downloading, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(server, "file", lambda *_: httpx.Response(code))
+    assert export(monkeypatch, "--to", str(tmp_path / "again")) == NO_CLUSTER
+    monkeypatch.setattr(downloading, "PATIENCE_S", 120.0)
+    monkeypatch.setattr(server, "file", lambda *_: httpx.Response(404))
+    assert export(monkeypatch, "--to", str(tmp_path / "again")) == UNKNOWN, "that does not pass"
+
+
 def test_a_command_that_was_ended_goes_on_with_the_same_export(
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
