@@ -30,6 +30,9 @@ from diloco_shared.spec.run import OF_RUN
 
 app = typer.Typer()
 
+# The title of the answer that says so.
+NO_RUN = "No such run"
+
 
 @app.command()
 @anywhere
@@ -198,11 +201,25 @@ def begin_again(
 
 @app.command()
 @anywhere
-def delete(where: Where, run: Annotated[str, typer.Argument(help="Name of the run.")]) -> None:
+def delete(
+    where: Where,
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    if_present: Annotated[
+        bool, typer.Option("--if-present", help="No error if there is no such run.")
+    ] = False,
+) -> None:
     """Remove a run that is over, with everything the bus keeps of it."""
-    with connect(where) as client:
-        client.delete_run(run)
-    say(f"run {run} is deleted")
+    with connect(where) as client, meanwhile("waits until everything of it is removed"):
+        try:
+            client.delete_run(run)
+        except ApiError as error:
+            # By its title: whatever answers at a wrong address knows no such page.
+            if not (if_present and error.title == NO_RUN):
+                raise
+            said = f"there is no run {run}: nothing is left to delete"
+        else:
+            said = f"run {run} is deleted"
+    say(said)
 
 
 @app.command()
