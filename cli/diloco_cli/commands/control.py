@@ -111,6 +111,8 @@ def events(
     """What happened."""
     with connect(where) as client:
         found = client.events(run)[-newest:]
+        if run and not found:
+            client.run(run)  # the usual error where there is none; of a deleted one events may stay
 
     def line(e: dict[str, Any]) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(e["at"]))

@@ -2,7 +2,7 @@
 
 import os
 import re
-import shutil
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ import typer
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
-from diloco_cli.lines import say
+from diloco_cli.lines import columns, say
 from diloco_cli.words import CONFLICT, INVALID, CliError, why
 
 app = typer.Typer()
@@ -190,12 +190,13 @@ def audit(
     """Who changed what and when, and who was refused; for administrators."""
     with connect(where) as client:
         rows = client.audit(newest, actor=actor)
-    width = shutil.get_terminal_size().columns
+    width = columns(sys.stdout)
     show(rows, as_json, lambda: list(audit_lines(rows, width)) or ["nothing was changed yet"])
 
 
-def audit_lines(rows: list[dict[str, Any]], width: int) -> Iterator[str]:
-    """Rows as text of at most `width` columns; what needs more goes on further in."""
+def audit_lines(rows: list[dict[str, Any]], width: int | None) -> Iterator[str]:
+    """Rows as text of at most `width` columns, and what needs more goes on further in; a line each
+    where there is no terminal (None), for `grep` and its like."""
     actors = max((len(_actor(row)) for row in rows), default=0)
     for row in rows:
         head = f"{_second(row['at'])}  {_actor(row):<{actors}}  "
@@ -208,6 +209,9 @@ def audit_lines(rows: list[dict[str, Any]], width: int) -> Iterator[str]:
         text = f"{row['method']} {route}{about}  {became}, from {row['address'] or 'nowhere'}"
         if row["left_out"]:
             text += f"; {row['left_out']} refused before it are not listed"
+        if width is None:
+            yield head + text
+            continue
         inner = " " * (len(head) if len(head) < width // 2 else 2)
         yield from textwrap.wrap(head + text, width, subsequent_indent=inner) or [head]
 

@@ -1,0 +1,182 @@
+"""What commands say of answers that are lost, late, of something else, or of a run that is gone."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+import diloco_cli.api
+from diloco_cli.__main__ import main
+from diloco_cli.words import CONFLICT, FAILED, NO_CLUSTER, UNKNOWN
+from diloco_client import Client
+
+Diloco = Callable[..., tuple[int, str, str]]
+Handle = Callable[[httpx.Request], httpx.Response]
+NO_RUN = {"title": "No such run", "detail": "there is no run 'gone'; known: demo"}
+
+
+class Server:
+    """Answers as it is told to; requests are kept."""
+
+    def __init__(self) -> None:
+        self.handle: Handle = lambda _: httpx.Response(404, json=NO_RUN)
+        self.asked: list[str] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(f"{request.method} {request.url.path}")
+        return self.handle(request)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    """At http://far:1."""
+    found = Server()
+
+    def client(url: str, token: str, **_: str) -> Client:
+        return Client(url, token, transport=httpx.MockTransport(found))
+
+    monkeypatch.setattr(diloco_cli.api, "Client", client)
+    monkeypatch.setenv("DILOCO_URL", "http://far:1")
+    monkeypatch.setenv("DILOCO_TOKEN", "t0ken")
+    return found
+
+
+@pytest.fixture
+def diloco(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Diloco:
+    """Run the command: exit status, standard output, standard error."""
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["diloco", *arguments])
+        status = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        return (status, *capsys.readouterr())
+
+    return command
+
+
+def test_a_loop_of_deletions_ends_where_the_run_is_gone(server: Server, diloco: Diloco) -> None:
+    """It was typed twice, say."""
+    status, out, err = diloco("delete", "gone")
+    assert (status, out) == (UNKNOWN, "") and "there is no run 'gone'" in err
+    said = "there is no run gone: nothing is left to delete\n"
+    assert diloco("delete", "gone", "--if-present") == (0, said, "")
+    going = {"title": "The run is not over", "detail": "it is being stopped: try again"}
+    server.handle = lambda _: httpx.Response(409, json=going)
+    assert diloco("delete", "gone", "--if-present")[0] == CONFLICT
+    server.handle = lambda _: httpx.Response(404, text="<h1>Not found</h1>")
+    assert diloco("delete", "gone", "--if-present")[0] == UNKNOWN, "that is no coordinator"
+    server.handle = lambda _: httpx.Response(204)
+    assert diloco("delete", "gone", "--if-present") == (0, "run gone is deleted\n", "")
+
+
+def test_events_of_a_run_that_never_was_are_an_error(server: Server, diloco: Diloco) -> None:
+    told: list[Any] = []
+    run = {"name": "demo", "state": "queued"}
+    answers = {"/v1/events": {"events": told, "next": 0}, "/v1/runs/demo": run}
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        found = answers.get(request.url.path)
+        return (
+            httpx.Response(404, json=NO_RUN) if found is None else httpx.Response(200, json=found)
+        )
+
+    server.handle = handle
+    status, out, err = diloco("events", "gone")
+    assert (status, out) == (UNKNOWN, "") and "known: demo" in err
+    assert diloco("events", "gone", "--json")[0] == UNKNOWN
+    assert diloco("events", "demo") == diloco("events") == (0, "nothing happened yet\n", "")
+    told.append({"seq": 1, "at": 0.0, "source": "a", "kind": "leave", "text": "a", "data": {}})
+    del server.asked[:]
+    assert diloco("events", "gone")[0] == 0, "it was deleted, and this is left"
+    assert server.asked == ["GET /v1/events"]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("stop", "demo"), "what was asked for may have been done all the same, so look before"),
+        (("delete", "demo"), "what was asked for may have been done all the same, so look before"),
+        (("members",), "try again in a few seconds, and if that is no help, see that the address"),
+    ],
+)
+def test_a_lost_answer_is_not_said_to_be_nobodys(
+    server: Server, diloco: Diloco, command: tuple[str, ...], says: str
+) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/runs/demo" and request.method == "GET":
+            return httpx.Response(200, json={"name": "demo", "state": "running"})
+        raise httpx.ReadError("connection reset")
+
+    server.handle = handle
+    status, out, err = diloco(*command)
+    lost = "the coordinator at http://far:1 took the request, and its answer was lost (connection "
+    assert (status, out) == (NO_CLUSTER, "") and err.startswith(f"diloco: {lost}") and says in err
+
+
+def test_who_does_not_answer_a_change_may_have_made_it(server: Server, diloco: Diloco) -> None:
+    def handle(_: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("timed out")
+
+    server.handle = handle
+    for command in (("create", "demo"), ("delete", "demo", "3")):
+        status, _, err = diloco("checkpoint", *command)
+        assert status == NO_CLUSTER and "may have been done all the same" in err
+        assert "message server" not in err
+
+
+@pytest.mark.parametrize("command", [("runs",), ("status",), ("status", "demo"), ("members",)])
+def test_json_of_something_else_is_no_traceback(
+    server: Server, diloco: Diloco, command: tuple[str, ...]
+) -> None:
+    bodies: list[Any] = [[], {}, {"status": "ok"}]
+    for body in bodies:
+        said = json.dumps(body)
+        server.handle = lambda _, said=said: httpx.Response(200, text=said)  # type: ignore[misc]
+        status, out, err = diloco(*command)
+        assert (status, out) == (FAILED, "")
+        assert err.startswith("diloco: No API there: what answers at http://far:1 sends other JSON")
+
+
+@pytest.mark.parametrize("code", [502, 503, 504])
+def test_a_proxy_without_a_coordinator_behind_it_does_not_answer(
+    server: Server, diloco: Diloco, code: int
+) -> None:
+    server.handle = lambda _: httpx.Response(code, text="<h1>Bad gateway</h1>")
+    assert diloco("runs")[0] == NO_CLUSTER
+
+
+def test_a_redirect_names_the_address_to_use(server: Server, diloco: Diloco) -> None:
+    server.handle = lambda r: httpx.Response(
+        301, headers={"Location": str(r.url.copy_with(scheme="https"))}
+    )
+    status, _, err = diloco("runs")
+    assert status == FAILED
+    assert err == (
+        "diloco: The address is another one: what answers at http://far:1 sends on to "
+        "https://far:1: use that address\n"
+    )
+
+
+def test_rows_of_the_audit_stay_whole_in_a_pipe(server: Server, diloco: Diloco) -> None:
+    row = {
+        "at": 0.0,
+        "actor": "anna",
+        "address": "10.0.0.1",
+        "method": "POST",
+        "route": "/v1/runs/{run}/checkpoints/{number}/restore",
+        "target": {"run": "demo", "number": "3", "as": "again"},
+        "status": 403,
+        "outcome": "refused",
+        "why": "The token does not allow this",
+        "left_out": 5,
+    }
+    server.handle = lambda _: httpx.Response(200, json={"rows": [row, row]})
+    status, out, _ = diloco("audit")
+    lines = out.splitlines()
+    assert status == 0 and len(lines) == 2
+    assert all("anna  POST" in line and "refused before it" in line for line in lines)
