@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from syncer.two_shards import begun
 
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
@@ -249,3 +250,9 @@ def running(driver: Driver) -> Driver:
     """Learners a and b, initialised, nothing due yet."""
     driver.start("a", "b")
     return driver
+
+
+@pytest.fixture
+def pair(driver_of: Any) -> list[Any]:
+    """Both shards of one run."""
+    return [begun(driver_of, shard) for shard in (0, 1)]

@@ -40,9 +40,9 @@ from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 # A leader that is silent about the hub's full disk for longer, in virtual seconds, says nothing.
-# Two of its looks may each meet a request without an answer (five seconds), and they are as many
-# as three seconds apart.
-NAMED_S = 20.0
+# Three of its looks may each meet two requests without an answer (of five seconds) and a try (of
+# one), and they are as many as three seconds apart.
+NAMED_S = 45.0
 # Between two beats of a leader that does not stand still, in virtual seconds: half of this.
 STILL_S = 2.0
 # Last words may be under way this many mean delays: a longer delay is one in e^23.
