@@ -13,6 +13,7 @@ from diloco_shared.protocol.messages import (
     TapeEnd,
     TapeEpoch,
     TapeInit,
+    TapeRebirth,
     TapeRecord,
     TapeRound,
     TapeSetting,
@@ -308,6 +309,45 @@ def test_progress_by_steps_is_exact() -> None:
     assert h.stamp_after(9, 0.0) == Stamp(round=9, steps=40, fraction=0.5, fraction_per_step=1 / 80)
     assert h.stamp_after(19, 0.0).fraction == 1.0
     assert h.stamp_after(99, 0.0).fraction == 1.0
+
+
+@pytest.mark.parametrize("skew_s", [-7200.0, 0.0, 7200.0])
+@pytest.mark.parametrize("begins", [TapeTerm, TapeRebirth])
+def test_only_what_passes_within_a_term_counts_as_time(skew_s: float, begins: type) -> None:
+    """The next leader's clock may be hours off the one of the leader that recorded a round."""
+    of_term = {"fraction": 0.1, "fraction_per_step": 0.1}
+    h = of(
+        term(1),
+        init(),
+        round_(0, stamp=Stamp(round=0, steps=4, fraction=0.0, fraction_per_step=0.0)),
+        round_(1, at=20.0, stamp=Stamp(round=1, steps=8, **of_term)),
+        setting("paused", 1).model_copy(update={"at": 40.0}),  # the last that term 1 recorded
+        run=spec(seconds=100.0),
+    )
+    there = 50.0 + skew_s
+    again = {"versions": (1, 1), "anchor_digests": ("a" * 32, "b" * 32), "reason": "lost"}
+    rebirth = TapeRebirth(epoch=1, term=2, leader="s2", at=0.0, **again)
+    second = rebirth if begins is TapeRebirth else term(2)
+    h.apply(second.model_copy(update={"at": there}), 6)
+    assert h.stamp_after(2, there).fraction == pytest.approx(0.3)
+    h = History.restore(spec(seconds=100.0), json.loads(json.dumps(h.meta())))
+    assert h.stamp_after(2, there + 20.0).fraction == pytest.approx(0.5)
+
+
+def test_the_time_that_an_older_leader_has_recorded_as_used_is_used() -> None:
+    """It subtracted one machine's clock from another's; its snapshot may not know its tail."""
+    used = Stamp(round=0, steps=4, fraction=0.6, fraction_per_step=0.1)
+    h = of(term(1), init(), round_(0, stamp=used), run=spec(seconds=100.0))
+    h.tail = None
+    h.apply(term(2).model_copy(update={"at": 5000.0}), 4)
+    assert h.stamp_after(1, 5010.0).fraction == pytest.approx(0.7)
+
+
+def test_a_term_before_the_first_round_uses_no_time() -> None:
+    h = of(term(1), init(), term(2), run=spec(seconds=100.0))
+    assert h.first_round_at == 0.0
+    h.apply(round_(0, term=2), 4)
+    assert h.first_round_at == 10.0
 
 
 def test_progress_by_tokens_and_seconds_never_falls() -> None:

@@ -225,9 +225,9 @@ class Budget(Spec):
         None,
         gt=0,
         le=SECONDS_MAX,
-        description="Seconds since the first round, pauses too. The run ends with the rounds that "
-        "come after them. While none can come, since no learner is there or a stream is full, it "
-        "waits; 'diloco stop' ends it.",
+        description="Seconds since the first round, pauses too, but not while no syncer leads. The "
+        "run ends with the rounds that come after them. While none can come, since no learner is "
+        "there or a stream is full, it waits; 'diloco stop' ends it.",
     )
 
     @model_validator(mode="after")

@@ -150,8 +150,7 @@ class Options:
             disk_s=rng.choice([0.5, 2.0, 15.0]),
             disk_full=sometimes(0.5),
             torn=sometimes(1.0),
-            # A run that is to last for some seconds believes the clocks of its leaders.
-            wall_skew_s=5.0 if budget == "seconds" else rng.choice([0.0, 5.0, 1e5]),
+            wall_skew_s=rng.choice([0.0, 5.0, 1e5]),
             nan=sometimes(0.1),
             garbage=sometimes(0.1),
             corrupt=rng.choice([0.0, 0.0, 0.0, 0.05]),

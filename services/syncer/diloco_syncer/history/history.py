@@ -117,6 +117,7 @@ class History:
         self.stopping = False
         self.quorum = spec.algorithm.quorum  # K; what it means: `enough`
         self.stamp = NOT_STARTED
+        # On the clock of whoever leads: every term moves it (`_another_clock`). 0.0: no round yet.
         self.first_round_at = 0.0
         self.committed = 0
         self.skipped = 0
@@ -223,8 +224,10 @@ class History:
             case TapeInit():
                 self._apply_init(record)
             case TapeTerm():
+                self._another_clock(record.at)
                 self.term, self.leader, self.epoch = record.term, record.leader, record.epoch
             case TapeRebirth():
+                self._another_clock(record.at)
                 self._apply_rebirth(record)
             case TapeEpoch():
                 # Who was merged stays: learners that have not heard yet are told by the keyframes.
@@ -246,6 +249,23 @@ class History:
                 self.outcome, self.ended_in = record.outcome, self.epoch
                 self.ledger.end(record)
         self.seq, self.tail = seq, identity(record)
+
+    def _another_clock(self, at: float) -> None:
+        """A term begins at `at`, by a clock that may be hours off the one of the term before.
+
+        What was used of the time is what the terms before lasted, from their first record to their
+        last one: wall times of two machines are never subtracted from each other. What passes while
+        nobody leads is not counted.
+        """
+        if not self.first_round_at:
+            return
+        used, budget = 0.0, self.spec.budget
+        if self.tail is not None:
+            used = max(self.tail[1] - self.first_round_at, 0.0)
+        if budget.seconds is not None:
+            # Leaders of older versions subtracted them, and what is recorded stands.
+            used = max(used, self.stamp.fraction * budget.seconds)
+        self.first_round_at = at - used
 
     def _check_init(self, record: TapeInit) -> None:
         if self.initialised:
