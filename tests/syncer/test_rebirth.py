@@ -11,6 +11,7 @@ from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import describe
 from diloco_shared.protocol.messages import (
+    LifeCount,
     PublicationManifest,
     Stamp,
     TapeEnd,
@@ -18,7 +19,7 @@ from diloco_shared.protocol.messages import (
     TapeRecord,
 )
 from diloco_shared.spec.run import RunSpec, config_hash
-from diloco_syncer.events import Appended, Led, Publish, Published, PurgeDown, Snapshot
+from diloco_syncer.events import Appended, Led, Publish, Published, PurgeDown, SendBeat, Snapshot
 from diloco_syncer.history.history import History, TapeFault
 from diloco_syncer.leadership.rebirth import (
     LastResort,
@@ -270,6 +271,22 @@ def test_the_record_is_the_first_and_all_follows_from_it() -> None:
         (1, 1, -1),
     ]
     assert any(isinstance(e, Snapshot) and e.covers == 3 for e in effects), "for those who follow"
+
+
+@pytest.mark.parametrize("step_s", [-700.0, 700.0])
+@pytest.mark.parametrize("born", [None, Reborn(1, (0, 0), ("a" * 32, "b" * 32), "lost")])
+def test_a_lease_to_speak_begins_with_the_term_however_the_wall_clock_steps(
+    step_s: float, born: Reborn | None
+) -> None:
+    """A first record may wait for minutes, and the clock may be set meanwhile."""
+    machine = Machine(init_spec(), history())
+    machine.history.ledger.saw(LifeCount(learner="a", incarnation=0, tokens=1))
+    machine.handle(Led("s2", 1000.0, (0, 0), born), 0.0)
+    effects = machine.handle(Appended(3, 1300.0 + step_s), 300.0)
+    assert any(isinstance(e, SendBeat) for e in effects)
+    assert "a" not in machine.roster.gone
+    assert not machine.roster.silent("a", 0, 300.0)
+    assert machine.roster.silent("a", 0, 301.0 + machine.roster.lease_s)
 
 
 def test_an_earlier_epochs_publication_replaces_nothing_of_this_one(running: Any) -> None:

@@ -286,7 +286,7 @@ class Machine:
         h = self.history
         match record:
             case TapeTerm():
-                self.leading, self.roster.since = True, event.at - self.wall_offset
+                self.leading, self.roster.since = True, now
                 effects: list[Effect] = [*self._unpublished(), *self._superseded()]
                 effects.append(self._leads(record))
                 if lost := self._lost(self.published):
@@ -296,7 +296,7 @@ class Machine:
                     effects += self._snapshot()
                 return effects + self._put(self.bootstrap.leads(event.at, self._pending))
             case TapeRebirth():
-                self.leading, self.roster.since = True, event.at - self.wall_offset
+                self.leading, self.roster.since = True, now
                 return [
                     *(self._keyframe(p) for p in h.owned),
                     *self._snapshot(),

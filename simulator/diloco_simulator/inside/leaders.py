@@ -165,7 +165,7 @@ class SeenTerm:
                 self._begins(event)
                 self.wall_offset = event.at - at
             case Appended() if not self.machine.leading:
-                self.heard.since = event.at - self.wall_offset
+                self.heard.since = at
             case ProgressSeen(progress=p):
                 members.heard(self._term, p.learner, p.incarnation, now)
                 if self.heard.progress(p, self._taped(), at):
