@@ -38,6 +38,7 @@ from diloco_shared.bus.blobs import fresh
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
+from diloco_shared.checkpoints.place_threads_io import PlaceThreads
 from diloco_shared.memory.buffers_io import Buffers
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout, digest_array
@@ -292,6 +293,7 @@ async def _serve(pipe: Connection, case: Case, leading: Leading, url: str) -> No
                 Path(),
                 leading.snapshots,
                 checkpoint_root="",
+                place_threads=PlaceThreads(),
             )
         )
         sending = asyncio.create_task(sender.send())

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_shared.bus.port import Bus
+from diloco_shared.checkpoints.place_threads_io import PlaceThreads
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.context import RunContext
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
@@ -24,4 +25,5 @@ def context(
 ) -> RunContext:
     """Of a run of which nothing is on a disk yet; both planes are one bus unless said."""
     store = SnapshotStore(folder / "snapshots") if snapshots is None else snapshots
-    return RunContext(spec, shard, me, bus, data or bus, folder, store, checkpoint_root)
+    where = folder, store, checkpoint_root
+    return RunContext(spec, shard, me, bus, data or bus, *where, PlaceThreads())

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus
+from diloco_shared.checkpoints.place_threads_io import PlaceThreads
 from diloco_shared.numerics.merge import warm
 from diloco_shared.process import serving
 from diloco_shared.process.disk_room import DiskRoom
@@ -48,6 +49,7 @@ class Syncer(Worker[Settings]):
     def __init__(self, settings: Settings, control: Bus, data: Bus, folder: DataFolder) -> None:
         super().__init__(settings, control, data, folder)
         self.candidate: Candidate | None = None
+        self.place_threads = PlaceThreads()
 
     @property
     def leader(self) -> Leader | None:
@@ -148,6 +150,7 @@ class Syncer(Worker[Settings]):
             self.folder.path,
             SnapshotStore(folder_of(self.folder.path, spec.folder, shard)),
             root,
+            self.place_threads,
             self.settings.payload_bytes_max,
             places,
         )

@@ -8,6 +8,7 @@ from diloco_shared.spec.run import RunSpec
 
 if TYPE_CHECKING:
     from diloco_shared.bus.port import Bus
+    from diloco_shared.checkpoints.place_threads_io import PlaceThreads
     from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 
@@ -17,7 +18,8 @@ class RunContext:
 
     `checkpoint_root`: where this run's checkpoints and archived tape are, `checkpoint_places`:
     where those may be that it goes back to. `payload_bytes_max`: encoded contributions held in
-    memory at once; None: what the run needs.
+    memory at once; None: what the run needs. `place_threads`: of the process, for whatever is done
+    where checkpoints are.
     """
 
     spec: RunSpec
@@ -28,5 +30,6 @@ class RunContext:
     folder: Path
     snapshots: "SnapshotStore"
     checkpoint_root: str
+    place_threads: "PlaceThreads"
     payload_bytes_max: int | None = None
     checkpoint_places: tuple[str, ...] = ()

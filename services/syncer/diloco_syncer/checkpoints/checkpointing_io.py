@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from diloco_shared.bus.port import BusError
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.stored_records import readable, records_in
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
+from diloco_shared.checkpoints.place_threads_io import ANSWER_S, REMOVE_S, stored_within_s
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
 from diloco_shared.protocol.records import Restore, RunRecord, ShardLease
@@ -38,6 +38,9 @@ from diloco_syncer.merging.store import FragmentStore
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+P = ParamSpec("P")
+
 # Between two looks at whether another shard has written its part, in seconds.
 PART_LOOK_S = 0.5
 # The history of a restore is small. No record follows until it is kept: where its place hangs for
@@ -52,11 +55,16 @@ class Checkpointer:
         self.spec, self.shard = context.spec, context.shard
         self.root, self.control = context.checkpoint_root, context.control
         self.places = context.checkpoint_places
+        self.threads = context.place_threads
         self.put = put
         self.shelf = context.snapshots.shelf  # of stores that are loaded
         self.aside = context.snapshots.folder  # for their arrays: the run's own are in memory
         self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
         self.loaded: dict[int, RestoredState] = {}  # by serial of the wish: the newest one
+
+    async def _asked(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the place says of something small. Raises what `work` does, and VaultError."""
+        return await self.threads.within(ANSWER_S, self.root, work, *args, **kwargs)
 
     # --- making --------------------------------------------------------------------------------
 
@@ -64,7 +72,7 @@ class Checkpointer:
         """Which numbers are taken by anything that lies there."""
         newest = 0
         try:
-            newest = await asyncio.to_thread(newest_there, self.spec, self.root)
+            newest = await self._asked(newest_there, self.spec, self.root)
         except OSError as error:  # whoever may only write there has its checkpoint all the same
             log.warning("numbers of checkpoints not looked for", error=str(error))
         self.put(NumberFound(newest))
@@ -81,12 +89,23 @@ class Checkpointer:
             history = history | {"mark": effect.number, "mark_at": effect.at}
         if not self.shard:
             try:
-                await asyncio.to_thread(clear, self.spec, self.root, effect.number)
+                await self.threads.within(
+                    REMOVE_S, self.root, clear, self.spec, self.root, effect.number
+                )
             except OSError as error:  # whoever may only write there has its checkpoint all the same
                 log.warning("remains of checkpoints not removed", error=str(error))
         try:
-            written = await asyncio.to_thread(
-                write_part, self.spec, self.shard, self.root, effect.number, history, store, arrays
+            written = await self.threads.within(
+                stored_within_s(sum(array.nbytes for array in arrays.values())),
+                self.root,
+                write_part,
+                self.spec,
+                self.shard,
+                self.root,
+                effect.number,
+                history,
+                store,
+                arrays,
             )
         except OSError as error:
             log.warning("part of a checkpoint not written", number=effect.number, error=str(error))
@@ -106,7 +125,7 @@ class Checkpointer:
             patience_s = parts_s(sum(history["sizes_P"]))
             others = await self._other_shards(effect.number, history, patience_s)
             parts = [(history, shard), *others]
-            learners = await asyncio.to_thread(seal, self.spec, self.root, captured, parts, effect)
+            learners = await self._asked(seal, self.spec, self.root, captured, parts, effect)
         except (OSError, ValueError) as error:
             self.put(Sealed(effect.number, fault=str(error)[:400]))
             return
@@ -114,7 +133,9 @@ class Checkpointer:
         try:
             runs = await records_in(self.control, subjects.RUNS, RunRecord)
             needed = named(found.record for found in runs.values())
-            await asyncio.to_thread(prune, self.spec, self.root, effect, needed)
+            await self.threads.within(
+                REMOVE_S, self.root, prune, self.spec, self.root, effect, needed
+            )
         except (OSError, BusError) as error:  # with the next one
             log.warning("old checkpoints not removed", error=str(error))
 
@@ -130,7 +151,7 @@ class Checkpointer:
         until = ambient.monotonic() + patience_s
         for n in range(1, self.spec.algorithm.shards):
             while True:
-                part = await asyncio.to_thread(written_part, self.spec, n, self.root, number)
+                part = await self._asked(written_part, self.spec, n, self.root, number)
                 if part is not None and belongs(number, part[0], own):
                     found.append(part)
                     break
@@ -144,7 +165,8 @@ class Checkpointer:
     async def load(self, restore: Restore) -> None:
         """Read a checkpoint; the store is kept for `install`, or until `unload`."""
         try:
-            state = await asyncio.to_thread(
+            state = await self.threads.ask(
+                self.root,
                 load,
                 self.spec,
                 self.shard,
@@ -169,10 +191,9 @@ class Checkpointer:
         between, the wish is still open.
         """
         state = self.loaded[serial]
-        kept = partial(gone_back.keep, self.spec, self.shard, self.root, serial, state)
+        what = self.spec, self.shard, self.root, serial, state
         try:
-            async with asyncio.timeout(GONE_BACK_S):
-                await asyncio.to_thread(kept)
+            await self.threads.within(GONE_BACK_S, self.root, gone_back.keep, *what)
         except OSError as error:  # it is in the checkpoint, as long as that is there
             log.warning("the history that is gone back to is not kept", error=str(error))
         if not self.shard:
@@ -180,7 +201,7 @@ class Checkpointer:
 
     async def leases_of(self, source: str) -> tuple[ShardLease, ...]:
         """How far data were read at a checkpoint. Raises OSError or ValueError."""
-        return await asyncio.to_thread(leases_of, self.spec, source, self.root, self.places)
+        return await self._asked(leases_of, self.spec, source, self.root, self.places)
 
     async def lease_from(self, leases: Iterable[ShardLease], *, beyond: bool = False) -> None:
         """Every data shard that was ever read is free, and read on from there; `beyond`: only those

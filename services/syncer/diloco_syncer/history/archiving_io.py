@@ -13,6 +13,7 @@ import structlog
 from diloco_shared.budget.streams import RECORDS_IN_STREAM
 from diloco_shared.bus.port import BusError, StreamInfo
 from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.checkpoints.place_threads_io import ANSWER_S
 from diloco_shared.checkpoints.tape_archive_io import SEGMENT_RECORDS, TapeArchive
 from diloco_shared.process.crash_points import passing
 from diloco_syncer.context import RunContext
@@ -38,7 +39,7 @@ class TapeArchiver:
         self.spec, self.me = context.spec, context.me
         self.control, self.snapshots = context.control, context.snapshots
         self.tape = tape
-        self.archive = archive
+        self.archive, self.threads = archive, context.place_threads
         self.needed_from = needed_from
         self.wanted = asyncio.Event()
         self.turn = asyncio.Lock()
@@ -112,7 +113,10 @@ class TapeArchiver:
                 break
             moved += 1
             passing("archive")
-            segment = await asyncio.to_thread(self.archive.write, gone)
+            self.agrees = False  # what is left behind may be written all the same
+            place = self.archive.vault.root
+            segment = await self.threads.within(ANSWER_S, place, self.archive.write, gone)
+            self.agrees = True
             passing("archived")
             below = segment.last + 1
             await self.control.purge(self.tape.stream, self.tape.subject, below_seq=below)
@@ -126,9 +130,10 @@ class TapeArchiver:
         oldest = await self.control.fetch(self.tape.stream, self.tape.subject, limit=1)
         if not oldest:
             return
-        cut = await asyncio.to_thread(self.archive.cut, self.spec.name, oldest[0].seq)
+        place, first = self.archive.vault.root, oldest[0].seq
+        cut = await self.threads.within(ANSWER_S, place, self.archive.cut, self.spec.name, first)
         if cut:
-            log.info("archived records go that the tape has", segments=cut, first=oldest[0].seq)
+            log.info("archived records go that the tape has", segments=cut, first=first)
         self.agrees = True
 
     def _many(self, info: StreamInfo) -> bool:

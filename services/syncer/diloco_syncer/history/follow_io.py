@@ -7,6 +7,7 @@ nothing more, and a machine that would compute something else is found out befor
 import asyncio
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -14,6 +15,7 @@ import structlog
 from diloco_shared.bus.blobs import BlobIncomplete, fresh, get_blob
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.stored_records import readable
+from diloco_shared.checkpoints.place_threads_io import ANSWER_S
 from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
@@ -134,9 +136,11 @@ class Follower:
         `checkpoints`: look among those as well. Raises OSError or ValueError like `Finder`, and
         BusError.
         """
-        for find in (self.finder.newer, *([self.finder.checkpoint] if checkpoints else [])):
+        here = partial(asyncio.to_thread, self.finder.newer, after)
+        there = partial(self.tape.threads.ask, self.finder.root, self.finder.checkpoint, after)
+        for find in (here, *([there] if checkpoints else [])):
             before = math.inf
-            while (found := await asyncio.to_thread(find, after, before=before)) is not None:
+            while (found := await find(before=before)) is not None:
                 if await self._is_of_tape(found.seq, found.history):
                     self._begin(found)
                     return True
@@ -278,7 +282,8 @@ class Follower:
         # Two stores are twice what a syncer needs: beside one, the other does not lie in memory.
         aside = None if self.store is None else self.snapshots.folder
         try:
-            return await asyncio.to_thread(
+            return await self.tape.threads.ask(
+                self.finder.root,
                 load_recorded,
                 self.spec,
                 self.tape.shard,
@@ -295,7 +300,8 @@ class Follower:
         """`History.meta` of what a restore goes back to, without its numbers."""
         where = self.spec, self.tape.shard, self.finder.root
         try:
-            kept = await asyncio.to_thread(gone_back.found, *where, restore)
+            threads, root = self.tape.threads, self.finder.root
+            kept = await threads.within(ANSWER_S, root, gone_back.found, *where, restore)
         except (OSError, ValueError) as error:
             log.warning("what a restore goes back to is not read", error=str(error))
             kept = None

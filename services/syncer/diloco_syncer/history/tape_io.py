@@ -5,6 +5,7 @@ The oldest records lie in an archive (`tape_archive`); readers here find them th
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import structlog
 
@@ -19,6 +20,7 @@ from diloco_shared.bus.port import (
     TransferProgress,
     Unavailable,
 )
+from diloco_shared.checkpoints.place_threads_io import PlaceThreads
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive, has_left, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.process.crash_points import passing
@@ -28,6 +30,8 @@ from diloco_shared.protocol.wire import WireError, decode_tape, encode
 from diloco_syncer.history.history import Identity, TapeFault, identity
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 # Pause between two looks at a server that does not answer, in seconds.
 RETRY_S = 0.3
@@ -62,12 +66,14 @@ class Tape:
         archive: TapeArchive | None = None,
         *,
         shards: int = 1,
+        threads: PlaceThreads | None = None,
     ) -> None:
+        """`threads`: of the process, for the archive."""
         self.bus = bus
         self.run = run
         self.shard = shard
         self.shards = shards
-        self.archive = archive
+        self.archive, self.threads = archive, threads or PlaceThreads()
         self.stream = subjects.tape_stream(run)
         self.subject = subjects.tape(run, shard)
         self.end = 0  # stream sequence of the newest record of this shard
@@ -93,7 +99,7 @@ class Tape:
         else:
             try:
                 stored = await read_tape(
-                    self.bus, self.run, [self.archive], after=after, limit=limit
+                    self.bus, self.run, [self.archive], after=after, limit=limit, ask=self._asked
                 )
             except VaultError as error:
                 raise Unread(f"archived records of the tape cannot be read: {error}") from None
@@ -109,6 +115,11 @@ class Tape:
             self.tail = identity(records[-1][1])
         return records
 
+    async def _asked(self, read: Callable[..., T], *args: Any) -> T:
+        """Of the archive. Raises what `read` does, and VaultError."""
+        assert self.archive is not None
+        return await self.threads.ask(self.archive.vault.root, read, *args)
+
     async def newest(self) -> int:
         """Sequence of the newest record of this shard, wherever it lies; 0: there is none.
 
@@ -122,7 +133,7 @@ class Tape:
         if self.archive is None or not await has_left(self.bus, self.stream):
             return 0
         try:
-            segments = await asyncio.to_thread(self.archive.segments)
+            segments = await self._asked(self.archive.segments)
         except VaultError as error:
             raise Unread(f"archived records of the tape cannot be read: {error}") from None
         return segments[-1].last if segments else 0
@@ -145,7 +156,7 @@ class Tape:
             }
         if gone and self.archive is not None:
             try:
-                gone -= await asyncio.to_thread(self.archive.of_others, min(gone), max(gone))
+                gone -= await self._asked(self.archive.of_others, min(gone), max(gone))
             except VaultError as error:
                 log.warning("an archive of the tape cannot be read", error=str(error))
         return gone

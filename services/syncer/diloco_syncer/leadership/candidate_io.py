@@ -142,7 +142,10 @@ class Candidate:
     def _follower(self) -> Follower:
         archive = archives_of(self.spec, self.context.checkpoint_root)[self.shard]
         shards = self.spec.algorithm.shards
-        tape = Tape(self.control, self.spec.name, self.shard, archive, shards=shards)
+        threads = self.context.place_threads
+        tape = Tape(
+            self.control, self.spec.name, self.shard, archive, shards=shards, threads=threads
+        )
         return Follower(self.spec, self.data, tape, self.finder)
 
     async def _follow(self, follower: Follower) -> Recovered:

@@ -1,0 +1,115 @@
+"""Places of checkpoints that hang: they keep threads of their own, and few of them."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from threading import Event, current_thread
+
+import pytest
+from waiting import PATIENCE_S, until
+
+from diloco_shared.checkpoints import place_threads_io as place_threads
+from diloco_shared.checkpoints.place_threads_io import CALLS_MAX, PlaceThreads
+from diloco_shared.checkpoints.vault_io import VaultError
+
+KNOWN: ContextVar[str] = ContextVar("known", default="nothing")
+HANGS = """
+import asyncio, threading
+from diloco_shared.checkpoints.place_threads_io import PlaceThreads
+
+async def main():
+    begun = threading.Event()
+    def hang():
+        begun.set()
+        threading.Event().wait()
+    task = asyncio.create_task(PlaceThreads().ask("a share", hang))
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Set once the place answers; who was left behind is not waited for until then."""
+    monkeypatch.setattr(place_threads, "LEFT_S", 0.0)
+    event = Event()
+    yield event
+    event.set()
+
+
+async def free_again(threads: PlaceThreads) -> None:
+    await until(lambda: not threads._calls["a share"])
+
+
+async def test_a_call_that_takes_too_long_is_left_behind_and_the_next_one_is_refused(
+    answers: Event,
+) -> None:
+    threads = PlaceThreads()
+    with pytest.raises(VaultError, match="a share did not answer within 0 s"):
+        await threads.within(0.01, "a share", answers.wait)
+    for _ in range(3):
+        with pytest.raises(VaultError, match="an earlier call still hangs in a share"):
+            await threads.ask("a share", int)
+    assert await threads.ask("a bucket", lambda: "there") == "there"
+    answers.set()
+    await free_again(threads)
+    assert await threads.ask("a share", lambda: "there") == "there"
+
+
+async def test_a_call_whose_caller_is_gone_counts_as_well(answers: Event) -> None:
+    threads = PlaceThreads()
+    task = asyncio.create_task(threads.ask("a share", answers.wait))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(VaultError, match="an earlier call still hangs"):
+        await threads.ask("a share", int)
+
+
+async def test_what_was_left_behind_a_moment_ago_is_waited_for(
+    answers: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place_threads, "LEFT_S", PATIENCE_S)
+    threads = PlaceThreads()
+    with pytest.raises(VaultError, match="did not answer"):
+        await threads.within(0.0, "a share", answers.wait)
+    asyncio.get_running_loop().call_later(0.01, answers.set)
+    assert await threads.ask("a share", lambda: "there") == "there"
+
+
+async def test_so_many_calls_wait_for_a_place_and_no_more(answers: Event) -> None:
+    threads = PlaceThreads()
+    tasks = [asyncio.create_task(threads.ask("a share", answers.wait)) for _ in range(CALLS_MAX)]
+    await until(lambda: len(threads._calls.get("a share", ())) == CALLS_MAX)
+    with pytest.raises(VaultError, match="an earlier call still hangs"):
+        await threads.ask("a share", int)
+    answers.set()
+    assert await asyncio.gather(*tasks) == [True] * CALLS_MAX
+    assert threads._calls == {"a share": []}, "nothing is held of what came of them"
+
+
+async def test_the_places_own_errors_are_told_as_they_are() -> None:
+    def fails() -> None:
+        raise TimeoutError("the server says so")
+
+    threads = PlaceThreads()
+    with pytest.raises(TimeoutError, match="the server says so"):
+        await threads.within(60.0, "a share", fails)
+    assert await threads.ask("a share", lambda: "there") == "there"
+
+
+async def test_a_call_knows_for_whom_it_is_made() -> None:
+    KNOWN.set("this")
+    assert await PlaceThreads().ask("a share", KNOWN.get) == "this"
+    assert await PlaceThreads().ask("a share", lambda: current_thread().daemon)
+
+
+def test_a_process_ends_although_a_call_hangs() -> None:
+    ended = subprocess.run([sys.executable, "-c", HANGS], timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 0
