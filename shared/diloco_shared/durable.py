@@ -1,7 +1,11 @@
 """Files and names that a power cut leaves on the disk."""
 
+import errno
 import os
 from pathlib import Path
+
+# Of a file system that does not know it, and of a folder that may be written and not listed.
+_NAMES_STAY_OPEN = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
 _PART = ".part"  # behind the name of a file that is being written
 
@@ -15,8 +19,18 @@ def settle(path: Path) -> None:
         os.close(handle)
 
 
+def settle_names(folder: Path) -> None:
+    """Put the names in a folder on the disk, where its file system can. Raises OSError."""
+    try:
+        settle(folder)
+    except OSError as error:
+        if error.errno not in _NAMES_STAY_OPEN:
+            raise
+
+
 def replace(path: Path, content: bytes | memoryview | str) -> None:
-    """Write a file: whenever this is interrupted, all of the old is there or all of the new.
+    """Write a file: whenever this is interrupted, all of the old is there or all of the new. Once
+    it returns it is the new one, after a power cut as well.
 
     Raises OSError.
     """
@@ -55,3 +69,4 @@ def _replace(
     except OSError:
         aside.unlink(missing_ok=True)  # half a file would take room on a disk that is full
         raise
+    settle_names(path.parent)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from settled import Settled
 
 from diloco_learner.recovery import checkpoint_io
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, epoch_of, sequence_of
@@ -190,3 +191,12 @@ def test_a_disk_that_does_not_answer_is_waited_for_within_a_limit(
     assert checkpoints.asking.left is not None
     checkpoints.asking.left.join()
     assert not loaded
+
+
+def test_a_checkpoint_and_its_name_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = Settled(monkeypatch)
+    saved(tmp_path, 1)
+    (file,) = tmp_path.iterdir()
+    assert settled.calls == [file.stat().st_size, {file.name}]

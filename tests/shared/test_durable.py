@@ -1,9 +1,13 @@
 """Files are replaced as a whole, and secret ones are nobody else's at any moment."""
 
+import errno
 import os
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
+from settled import Settled
 
 from diloco_shared.durable import replace, replace_for_owner, settle
 
@@ -45,6 +49,34 @@ def test_why_a_write_failed_is_what_is_said(
         patched.setattr(os, "open", full)
         with pytest.raises(OSError, match="No space"):
             replace(tmp_path / "a", b"new")
+
+
+@pytest.mark.parametrize("write", [replace, replace_for_owner])
+def test_a_file_and_then_its_name_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any
+) -> None:
+    """Else a power cut brings a token back that was replaced, or somebody who was revoked."""
+    settled = Settled(monkeypatch)
+    write(tmp_path / "a.json", "four")
+    assert settled.calls == [4, {"a.json"}]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_settles_no_names_takes_files_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def of_files_alone(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", of_files_alone)
+        if number == errno.EIO:
+            with pytest.raises(OSError, match="Input/output"):
+                replace(tmp_path / "a", b"new")
+        else:
+            replace(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
 
 
 def test_its_rights_are_those_of_new_files(tmp_path: Path) -> None:

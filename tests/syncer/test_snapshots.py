@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import structlog
 from safetensors.numpy import save_file
+from settled import Settled
 
 from diloco_syncer.merging.anchor_files_io import FileShelf
 from diloco_syncer.merging.store import in_memory
@@ -464,3 +465,26 @@ def test_a_folder_under_another_name_is_no_snapshot(store: SnapshotStore) -> Non
     for covers in (3, 5, 7):
         store.save(covers, {}, {"0.x": np.zeros(1)})
     assert store.covers() == [5, 7] and aside.is_dir()
+
+
+def test_a_snapshot_is_on_the_disk_before_and_after_it_gets_its_name(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = Settled(monkeypatch)
+    path = store.save(7, {"seed": 1}, arrays(1))
+    inside = {file.name: file.stat().st_size for file in path.iterdir()}
+    assert settled.calls[-2:] == [set(inside), {path.name}]
+    assert sorted(settled.calls[:-2]) == sorted(inside.values()), "META as well"
+
+
+def test_what_is_copied_of_a_snapshot_since_there_are_no_links_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: Any) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    (tmp_path / "a").write_bytes(b"four")
+    monkeypatch.setattr(snapshots.os, "link", none)
+    settled = Settled(monkeypatch)
+    snapshots._link(tmp_path / "a", tmp_path / "b")
+    assert settled.calls == [4] and (tmp_path / "b").read_bytes() == b"four"

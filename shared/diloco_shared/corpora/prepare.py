@@ -112,8 +112,7 @@ def prepare_locked(
         (to / TOKENIZER).mkdir()
         for name, content in files.items():
             replace(to / TOKENIZER / name, content)
-        settle(to / TOKENIZER)  # the names in it, before the index that promises them
-    settle(to)
+    settle(to)  # the names in it, before the index that promises them
     # Fields that only masked corpora have are left out of the others.
     replace(to / INDEX, index.model_dump_json(indent=1, exclude_defaults=True))
     (to / UNFINISHED).unlink()

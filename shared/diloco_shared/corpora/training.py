@@ -87,7 +87,6 @@ def _written(to: Path, text: str) -> None:
     replace(aside / JSON, text)
     config = {"eos_token": END, "tokenizer_class": "PreTrainedTokenizerFast"}
     replace(aside / CONFIG, json.dumps(config, indent=1))
-    settle(aside)
     os.rename(aside, to)
     settle(to.parent)
 

@@ -35,7 +35,7 @@ from diloco_shared.bus.nats.hub_config import HUB, Routes
 from diloco_shared.bus.port import Bus, TooFewNodes, Unavailable
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.stored_records import readable, records_in
-from diloco_shared.durable import replace
+from diloco_shared.durable import replace, settle_names
 from diloco_shared.process.nats_server import NatsServer, free_port
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
@@ -136,7 +136,8 @@ class Streams(Protocol):
 async def take(streams: Streams, folder: Path) -> Backup:
     """Write all streams into a new folder.
 
-    Raises BackupError where the folder holds anything, BusError and OSError: then it is no backup.
+    Once this returns, all of it is on the disk. Raises BackupError where the folder holds anything,
+    BusError and OSError: then it is no backup.
     """
     _new(folder)
     at, began = ambient.wall(), ambient.monotonic()
@@ -154,7 +155,9 @@ async def take(streams: Streams, folder: Path) -> Backup:
                 taken[name] = found
     whole = tuple(taken[name] for name in sorted(taken, key=_rank))
     backup = Backup(version=VERSION, at=at, took_s=ambient.monotonic() - began, streams=whole)
+    settle_names(folder / STREAMS)  # before the manifest that promises them
     replace(folder / MANIFEST, backup.model_dump_json(indent=1))
+    settle_names(folder.parent)
     return backup
 
 

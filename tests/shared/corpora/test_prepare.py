@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from settled import Settled
 from shared.corpora.texts import Slow, documents, few_open_files, folder_of, killed, prepared
 
 from diloco_shared.corpora import prepare as module
@@ -425,3 +426,15 @@ def test_folders_that_are_links_are_read_once(tmp_path: Path) -> None:
     assert len(names) == len(set(names)) and sum(n.startswith("again/") for n in names) >= 40
     assert not any(n.startswith(("books/", "loop/")) for n in names)
     assert sum(map(len, documents(prepared(source, tmp_path / "c2")))) == alone + 40
+
+
+def test_a_corpus_is_on_the_disk_before_its_index_and_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = find(str(folder_of(tmp_path / "a", 60)))
+    settled = Settled(monkeypatch)
+    prepare(source, ByteTokenizer(), tmp_path / "c", 0.2, 1)
+    there = {path.name for path in (tmp_path / "c").iterdir()}
+    before, named, whole_ = [of for of in settled.calls if isinstance(of, set)][-3:]
+    begun = there | {module.UNFINISHED}
+    assert (before, named, whole_) == (begun - {module.INDEX}, begun, there)

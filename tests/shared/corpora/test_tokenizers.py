@@ -10,6 +10,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from settled import Settled
 from shared.corpora.texts import folder_of, sentence_piece
 
 from diloco_shared.corpora import training
@@ -222,3 +223,12 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(__import__("sys").modules, package, None)
     with pytest.raises(ValueError, match=f"not installed: pip install {package}"):
         load(str(path))
+
+
+def test_a_trained_tokenizer_and_its_folders_name_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = Settled(monkeypatch)
+    training._written(tmp_path / "of a corpus", "text")
+    inside = {path.name for path in (tmp_path / "of a corpus").iterdir()}
+    assert [of for of in settled.calls if isinstance(of, set)][-2:] == [inside, {"of a corpus"}]

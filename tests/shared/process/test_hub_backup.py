@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from settled import Settled
 
 from diloco_shared import ambient
 from diloco_shared.bus.port import StreamFull, StreamSpec
@@ -210,3 +211,17 @@ async def test_a_backup_with_a_tape_that_is_full_is_put_back(
     empty, streams = MemoryBus(broker, "restore"), backups.MemoryStreams(broker, Random(0))
     told = await hub_backup.fill(empty, streams, backup, tmp_path / "b", nodes=1)
     assert any(line.startswith("run full, shard 0: record 2 begins epoch") for line in told), told
+
+
+async def test_a_backup_that_was_taken_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files' names first, then the manifest that promises them, and the folder's own name."""
+    bus: Any = await hub_with("a")
+    settled = Settled(monkeypatch)
+    backup = await hub_backup.take(backups.MemoryStreams(bus.broker, Random(0)), tmp_path / "b")
+    names = {stream.name for stream in backup.streams if stream.file}
+    folders = [of for of in settled.calls if isinstance(of, set)]
+    assert folders == [names, {hub_backup.MANIFEST, hub_backup.STREAMS}, {"b"}]
+    sizes = [of for of in settled.calls if isinstance(of, int)]
+    assert set(sizes) >= {stream.bytes for stream in backup.streams if stream.file}
