@@ -28,7 +28,7 @@ from diloco_learner.recovery.moments import Received
 from diloco_learner.training.train import Anchored
 from diloco_shared.bus import blobs
 from diloco_shared.bus.blobs import announcement_subject, put_blob
-from diloco_shared.bus.port import Delivery
+from diloco_shared.bus.port import Delivery, Unavailable
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.process.health import traffic_metrics
@@ -454,6 +454,47 @@ async def test_a_leader_is_asked_to_remove_inner_state(rig: Rig) -> None:
         await rig.down.forget_state()
     assert asked == [subjects.forget_state("r", "b")]
     assert await rig.syncer.bus.fetch(subjects.state_stream("r"), "state.r.>") != []
+
+
+async def test_a_leader_that_is_away_is_asked_again_to_remove_inner_state(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that knows who writes lets no learner remove it: what stays crowds the stream."""
+    monkeypatch.setattr(downlink, "FORGET_PAUSES_S", (0.01, 0.01))
+    await rig.syncer.prepare()
+    refused, answered, asked = list[str](), list[str](), asyncio.Event()
+
+    async def purge(stream: str, subject: str, **_: Any) -> None:
+        refused.append(subject)
+        raise Unavailable("nobody answers who may not")
+
+    async def forget(request: Delivery) -> bytes:
+        answered.append(request.subject)
+        asked.set()
+        return b""
+
+    monkeypatch.setattr(rig.down.data, "purge", purge)
+    await rig.down.forget_state()  # which waits for no leader, since a life that ends would
+    async with (
+        rig.running(rig.down.donations()),
+        rig.syncer.bus.serve(subjects.forget_state("r", "*"), forget),
+    ):
+        await asked.wait()
+    assert answered == [subjects.forget_state("r", "b")]
+    assert len(refused) == 1, "each attempt takes seconds, and tells the hub of a violation"
+
+
+async def test_whoever_asks_in_vain_for_long_to_remove_inner_state_gives_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def purge(*_: Any, **__: Any) -> None:
+        raise Unavailable("nobody answers who may not")
+
+    monkeypatch.setattr(rig.down.data, "purge", purge)
+    monkeypatch.setattr(downlink, "FORGET_S", 0.0)
+    await rig.syncer.prepare()
+    await rig.down.forget_state()
+    await rig.down._ask_leaders()
 
 
 async def test_memory_of_an_inner_state_is_not_kept_for_what_is_smaller(

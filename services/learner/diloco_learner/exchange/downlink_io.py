@@ -57,6 +57,10 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.protocol.wire import WireError, decode
 from diloco_shared.spec.run import config_hash
 
+# For so many seconds, and with such pauses, a leader is asked to remove an inner state that is in
+# use: an hour is longer than a run has none.
+FORGET_S, FORGET_PAUSES_S = 3600.0, (2.0, 30.0)
+
 # --------------------------------------------------------------------------------------------------
 # Publications of one fragment that wait for the one before them.
 
@@ -140,6 +144,7 @@ class Downlink:
         self.check_state = check_state  # raises ValueError for what the trainer cannot use
         self.leaders = Leaders(context.me, spec.algorithm.shards)
         self.states: dict[str, Received] = {}  # by nonce; at most the newest
+        self.still_there = asyncio.Event()  # an inner state that is in use
         self.refused = 0
         self.booking = asyncio.Lock()  # the book takes one publication at a time
         self.downloads = PrioritySemaphore(DOWNLOADS_MAX)
@@ -169,7 +174,11 @@ class Downlink:
         await self._listen(subject, Grant, lambda g: _granted(self.leaders.grant(g)))
 
     async def donations(self) -> None:
-        await self._listen(subjects.donate(self.run, self.learner), Donate, DonateSeen)
+        """Asked of this learner as a donor; and what it was given by one is removed."""
+        async with asyncio.TaskGroup() as tasks:
+            # Not of `forget_state`: a life that ends waits for no leader.
+            tasks.create_task(self._ask_leaders())
+            await self._listen(subjects.donate(self.run, self.learner), Donate, DonateSeen)
 
     async def _listen(
         self, subject: str, kind: type[Message], event: Callable[..., object]
@@ -452,14 +461,33 @@ class Downlink:
         here.set()
 
     async def forget_state(self) -> None:
-        """The inner state is in use: remove what was sent to this learner."""
+        """The inner state is in use: remove what was sent to this learner. Where nobody can now,
+        leaders are asked from then on."""
         self.states = {}
+        asked = subjects.forget_state(self.run, self.learner)
         with left_undone("purge of inner state"):
             try:
-                await self.control.request(subjects.forget_state(self.run, self.learner), b"")
+                await self.control.request(asked, b"")
+                return
             except Unavailable:  # no leader now: who has the right removes it himself
                 everything = subjects.states_of(self.run, self.learner)
                 await self.data.purge(subjects.state_stream(self.run), everything)
+                return
+        # A hub that knows who writes lets no learner remove anything. What stays may be as large as
+        # the stream, and then the next donor is taken for somebody who floods it.
+        self.still_there.set()
+
+    async def _ask_leaders(self) -> None:
+        """Until one of them has removed what `forget_state` could not, or for long enough."""
+        await self.still_there.wait()
+        asked = subjects.forget_state(self.run, self.learner)
+        with left_undone("purge of inner state"):
+            await until_done(
+                lambda: self.control.request(asked, b""),
+                "purge of inner state",
+                pauses=FORGET_PAUSES_S,
+                until=ambient.monotonic() + FORGET_S,
+            )
 
 
 def _same(initial: Callable[[int], Values], m: PublicationManifest) -> memoryview | None:
