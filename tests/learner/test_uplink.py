@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from learner.contexts import context
+from waiting import until
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
@@ -303,21 +304,21 @@ async def test_what_goes_beside_the_chunks_of_a_fragment_holds_up_no_other(
     assert [c.seq for c in chunks] == sorted(c.seq for c in chunks), "in the order of the calls"
 
 
+def donate(nonce: str = "n", life: int = 0, newcomer: str = "b", epoch: int = 0) -> Donate:
+    return Donate(
+        donor="a",
+        donor_incarnation=1,
+        newcomer=newcomer,
+        newcomer_incarnation=life,
+        nonce=nonce,
+        epoch=epoch,
+        versions=(0, 0, 0),
+    )
+
+
 async def test_a_state_is_announced_before_its_first_chunk(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
-    give = GiveState(
-        Donate(
-            donor="a",
-            donor_incarnation=1,
-            newcomer="b",
-            newcomer_incarnation=0,
-            nonce="n",
-            epoch=0,
-            versions=(0, 0, 0),
-        ),
-        (0, 0, 0),
-        7,
-    )
+    give = GiveState(donate(), (0, 0, 0), 7)
     handed = Handed(pack({"mu": np.ones(3, np.float32)}))
     await asyncio.create_task(up.send(ToSend(give, handed)))
     await asyncio.sleep(0)
@@ -326,3 +327,40 @@ async def test_a_state_is_announced_before_its_first_chunk(up: Uplink, syncer: A
     where = subjects.state("r", "a", "b", "n")
     assert [s.subject for s in stored] == [f"{where}.a", where, f"{where}.m"]
     assert decode(stored[0].payload, StateManifest) == decode(stored[2].payload, StateManifest)
+
+
+@pytest.mark.parametrize("how", ["another nonce", "a newer life", "a newer life in a beat"])
+async def test_a_life_that_is_over_is_given_nothing_more(
+    up: Uplink, syncer: Any, broker: MemoryBroker, how: str
+) -> None:
+    """What it was sent would be in the way of what its next life asks for."""
+    await syncer.prepare()
+    broker.fault = lambda client, operation, subject: (
+        "lose_request" if subject.startswith("state.") else "deliver"
+    )
+    handed = Handed(pack({"mu": np.ones(3, np.float32)}))
+    assert handed.share()
+    asked = donate("one", life=1), donate("other", newcomer="c")
+    old, other = (
+        asyncio.create_task(up.send(ToSend(GiveState(one, (0, 0, 0), 7), handed))) for one in asked
+    )
+    await until(lambda: len(up.giving) == 2)
+    # What was asked before is no reason, nor is a repeat.
+    up.asked(donate("none", life=0))
+    up.asked(asked[0])
+    up.outlived({"b": 1, "c": 0})
+    await asyncio.sleep(0)
+    assert not old.cancelling()
+    match how:
+        case "another nonce":
+            up.asked(donate("two", life=1))
+        case "a newer life":
+            up.asked(donate("two", life=2))
+        case _:
+            up.outlived({"b": 2})
+    await asyncio.wait({old})
+    assert old.cancelled() and [*up.giving.values()] == [asked[1]]
+    assert not handed.gone, "the other is still sent"
+    up.stop_giving()
+    await asyncio.wait({other})
+    assert handed.gone and not up.giving

@@ -12,7 +12,7 @@ import structlog
 
 from diloco_learner.context import RunContext
 from diloco_learner.data.leasing_io import Leases
-from diloco_learner.events import BeatSeen, Evaluate, GiveState, Leave
+from diloco_learner.events import BeatSeen, DonateSeen, Evaluate, GiveState, Leave
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.exchange.evaluations_io import Evaluations
@@ -355,6 +355,9 @@ class Work:
             log.error("too much waits: an arrival is dropped", arrival=type(event).__name__)
         elif isinstance(event, BeatSeen):
             self.beat = event.beat
+            self.up.outlived(event.beat.incarnations)
+        elif isinstance(event, DonateSeen):
+            self.up.asked(event.donate)
 
     def _recovery(self) -> Recovery:
         return Recovery(

@@ -413,6 +413,31 @@ async def test_a_state_is_announced_before_it_is_stored_by_all(broker: MemoryBro
             await until(lambda index=index: _gone(island, index), "that it has let go")
 
 
+async def test_a_second_newcomer_gets_the_same_state_from_process_0(broker: MemoryBroker) -> None:
+    """What the hosts are told to store has one number: at two places at once it meant neither."""
+    async with an_island(broker) as island:
+        bus, state = await own_bus(broker), island.state()
+        broker.fault = holds
+        first = asyncio.create_task(state.store(bus, SUBJECT))
+        await until(lambda: _stored(bus), "a half of it")
+        where, stored = [SUBJECT + "8", SUBJECT + "9"], set[str]()
+
+        def by_whom(client: str, operation: str, subject: str) -> Fate:
+            if operation == "append" and subject in where:
+                stored.add(client)
+            return holds(client, operation, subject)
+
+        broker.fault = by_whom
+        others = await asyncio.gather(*(state.store(bus, subject) for subject in where))
+        for blob, subject in zip(others, where, strict=True):
+            assert blob.subject == subject
+            assert await get_blob(bus, "UP-r", blob, timeout_s=5) == FRAGMENT.payload
+        assert stored == {"host-0"}
+        assert await state.whole() is await state.whole(), "it lies here once, for all of them"
+        broker.fault = lambda *_: "deliver"
+        assert await get_blob(bus, "UP-r", await first, timeout_s=5) == FRAGMENT.payload
+
+
 async def test_what_a_host_cannot_store_process_0_does(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import (
     Blob,
     ContributionManifest,
+    Donate,
     InitManifest,
     Message,
     StateManifest,
@@ -83,7 +84,8 @@ class Uplink:
         self.own_disk, self.vault = Storing(), Storing()
         self.initial_lock = asyncio.Lock()
         self.telling: set[asyncio.Task[None]] = set()
-        self.giving: set[asyncio.Task[Any]] = set()  # that send inner state to newcomers
+        # That send inner state to newcomers, and what each was asked for.
+        self.giving: dict[asyncio.Task[Any], Donate] = {}
 
     async def send(self, item: ToSend) -> None:
         """Carry out one effect; what fails is logged and told, never raised."""
@@ -248,9 +250,9 @@ class Uplink:
         """Announced first: the newcomer fetches while this learner still sends."""
         task = asyncio.current_task()
         assert task is not None
-        self.giving.add(task)
-        task.add_done_callback(self.giving.discard)
         d, payload = effect.donate, handed.data
+        self.giving[task] = d
+        task.add_done_callback(self.giving.pop)
         subject = subjects.state(self.run, self.learner, d.newcomer, d.nonce)
 
         async def announce(blob: Blob) -> None:
@@ -286,6 +288,22 @@ class Uplink:
             blob=blob,
         )
 
+    def asked(self, donate: Donate) -> None:
+        """What its newcomer asked for before nobody waits for: megabytes less to send."""
+        for task, older in self.giving.items():
+            same = older.newcomer == donate.newcomer and older.nonce != donate.nonce
+            # Else the request is the older one: the leader of before may repeat it.
+            if same and _asked_at(donate) >= _asked_at(older):
+                log.info("gives no more", newcomer=older.newcomer, nonce=older.nonce)
+                task.cancel()
+
+    def outlived(self, incarnations: Mapping[str, int]) -> None:
+        """These lives are the newest: to those before them nobody gives anything any more."""
+        for task, donate in self.giving.items():
+            if incarnations.get(donate.newcomer, -1) > donate.newcomer_incarnation:
+                log.info("gives no more", newcomer=donate.newcomer, nonce=donate.nonce)
+                task.cancel()
+
     def stop_giving(self) -> None:
         """This learner leaves: its newcomers ask another donor, nobody waits for megabytes."""
         for task in self.giving:
@@ -320,3 +338,8 @@ class Uplink:
             text = f"no part of {self.learner} in checkpoint {effect.number}: {error}"
             await self.tell("checkpoint-failed", text, {"number": effect.number})
         self.put(PartSettled(effect.number))
+
+
+def _asked_at(donate: Donate) -> tuple[int, int]:
+    """Grows with the requests for one newcomer: its life, and the epoch."""
+    return donate.newcomer_incarnation, donate.epoch

@@ -2,19 +2,21 @@
 
 Every host keeps its share of such a payload until nobody needs it any more. So a host that cannot
 store its share does not spoil the whole: process 0 asks for its chunks, and stores them itself. So,
-too, does it get all of them where it needs the payload whole.
+too, does it get all of them where it needs the payload whole: for the part of a checkpoint, and for
+every newcomer but the first that is given the same moments.
 """
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import structlog
 
 from diloco_learner.hosts.carrying_io import CarrierFailed, SharedUpload
 from diloco_learner.hosts.shares import Composed
-from diloco_shared.bus.blobs import fresh, put_chunks
+from diloco_shared.bus.blobs import fresh, put_blob, put_chunks
 from diloco_shared.bus.port import Bus, TransferProgress
 from diloco_shared.memory.pages import fill
 from diloco_shared.protocol.chunks import Incoming, Outgoing
@@ -32,6 +34,8 @@ class SharedStateUpload(SharedUpload):
     """Part of the state that several hosts store: process 0's handle; `let_go` must follow."""
 
     composing: asyncio.Future[Composed] | None = None
+    gathering: asyncio.Task[memoryview] | None = None
+    stored = False  # by its hosts, or it is meanwhile: what they are told has one number
 
     async def store(
         self,
@@ -44,8 +48,14 @@ class SharedStateUpload(SharedUpload):
     ) -> Blob:
         """Have all of it stored, as `put_blob` does; the Blob for the manifest.
 
-        Raises what that does, HostLost, and CarrierFailed where a host kept its share no more.
+        The hosts do so once. Whoever else it goes to gets it from here, where all of it is then.
+        Raises what `put_blob` does, HostLost, and CarrierFailed where a host kept its share no
+        more.
         """
+        if self.stored:
+            to: dict[str, Any] = {"patience_s": patience_s, "announce": announce}
+            return await put_blob(bus, subject, await self.whole(), progress=progress, **to)
+        self.stored = True
         made = await self._made()
         blob = made.outgoing.blob.model_copy(update={"subject": subject})
         whole = Outgoing(blob, made.outgoing.payload, made.outgoing.checks)
@@ -77,7 +87,13 @@ class SharedStateUpload(SharedUpload):
             await put_chunks(bus, given, chunks, patience_s=patience_s)
 
     async def whole(self) -> memoryview:
-        """All bytes, here. Raises as `store` does."""
+        """All bytes, here; the same memory for all who ask. Raises as `store` does."""
+        if self.gathering is None:
+            self.gathering = asyncio.create_task(self._whole())
+            self.gathering.add_done_callback(_looked_at)
+        return await asyncio.shield(self.gathering)
+
+    async def _whole(self) -> memoryview:
         made = await self._made()
         memory = await self._gathered(made.outgoing.blob, made.carried)
         await asyncio.to_thread(_fill, memory, made)
@@ -110,6 +126,12 @@ class SharedStateUpload(SharedUpload):
 def apart(work: Callable[[], object]) -> None:
     """In a thread of its own: whoever asks for it may have no loop, and waits for nobody."""
     threading.Thread(target=work, name="drop", daemon=True).start()
+
+
+def _looked_at(task: "asyncio.Task[memoryview]") -> None:
+    """Whoever waited for it may be gone, and asks no more what became of it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _fill(memory: memoryview, made: Composed) -> None:

@@ -1,9 +1,10 @@
 """What goes out of this learner's inner state, one copy at a time.
 
-A copy is as large as moments and counts, on the host. So a donation and an own checkpoint wait for
-what is on its way: each is made at the first boundary at which nothing is. Requests are repeated
-meanwhile. The part of a run-wide checkpoint cannot wait, since nothing of after the mark may be in
-it: while a copy is on its way, which was made before the mark, that one is the part too.
+A copy is as large as moments and counts, on the host. So an own checkpoint waits for what is on its
+way: it is made at the first boundary at which nothing is. The part of a run-wide checkpoint cannot
+wait, since nothing of after the mark may be in it: while a copy is on its way, which was made
+before the mark, that one is the part too. Nor does a newcomer wait, since a checkpoint may take a
+quarter of an hour to be written: moments may be old, so it is given the copy that is on its way.
 """
 
 from collections import deque
@@ -22,6 +23,9 @@ REQUESTS_MAX = 8
 SILENCE_S = 10.0
 # Nonces remembered as served: a repeat comes within seconds.
 SERVED_MAX = 64
+# Newcomers that one copy is given to. Whoever comes after them waits until it is gone: else, where
+# newcomers never cease, it would never go, and ever older moments would be given and kept.
+GIVEN_MAX = 8
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ class Handing:
     every: int
     marks: Marks = field(default_factory=Marks)
     copy: CopyMoment | None = None  # on its way
+    given: int = 0  # newcomers that it goes to
     due: bool = False  # an own checkpoint
 
     def part(self, epoch: int, c: Counters) -> list[KeepPart]:
@@ -103,11 +108,20 @@ class Handing:
 
     def give(self, epoch: int, c: Counters, now: float) -> list[GiveState]:
         """The request that has waited longest, if it can be served from the state as it is."""
-        donate = None if self.copy else self.donations.due(epoch, c, now)
+        donate = self.donations.due(epoch, c, now) if self._may_give(epoch) else None
         if donate is None:
             return []
-        made = self._made(epoch, c)
+        made = self.copy or self._made(epoch, c)
+        self.given += 1
         return [GiveState(donate, made.versions, made.step)]
+
+    def _may_give(self, epoch: int) -> bool:
+        """Whether the copy that is on its way, if any, may go to one more newcomer.
+
+        Not what was kept before this learner trained, or in another epoch: see `DonationRequests`.
+        """
+        copy = self.copy
+        return copy is None or (copy.epoch == epoch and copy.step >= 1 and self.given < GIVEN_MAX)
 
     def keep(self, epoch: int, c: Counters, *, stepped: bool) -> list[Checkpoint]:
         """An own checkpoint, where one is due."""
@@ -123,5 +137,5 @@ class Handing:
         self.copy = None
 
     def _made(self, epoch: int, c: Counters) -> CopyMoment:
-        self.copy = CopyMoment(epoch, c.step, tuple(c.adopted_P))
+        self.copy, self.given = CopyMoment(epoch, c.step, tuple(c.adopted_P)), 0
         return self.copy

@@ -219,10 +219,7 @@ class TrainLoop:
     def _take_in(self) -> None:
         with self.waiting:
             arrived = self.post.drain()
-        # What hosts keep was copied before the step, so that nothing of it is on its way here.
-        if self.handed.gone if self.handed is not None else self.begun:
-            self.handed, self.begun = None, False
-            self._handle(StateGone())
+        self._look_at_copy()
         for item in arrived:
             if isinstance(item, Anchored):
                 r = item.ready
@@ -232,6 +229,13 @@ class TrainLoop:
                 self._handle(item)
         if arrived:
             self._handle(TimePassed())
+
+    def _look_at_copy(self) -> None:
+        """Whether the copy of the inner state that was on its way is gone."""
+        # What hosts keep was copied before the step, so that nothing of it is on its way here.
+        if self.handed.gone if self.handed is not None else self.begun:
+            self.handed, self.begun = None, False
+            self._handle(StateGone())
 
     def _step(self) -> Iterator[Pause]:
         """theta <- AdamW(theta, grad); counters; effects of the boundary that follows."""
@@ -248,6 +252,7 @@ class TrainLoop:
         ended = self.now()
         tokens = tokens_BxL1.shape[0] * (tokens_BxL1.shape[1] - 1)
         self.speed.stepped(ended - self.injected.seconds, tokens, data_wait_s)
+        self._look_at_copy()  # one that went during the step is nothing to be shared
         self._handle(
             Stepped(
                 tokens=tokens,
