@@ -140,6 +140,28 @@ def test_what_a_dead_process_was_writing_is_removed_with_the_next(tmp_path: Path
     assert [p.name.partition(".")[0] for p in tmp_path.iterdir()] == ["6"]
 
 
+def test_the_last_one_waits_for_one_that_nobody_waits_for_any_more(tmp_path: Path) -> None:
+    """Its thread still writes: what it writes is not what a dead process left."""
+    checkpoints, begun, other = LocalCheckpoints(tmp_path, 2), threading.Event(), threading.Event()
+
+    def slow() -> Iterator[Buffer]:
+        begun.set()
+        other.wait(0.5)  # in vain, where the other one waits
+        yield b"some"
+
+    def last() -> Iterator[Buffer]:
+        other.set()
+        yield b"more"
+
+    cancelled = threading.Thread(target=checkpoints.save, args=(5, slow()))
+    cancelled.start()
+    begun.wait()
+    checkpoints.save(6, last())
+    cancelled.join()
+    assert sorted(p.name.partition(".")[0] for p in tmp_path.iterdir()) == ["5", "6"]
+    assert checkpoints.newest == 6 and not checkpoints.room.failed
+
+
 def test_what_was_passed_over_is_told_when_an_older_one_is_restored(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2)
     newest = next(path for path in tmp_path.iterdir() if path.name.startswith("2"))

@@ -1,8 +1,9 @@
 """Told to stop: what the seconds that there are go to, and what is said where they are too few."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -10,8 +11,10 @@ from learner.contexts import context, learner
 from pydantic import ValidationError
 
 from diloco_cli.up.stack import CLOSING_S
+from diloco_learner.events import Checkpoint, Contribute, Leave
 from diloco_learner.hosts import following_io
 from diloco_learner.settings import CLOSES_S, STOP_S, Settings
+from diloco_learner.training.train import ToSend
 from diloco_learner.work_io import QUICK_BYTES_PER_S, RELEASE_S, Work, too_long
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -60,6 +63,38 @@ async def test_a_step_and_a_checkpoint_have_all_the_seconds_that_the_setting_giv
     work = Stopping(spec, broker, 5.0, 47.0)
     assert await work.stopped(55.0) == []
     assert work.done == {"saved": 52.0, "released": 52.0, "ended": 52.0}
+
+
+async def test_moments_are_saved_though_an_upload_takes_all_the_seconds_there_are(
+    broker: MemoryBroker, spec: RunSpec
+) -> None:
+    """Nobody but this learner needs them; of a contribution the run needs no single one."""
+    work = Stopping(spec, broker, 1.0, 3.0)
+    effects: list[Any] = [
+        Contribute(0, 1, 5, 0, 3, 0, 1, 0, 9, None, deadline=1000.0),
+        Checkpoint(0, 1, (0, 0, 0), final=True),
+        Leave("withdrawn", "told to stop"),
+    ]
+    for effect in effects:
+        work.mailbox.post(ToSend(effect))
+
+    async def send(item: ToSend) -> None:
+        takes_s = {Contribute: 1000.0, Checkpoint: work.save_s}
+        await asyncio.sleep(takes_s.get(type(item.effect), 0.0))
+        await work.did(type(item.effect).__name__)
+
+    async def nothing() -> None:
+        pass
+
+    own_disk = work.up.own_disk
+    work.up = SimpleNamespace(send=send, stop_giving=lambda: None, told=nothing, own_disk=own_disk)
+    work.evaluations.stop = lambda: None
+    work.reporter = cast(Any, SimpleNamespace(flush=nothing))
+    work.stop_s = 9.0
+    work._clear_out = partial(Work._clear_out, work)  # type: ignore[method-assign]
+    await work._withdraw_now()
+    assert work.done.pop("released") == work.done.pop("ended") == 9.0 - RELEASE_S
+    assert work.done == {"Leave": 1.0, "Checkpoint": 4.0}
 
 
 @pytest.mark.parametrize(

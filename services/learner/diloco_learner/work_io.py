@@ -444,15 +444,20 @@ class Work:
             await self.computing.handed(HAND_S)
 
     async def _clear_out(self) -> None:
-        """The last results and the last word of the train thread."""
+        """The last results and the last word of the train thread.
+
+        All at once: an upload may take what seconds there are, and the moments are to be saved.
+        """
         self.up.stop_giving()
         self.evaluations.stop()  # the last one was told before the train thread left
         await self.reporter.flush()
+        sending = list[Coroutine[Any, Any, None]]()
         for item in self.mailbox.collect():
             if not isinstance(item.effect, GiveState | Evaluate):
-                await self.up.send(item)
+                sending.append(self.up.send(item))
             elif isinstance(item.handle, Handed):
                 item.handle.let_go()
+        await asyncio.gather(*sending)
         await self.up.told()
 
     async def _withdraw_now(self) -> None:

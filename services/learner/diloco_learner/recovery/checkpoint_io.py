@@ -86,6 +86,7 @@ class LocalCheckpoints:
         without = "training goes on, and a restart begins with moments of before"
         self.room = DiskRoom(self.folder, "a checkpoint", without)
         self.asking = Asking(f"the disk of {self.folder}")
+        self.saving = threading.Lock()
         self.newest: int | None = None
         self.fault = ""
         try:
@@ -96,9 +97,10 @@ class LocalCheckpoints:
     def save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
         """Write the bytes of an inner state under an ever-growing `sequence`, durably.
 
-        They are written as they come: no copy is made of them. OSError when the disk is full.
+        They are written as they come: no copy is made of them. OSError when the disk is full. One
+        after the other: where nobody waits for one any more, its thread writes on all the same.
         """
-        with self.room.writing():
+        with self.saving, self.room.writing():
             self._save(sequence, pieces)
 
     def _save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
