@@ -1,5 +1,7 @@
 """Batches across shards: never waiting, every sequence in its turn."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from examples import examples
@@ -7,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_learner.data.batches_io import AHEAD_MAX, FINISHED_TOLD, IN_HAND_MAX, Batches
-from diloco_learner.data.shards import ShardCut, ShardReader
+from diloco_learner.data.left_out import LEFT_OUT_MAX
+from diloco_learner.data.shards import Cut, MixedCut, ShardCut, ShardReader
+from diloco_shared.corpora.mix import Interleave
+from diloco_shared.corpora.sequences import Tokens, WrongToken
 from diloco_shared.protocol.messages import Cursor
 from diloco_syncer.messages.data_leases_io import HELD_MAX
 
@@ -238,3 +243,68 @@ def test_a_cursor_is_never_too_long_for_a_message() -> None:
     cursor = batches.cursor
     assert cursor is not None
     assert len(Cursor.model_validate(cursor.model_dump()).finished) == FINISHED_TOLD
+
+
+def damaged(places: list[int], sequences: int = 20) -> Tokens:
+    """Tokens of sequences of eight, of which those at these places have a number that is none."""
+    numbers = np.arange(sequences * 8 + 1) % 256
+    numbers[np.array(places, np.int64) * 8 + 3] = 300
+    return Tokens([numbers.astype(np.uint16)], 256, "c")
+
+
+def sound_rows(cut: Cut, shard: int) -> list[list[int]]:
+    """Those of a shard's sequences that are one, read one by one."""
+    found = []
+    for place in cut.places(shard, 0, 0, cut.size(shard)):
+        with suppress(WrongToken):
+            found += cut.at(np.array([place])).tolist()
+    return found
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_sequence_with_a_number_that_is_no_token_is_left_out(mixed: bool, size: int) -> None:
+    """It counts as read, batches are full all the same, and all who read it do alike."""
+    tokens = damaged([2, 3, 11])
+    cut: Cut = ShardCut(tokens, 4, 8, 0)
+    if mixed:
+        cut = MixedCut((damaged([], 20), tokens), Interleave((1, 1)), 4, 8, 0)
+    expected = [row for shard in range(4) for row in sound_rows(cut, shard)]
+    assert len(expected) == cut.sequences - 3
+    for _ in ("one learner", "another"):
+        batches = Batches(cut, size)
+        for shard in range(4):
+            batches.grant(shard, 0, 0)
+        read: list[list[int]] = []
+        while len(read) + size <= len(expected):
+            batch = batches.take()
+            assert batch.shape == (size, 9)
+            read += batch.tolist()
+        assert read == expected[: len(read)] and batches.repeats == 0
+        cursor = batches.cursor
+        assert cursor is not None and cursor.shard == 3
+        assert batches.left_out.total == 3 and "300, which is no" in batches.left_out.why
+
+
+def test_a_corpus_of_another_vocabulary_is_not_read_for_ever() -> None:
+    cut = ShardCut(damaged(list(range(20))), 4, 8, 0)
+    batches = Batches(cut, 2)
+    batches.grant(0, 0, 0)
+    with pytest.raises(WrongToken, match="made with another tokenizer"):
+        batches.take()
+    assert batches.left_out.total == LEFT_OUT_MAX
+
+
+def test_wrong_numbers_here_and_there_never_end_it() -> None:
+    cut = ShardCut(damaged(list(range(0, 20, 2))), 1, 8, 0)
+    batches = Batches(cut, 5)
+    batches.grant(0, 0, 0)
+    for _ in range(2 * LEFT_OUT_MAX // 5):
+        assert batches.take().shape == (5, 9)
+    assert batches.left_out.total > LEFT_OUT_MAX
+
+
+def test_what_counts_no_damage_reads_none() -> None:
+    """Of a check, and of a measurement, every sequence is one."""
+    with pytest.raises(WrongToken):
+        ShardReader(ShardCut(damaged([0]), 1, 8, 0), 0).take(20)

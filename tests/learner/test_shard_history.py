@@ -16,6 +16,7 @@ from learner.contexts import context
 from diloco_learner.data import batches_io, leasing_io
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.leasing_io import Leases
+from diloco_learner.data.left_out import LeftOut
 from diloco_learner.data.shards import ShardCut, ShardReader
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor, LifeCount, TapeRound, Verdict
@@ -45,9 +46,9 @@ class Recorder(ShardReader):
         self.consumed = min(sequences, self.size)
         self._known_from, self._places = 0, np.arange(self.size)
 
-    def take(self, sequences: int) -> Any:
+    def take(self, sequences: int, left_out: LeftOut | None = None) -> Any:
         before = self.consumed
-        batch = super().take(sequences)
+        batch = super().take(sequences, left_out)
         Recorder.reads += [(self.shard, self.passes, n) for n in range(before, self.consumed)]
         return batch
 

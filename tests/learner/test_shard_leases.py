@@ -17,6 +17,7 @@ from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
 from diloco_learner.data.leasing_io import FINISHED_MAX, VERIFY_S, Leases
 from diloco_learner.data.shards import ShardCut
+from diloco_shared.corpora.sequences import WrongToken
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import LeaseReply, LeaseWish, ShardLease
@@ -277,6 +278,22 @@ async def test_a_shard_that_runs_out_is_read_again_rather_than_waited_for(fleet:
         while not a.batches.repeats:
             a.batches.take()
         await until(lambda: ("a", "shard-repeated") in fleet.told)
+
+
+async def test_what_is_left_out_is_told_at_1_2_4_times(fleet: Fleet) -> None:
+    await ready(fleet)
+    async with fleet.learner("a") as a:
+        told: list[tuple[str, Any]] = []
+
+        async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
+            told.append((text, data))
+
+        a.tell = tell
+        for _ in range(5):
+            a.batches.left_out.wrong(WrongToken("c has the number 300"))
+            await a._supplied()
+    assert [data["times"] for _, data in told] == [1, 2, 4]
+    assert told[0][0] == "a leaves a sequence out (once), as all do: c has the number 300"
 
 
 async def read(leases: Leases, steps: int) -> list[int]:

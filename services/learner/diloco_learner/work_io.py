@@ -166,6 +166,7 @@ class Work:
             shown |= {
                 "shard_repeats": self.batches.repeats,
                 "sequences_unleased": self.batches.unleased,
+                "sequences_left_out": self.batches.left_out.total,
                 "mailbox_dropped": self.mailbox.dropped,
                 "publications_refused": dict(self.book.refused),
             }

@@ -128,17 +128,24 @@ class Tokens:
         for row in np.flatnonzero(across_S):
             start = int(starts_S[row])
             found[row] = self._stretch(start, start + length)
-        self._check(found)
+        self._check(found, starts_S)
         return found.astype(np.int32, copy=False)
 
-    def _check(self, found: NDArray[np.int32] | NDArray[np.int64]) -> None:
+    def _check(
+        self, found: NDArray[np.int32] | NDArray[np.int64], starts_S: NDArray[np.int64]
+    ) -> None:
         # A number above int32 is negative here.
         least = -self.vocabulary if self.masked else 0
         if found.size and not least <= found.min() <= found.max() < self.vocabulary:
             wrong = int(found.max() if found.max() >= self.vocabulary else found.min())
+            row, column = np.argwhere(found == wrong)[0]
+            place = int(starts_S[row] + column)
+            file = getattr(self._part(place)[0], "filename", None)
+            where = f", in {file}" if file else ""
             raise WrongToken(
                 f"{self.name} has the number {wrong}, which is no token: there are "
-                f"{self.vocabulary}. The file is damaged, or was made with another tokenizer"
+                f"{self.vocabulary}. It is number {place} of this split, counted from 0{where}. "
+                "The file is damaged, or was made with another tokenizer"
             )
 
     def blocks(self, size: int = BLOCK) -> Iterator[NDArray[Any]]:

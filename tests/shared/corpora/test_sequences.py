@@ -66,6 +66,9 @@ def test_a_number_that_is_no_token_is_never_trained_on() -> None:
     assert tokens.windows(np.array([0]), 2).tolist() == [[1, 2]]
     with pytest.raises(WrongToken, match=r"damaged\.bin has the number 300, which is no token"):
         tokens.windows(np.array([0]), 3)
+    two = Tokens([np.array([7], np.uint32), tokens.parts[0]], 256, "damaged.bin")
+    with pytest.raises(WrongToken, match=r"It is number 3 of this split, counted from 0\. The"):
+        two.windows(np.array([0, 2]), 2)
     huge = Tokens([np.array([2**32 - 1], np.uint32)], 256)
     with pytest.raises(WrongToken):
         huge.windows(np.array([0]), 1)
@@ -79,6 +82,15 @@ def test_a_number_of_64_bits_is_no_token_for_its_lower_half(wrong: int) -> None:
     for start, length in ((1, 1), (0, 3)):
         with pytest.raises(WrongToken, match=rf"has the number {wrong}, which is no token"):
             wide.windows(np.array([start]), length)
+
+
+def test_the_file_is_named_that_holds_a_number_which_is_no_token(tmp_path: Path) -> None:
+    numbers = [np.arange(4, dtype=np.uint16), np.array([0, 9], np.uint16)]
+    for n, of_file in enumerate(numbers):
+        of_file.tofile(tmp_path / f"{n}.bin")
+    parts = [mapped(tmp_path / f"{n}.bin", "uint16", len(a)) for n, a in enumerate(numbers)]
+    with pytest.raises(WrongToken, match=r"It is number 5 of .*, in /.*/1\.bin\. The file is dam"):
+        Tokens(parts, 9, "c (train)").windows(np.array([3]), 3)
 
 
 def test_a_file_of_another_size_is_refused(tmp_path: Path) -> None:

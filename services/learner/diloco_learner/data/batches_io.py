@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diloco_learner.data.left_out import LeftOut
 from diloco_learner.data.shards import Cut, ShardReader
 from diloco_shared.protocol.messages import Cursor
 
@@ -44,6 +45,7 @@ class Batches:
         self.leased = True  # the present shard; else somebody else may be reading it
         self.repeating = False  # the present shard, for want of another
         self.repeats = 0  # shards begun again so
+        self.left_out = LeftOut()
         self.unleased = 0  # sequences read of a shard that somebody else may be reading
 
     def grant(self, shard: int, sequences: int, passes: int, *, leased: bool = True) -> None:
@@ -101,11 +103,11 @@ class Batches:
         return self.reader.cursor.model_copy(update={"finished": self.finished[-FINISHED_TOLD:]})
 
     def take(self) -> NDArray[Any]:
-        """The next batch, shape (sequences, L + 1)."""
+        """The next batch, shape (sequences, L + 1). Raises WrongToken; see LeftOut."""
         parts: list[NDArray[Any]] = []
         missing = self.sequences
         while missing:
-            part = self._reader().take(missing)
+            part = self._reader().take(missing, self.left_out)
             parts.append(part)
             missing -= len(part)
             self.unleased += len(part) * (not self.leased)

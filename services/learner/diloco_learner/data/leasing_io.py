@@ -70,7 +70,7 @@ class Leases:
         self.unmerged: dict[int, int] = {}
         self.unmerged_times = 0
         self.verified_at = 0.0
-        self.repeats = 0  # as last told
+        self.repeats = self.left_out = 0  # as last told
         self.none_free = False  # when a lease was last sought
 
     async def supply(self) -> None:
@@ -91,7 +91,12 @@ class Leases:
         """What a look, and the training meanwhile, have come to."""
         if self.batches.ready:
             self.supplied.set()
-        # At 1, 2, 4, … times: tiny shards would fill the log.
+        # At 1, 2, 4, … times: tiny shards would fill the log, and so would a damaged corpus.
+        left_out = self.batches.left_out
+        if (total := left_out.total) >= max(2 * self.left_out, 1):
+            self.left_out, times = total, f"{total} times so far" if total > 1 else "once"
+            text = f"{self.learner} leaves a sequence out ({times}), as all do: {left_out.why}"
+            await self.tell("sequence-left-out", text[:500], {"times": total})
         if self.batches.repeats >= max(2 * self.repeats, 1):
             self.repeats = self.batches.repeats
             shard = self.batches.cursor.shard if self.batches.cursor else -1

@@ -16,8 +16,9 @@ import grain
 import numpy as np
 from numpy.typing import NDArray
 
+from diloco_learner.data.left_out import LeftOut
 from diloco_shared.corpora.mix import Interleave, Mixed
-from diloco_shared.corpora.sequences import Tokens, windows
+from diloco_shared.corpora.sequences import Tokens, WrongToken, windows
 from diloco_shared.protocol.messages import Cursor
 
 
@@ -230,15 +231,38 @@ class ShardReader:
     def cursor(self) -> Cursor:
         return Cursor(shard=self.shard, sequences=self.consumed, passes=self.passes)
 
-    def take(self, sequences: int) -> NDArray[np.int32]:
-        """Up to `sequences` next sequences, shape (S, L + 1); fewer at the shard's end."""
+    def take(self, sequences: int, left_out: LeftOut | None = None) -> NDArray[np.int32]:
+        """Up to `sequences` next sequences, shape (S, L + 1); fewer at the shard's end.
+
+        Those that hold a number which is no token are counted in `left_out`, and make it fewer as
+        well. Raises WrongToken where there are too many of them, or nothing counts them.
+        """
         first = self.consumed - self._known_from
         if first + min(sequences, self.left) > len(self._places):
             self._look_up(max(sequences, LOOKED_UP))
             first = 0
         places = self._places[first : first + sequences]
         self.consumed += len(places)
-        return self.cut.at(places)
+        return self.cut.at(places) if left_out is None else self._sound(places, left_out)
+
+    def _sound(self, places_S: NDArray[np.int64], left_out: LeftOut) -> NDArray[np.int32]:
+        try:
+            found = self.cut.at(places_S)
+        except WrongToken:
+            found = np.concatenate([self._one(place, left_out) for place in places_S])
+        else:
+            left_out.sound()
+        return found
+
+    def _one(self, place: np.int64, left_out: LeftOut) -> NDArray[np.int32]:
+        """The sequence there, or none of them."""
+        try:
+            found = self.cut.at(np.array([place]))
+        except WrongToken as error:
+            left_out.wrong(error)
+            return np.empty((0, self.cut.context + 1), np.int32)
+        left_out.sound()
+        return found
 
     def _look_up(self, sequences: int) -> None:
         """Know where the next ones begin, as far as the shard goes."""
