@@ -168,12 +168,13 @@ def test_what_was_passed_over_is_told_when_an_older_one_is_restored(tmp_path: Pa
     newest.write_bytes(newest.read_bytes()[:-1])
     loaded: list[State] = []
     trainer = SimpleNamespace(check_inner_state=accept, load_inner_state=loaded.append)
-    (fault,) = LocalCheckpoints(tmp_path, 2).restore(trainer)
+    found, (fault,) = LocalCheckpoints(tmp_path, 2).restore(trainer)
+    assert found
     assert fault.startswith("checkpoint 2 passed over: ")
     (state,) = loaded
     np.testing.assert_array_equal(views(state)["mu/w"], MOMENTS["mu/w"] + 1)
     nothing = LocalCheckpoints(tmp_path / "empty", 2)
-    assert nothing.restore(trainer) == [] and len(loaded) == 1
+    assert nothing.restore(trainer) == (False, []) and len(loaded) == 1
 
 
 def test_a_folder_that_cannot_be_listed_is_told_and_ends_nothing(
@@ -188,8 +189,8 @@ def test_a_folder_that_cannot_be_listed_is_told_and_ends_nothing(
     checkpoints = LocalCheckpoints(tmp_path, 2)
     assert checkpoints.newest is None and "cannot be listed" in checkpoints.fault
     trainer = SimpleNamespace(check_inner_state=accept)
-    (fault,) = checkpoints.restore(trainer)
-    assert "cannot be listed" in fault
+    found, (fault,) = checkpoints.restore(trainer)
+    assert not found and "cannot be listed" in fault
 
 
 def test_a_disk_that_does_not_answer_is_waited_for_within_a_limit(
@@ -206,8 +207,8 @@ def test_a_disk_that_does_not_answer_is_waited_for_within_a_limit(
     loaded: list[State] = []
     trainer = SimpleNamespace(check_inner_state=slow, load_inner_state=loaded.append)
     try:
-        (fault,) = checkpoints.restore(trainer)
-        assert "did not answer within" in fault
+        found, (fault,) = checkpoints.restore(trainer)
+        assert not found and "did not answer within" in fault
     finally:
         answers.set()
     assert checkpoints.asking.left is not None

@@ -1,5 +1,6 @@
 """One copy of the inner state at a time, whoever wants it."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from learner.rig import Rig, beat, donation, outgoing, run
@@ -17,6 +18,8 @@ from diloco_learner.recovery.donating import (
     DonationRequests,
     Handing,
 )
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.work_io import Work
 
 
 def test_newcomers_share_the_copy_that_is_on_its_way(rig: Rig) -> None:
@@ -124,3 +127,12 @@ def test_a_newcomer_that_asks_no_more_is_forgotten() -> None:
     requests.ask(donation("b"), 0.0)
     assert requests.due(7, counters, SILENCE_S) is None and requests.requests, "of another epoch"
     assert requests.due(7, counters, SILENCE_S + 0.1) is None and not requests.requests
+
+
+def test_what_ends_a_donation_is_heard_where_it_is_sent() -> None:
+    asked: list[Any] = []
+    up = SimpleNamespace(asked=asked.append, outlived=asked.append)
+    work: Any = SimpleNamespace(train_loop=0, mailbox=Mailbox(), up=up)
+    Work._put(work, DonateSeen(donation("b")))
+    Work._put(work, beat(incarnations={"b": 2}))
+    assert asked == [donation("b"), {"b": 2}]

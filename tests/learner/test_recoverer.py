@@ -9,17 +9,29 @@ from typing import Any
 import numpy as np
 import pytest
 from learner.contexts import context
+from learner.rig import START
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
 from diloco_learner.data.leasing_io import Leases
 from diloco_learner.data.shards import ShardCut
-from diloco_learner.events import InitMoved, Leave, LoadState, SendInit, SendJoin, TimePassed
+from diloco_learner.events import (
+    AnchorReady,
+    Begin,
+    CheckpointLoaded,
+    InitMoved,
+    Leave,
+    LoadState,
+    SendInit,
+    SendJoin,
+    TimePassed,
+)
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.recovery import checkpoint_io, recoverer_io
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, sequence_of
 from diloco_learner.recovery.moments import Received
 from diloco_learner.recovery.recoverer_io import Recoverer
+from diloco_learner.training.train import Anchored
 from diloco_shared.bus.port import Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Join, Restored
@@ -228,6 +240,20 @@ async def test_a_join_that_nobody_answers_is_said_where_an_older_syncer_hears_it
     assert heard[:8] == [other if n in unsigned else own for n in range(8)]
 
 
+async def test_of_each_fragment_the_newest_anchor_is_held_which_it_begins_with(
+    up: Uplink, spec: RunSpec
+) -> None:
+    """Each of them all are 4 bytes x N, beside those of the book."""
+    bringing = sending(up, spec)
+    for epoch, version in ((0, 7), (1, 0), (0, 8), (1, 1)):
+        for p in range(2):
+            ready = AnchorReady(epoch, p, version, version, START, {})
+            bringing._handle(Anchored(ready, np.full(4, 10 * epoch + version, "f4")))
+            assert len([key for key in bringing.anchors if key[1] == p]) == 1
+    begun = bringing._begin_with(Begin(1, 1, (1, 1), START))
+    assert [anchor_F[0] for anchor_F in begun] == [11.0, 11.0]
+
+
 async def test_moments_of_a_donor_are_told_as_they_came_and_not_read_back(
     up: Uplink, spec: RunSpec
 ) -> None:
@@ -249,10 +275,10 @@ class OwnCheckpoints:
         self.newest = None if epoch is None else sequence_of(epoch, LATE_LIFE, 7)
         self.room = SimpleNamespace(needed=8)
 
-    def restore(self, trainer: Any) -> list[str]:
+    def restore(self, trainer: Any) -> tuple[bool, list[str]]:
         if self.newest is not None:
             trainer.load_inner_state("its own")
-        return ["checkpoint 7 passed over: torn"]
+        return self.newest is not None, ["checkpoint 7 passed over: torn"]
 
 
 @pytest.mark.parametrize(
@@ -264,6 +290,7 @@ class OwnCheckpoints:
         (2, 2, "kept", ["its own"]),  # newer than what its history began with
         (None, 2, "kept", ["kept"]),
         (1, 2, None, ["its own"]),  # there is no part that it could use
+        (None, 2, None, []),
     ],
 )
 async def test_moments_are_those_of_the_restored_checkpoint_unless_its_own_are_newer(
@@ -288,6 +315,7 @@ async def test_moments_are_those_of_the_restored_checkpoint_unless_its_own_are_n
     source = None if restored is None else Restored(epoch=restored, serial=1, source="r.1/000001")
     await bringing._load_state(LoadState("checkpoint", "", "", source))
     assert found == loaded
+    assert bringing.events.get_nowait() == CheckpointLoaded(none=not loaded), "which is told"
     skipped = "checkpoint 7 passed over: torn"
     assert (skipped in told) is (loaded != ["kept"])
     looked = restored is not None and own_epoch != restored

@@ -8,6 +8,7 @@ from diloco_learner.events import (
     AnchorReady,
     BeatSeen,
     Begin,
+    CheckpointLoaded,
     GrantSeen,
     InitMoved,
     Leave,
@@ -167,8 +168,20 @@ def test_without_a_donor_its_own_checkpoint_or_fresh_moments(
     desk = Desk(has_checkpoint=has_checkpoint)
     effects = desk.tell(TimePassed(), desk.grant(), *anchors(5, 5, 4))
     assert only(effects, LoadState) == [LoadState(source, "", "")]
+    assert bool(only(effects, Begin)) is not has_checkpoint, "not before it is known what it held"
+    effects += desk.tell(CheckpointLoaded()) if has_checkpoint else []
     assert only(effects, Tell)[0].data["source"] == source
     assert only(effects, Begin)
+
+
+def test_where_no_checkpoint_can_be_used_nobody_is_told_that_one_was() -> None:
+    desk = Desk(has_checkpoint=True)
+    desk.tell(TimePassed(), desk.grant(), *anchors(5, 5, 4))
+    effects = desk.tell(CheckpointLoaded(none=True))
+    (told,) = only(effects, Tell)
+    assert told.text == "a trains again (life 2), with a new optimizer state"
+    assert told.data["source"] == "fresh" and only(effects, Begin)
+    assert recovery_times(desk.recovery, 0.0, None, desk.now).source == "fresh"
 
 
 def test_state_is_believed_only_from_the_granted_donor_under_the_granted_nonce() -> None:

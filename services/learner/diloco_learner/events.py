@@ -101,6 +101,13 @@ class StateBad:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointLoaded:
+    """Moments of a checkpoint are in use, or there was `none` that could be used."""
+
+    none: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """One inner step is done. `loss` is of a step already read back (may lag by one)."""
 
@@ -156,6 +163,7 @@ RecoveryEvent = (
     | StateComing
     | StateSeen
     | StateBad
+    | CheckpointLoaded
     | InitMoved
     | PublicationMoved
     | TimePassed

@@ -110,7 +110,8 @@ def save(trained: HostsTrainer, kept: HostsCheckpoints) -> dict[str, Any]:
 
 
 def restore(trained: HostsTrainer, kept: HostsCheckpoints) -> dict[str, Any]:
-    faults = kept.restore(trained)
+    loaded, faults = kept.restore(trained)
+    assert loaded
     found = digest(trained)
     with np.load(NOTES / "fragments.npz") as fragments:
         for p, name in enumerate(fragments.files):

@@ -119,7 +119,7 @@ def moved(four: Trainer) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for mesh in MESHES:
         other = trainer(mesh)
-        assert checkpoints(other, 1).restore(other) == []
+        assert checkpoints(other, 1).restore(other) == (True, [])
         equal = bytes(other.inner_state()) == bytes(last)
         for p, values in enumerate(fragments):
             other.adopt(p, values, 0.0)
@@ -136,7 +136,8 @@ def damaged(wanted: dict[int, bytes]) -> dict[str, Any]:
 
     def look(what: str) -> None:
         other = trainer("fsdp=8")
-        faults = checkpoints(other, 1).restore(other)
+        loaded, faults = checkpoints(other, 1).restore(other)
+        assert loaded
         state = bytes(other.inner_state())
         found[what] = {"faults": faults, "older": state == wanted[older]}
 
@@ -154,7 +155,7 @@ def damaged(wanted: dict[int, bytes]) -> dict[str, Any]:
     look("missing")
     largest.write_bytes(before)
     other = trainer("fsdp=8")
-    assert checkpoints(other, 1).restore(other) == []
+    assert checkpoints(other, 1).restore(other) == (True, [])
     assert bytes(other.inner_state()) == wanted[newest], "all is well again"
     return found
 
@@ -163,8 +164,9 @@ def others() -> dict[str, Any]:
     """Of another model, and not finite: neither is taken, and moments begin anew."""
     narrow = trainer("fsdp=2", width=16)
     fresh = bytes(narrow.inner_state())
-    other = {"faults": checkpoints(narrow, 1).restore(narrow)}
-    other["fresh"] = bytes(narrow.inner_state()) == fresh
+    loaded, faults = checkpoints(narrow, 1).restore(narrow)
+    other: dict[str, Any] = {"faults": faults}
+    other["fresh"] = not loaded and bytes(narrow.inner_state()) == fresh
     four = trainer("fsdp=4")
     leaves = to_named(four.opt_state)
     name = max(leaves, key=lambda n: leaves[n].size)
@@ -175,8 +177,10 @@ def others() -> dict[str, Any]:
         kept.save(step, kept.begin(0, step, final=True))
     two = trainer("fsdp=2")
     fresh = bytes(two.inner_state())
-    diverged = {"faults": checkpoints(two, 1).restore(two)}
-    return {"other": other, "diverged": diverged | {"fresh": bytes(two.inner_state()) == fresh}}
+    loaded, faults = checkpoints(two, 1).restore(two)
+    diverged: dict[str, Any] = {"faults": faults}
+    diverged["fresh"] = not loaded and bytes(two.inner_state()) == fresh
+    return {"other": other, "diverged": diverged}
 
 
 def main() -> None:

@@ -161,11 +161,11 @@ def test_moments_are_made_anew_in_the_room_of_those_that_there_were(
     learner.params, learner.program.init_state = None, fresh  # type: ignore[misc]
     monkeypatch.setattr(sharded_io, "_digest", lambda path, moved: goes_on.wait(60.0))
     monkeypatch.setattr(sharded_io, "limit_s", lambda size: 0.05)
-    first, second = checkpoints.restore(learner)
+    loaded, (first, second) = checkpoints.restore(learner)
     goes_on.set()
     assert "checkpoint 2 passed over: oslo: the place of checkpoints did not answer" in first
     assert "checkpoint 1 passed over: oslo: the place of checkpoints has not answered" in second
-    assert not learner.opt_state["mu"].is_deleted()
+    assert not loaded and not learner.opt_state["mu"].is_deleted()
 
 
 def test_a_large_restore_has_the_time_that_a_slow_place_takes(
@@ -184,7 +184,7 @@ def test_a_large_restore_has_the_time_that_a_slow_place_takes(
         return found
 
     monkeypatch.setattr(shards.asking, "within", within)
-    assert checkpoints.restore(checkpoints.trainer) == []
+    assert checkpoints.restore(checkpoints.trainer) == (True, [])
     _, *both = waited  # first it is listed what lies there
     assert both == [3 * ORDER_S_MAX] * 2 and said == [False, True, True]
 
@@ -311,7 +311,7 @@ def test_a_place_of_no_use_is_named_and_training_goes_on(
     (tmp_path / "file").touch()
     shards = Shards(place.format(file=tmp_path / "file"))
     found = HostsCheckpoints(trainer(1.0), shards, Nobody(), {0: "oslo"}, "r.0/l-1", 0, 2)
-    assert why in found.fault and found.restore(found.trainer) == []
+    assert why in found.fault and found.restore(found.trainer) == (False, [])
     assert found.room.failed == found.fault, "it is known, and need not be told again"
     with pytest.raises(OSError, match=why):
         found.save(1, found.begin(0, 1))
@@ -331,7 +331,7 @@ def test_what_the_library_cannot_find_again_does_not_count_as_complete(tmp_path:
 def test_one_that_is_complete_is_not_written_over(checkpoints: HostsCheckpoints) -> None:
     checkpoints.save(1, checkpoints.begin(0, 1))
     checkpoints.save(1, checkpoints.begin(0, 1))
-    assert checkpoints.restore(checkpoints.trainer) == []
+    assert checkpoints.restore(checkpoints.trainer) == (True, [])
 
 
 def test_one_of_another_model_is_refused_before_anything_of_this_one_is_given_up(

@@ -1,9 +1,11 @@
 """Arrivals that wait for a learner: which of them a newer one replaces, and which come again.
 
-Anchors are whole values, not differences: of each fragment the newest two of an epoch are enough
-(recovery may begin with either). Beats are the state of the run, of which the newest counts. Pulls
-and requests for inner state are repeated by the syncer. Everything else is told once, by this very
-process, and must not be lost; there is at most one of it per donor, grant, part or fragment.
+Anchors are whole values, not differences: the newest of a fragment is enough to begin with. While a
+learner trains, the newest two are kept: each names the last two rounds that merged a contribution
+of this learner, and three may be published within a long step. Beats are the state of the run, of
+which the newest counts. Pulls and requests for inner state are repeated by the syncer. Everything
+else is told once, by this very process, and must not be lost; there is at most one of it per donor,
+grant, part or fragment.
 """
 
 from collections.abc import Hashable, Iterable
@@ -19,6 +21,7 @@ from diloco_learner.events import (
     StateMoved,
 )
 
+# Of each fragment, kept for a learner that trains.
 ANCHORS = 2
 
 
@@ -33,12 +36,15 @@ def heavy(event: Any) -> bool:
     return isinstance(getattr(event, "ready", event), AnchorReady)
 
 
-def essence(events: Iterable[Any]) -> list[Any]:
-    """`events` in their order, without those that newer ones replace."""
+def essence(events: Iterable[Any], anchors: int = ANCHORS) -> list[Any]:
+    """`events` in their order, without those that newer ones replace.
+
+    `anchors`: so many of each fragment are kept.
+    """
     kept: list[Any] = []
     counts: dict[Hashable, int] = {}
     for event in reversed(list(events)):
-        key, limit = _kind(event)
+        key, limit = _kind(event, anchors)
         if key is not None:
             counts[key] = counts.get(key, 0) + 1
             if counts[key] > limit:
@@ -47,12 +53,12 @@ def essence(events: Iterable[Any]) -> list[Any]:
     return kept[::-1]
 
 
-def _kind(event: Any) -> tuple[Hashable | None, int]:
+def _kind(event: Any, anchors: int) -> tuple[Hashable | None, int]:
     """What it is one of, and how many of those are worth keeping."""
     ready = getattr(event, "ready", event)  # an anchor with its values
     match ready:
         case AnchorReady():
-            return ("anchor", ready.fragment), ANCHORS
+            return ("anchor", ready.fragment), anchors
         case BeatSeen():
             return "beat", 1
         case PullSeen():

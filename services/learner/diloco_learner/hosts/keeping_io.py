@@ -229,21 +229,22 @@ class HostsCheckpoints:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def restore(self, trainer: Trainer) -> list[str]:
-        """Take over the newest sound one, if there is any; why newer ones were passed over."""
+    def restore(self, trainer: Trainer) -> tuple[bool, list[str]]:
+        """Take over the newest sound one: whether there is any, and why newer ones were passed
+        over."""
         try:
             there = {} if self.fault else self.shards.within(LIST_S, self.shards.sequences)
         except Exception as error:  # a bucket's library has exceptions of its own
-            return [fault_of(error)]
+            return False, [fault_of(error)]
         faults: list[str] = []
         for sequence in sorted((s for s, complete in there.items() if complete), reverse=True):
             if not (fault := self._restored(trainer, sequence)):
-                return faults
+                return True, faults
             faults.append(f"checkpoint {sequence} passed over: {fault}"[:300])
         if faults:
             with self._telling(plan.Anew()):
                 anew(trainer)
-        return faults
+        return False, faults
 
     def _restored(self, trainer: Trainer, sequence: int) -> str:
         """Why it could not be, or ""."""

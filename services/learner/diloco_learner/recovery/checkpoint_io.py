@@ -66,8 +66,9 @@ class OwnCheckpoints(Protocol):
     def let_go(self, kept: Any) -> None:
         """Nobody saves what was handed out for it, or does so any longer."""
 
-    def restore(self, trainer: Any) -> list[str]:
-        """Take over the newest sound one, if there is any; why newer ones were passed over."""
+    def restore(self, trainer: Any) -> tuple[bool, list[str]]:
+        """Take over the newest sound one: whether there is any, and why newer ones were passed
+        over."""
 
 
 class LocalCheckpoints:
@@ -145,17 +146,17 @@ class LocalCheckpoints:
                 return data, faults
         return None, faults
 
-    def restore(self, trainer: Any) -> list[str]:
+    def restore(self, trainer: Any) -> tuple[bool, list[str]]:
         """See `OwnCheckpoints`. What is not read within a limit is passed over as well."""
         limit_s = stored_within_s(self.keep * self.room.needed)
         try:
             load = partial(self.load, trainer.check_inner_state)
             data, faults = self.asking.within(limit_s, load)
         except OSError as error:
-            return [f"its own checkpoints are passed over: {error}"[:300]]
+            return False, [f"its own checkpoints are passed over: {error}"[:300]]
         if data is not None:
             trainer.load_inner_state(data)
-        return faults
+        return data is not None, faults
 
     def _complete(self) -> dict[int, Path]:
         # Whoever finds that the run is deleted removes the folder, at any moment.

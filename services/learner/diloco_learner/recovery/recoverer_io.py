@@ -8,6 +8,7 @@ import structlog
 
 from diloco_learner.events import (
     Begin,
+    CheckpointLoaded,
     GrantSeen,
     InitMoved,
     Leave,
@@ -73,7 +74,7 @@ class Recoverer:
         self.up = up
         self.down = down
         self.events = events
-        # The newest two per fragment: Begin names one of them, the other may be on its heels.
+        # The newest per fragment, which is the one that Begin names: 4 bytes x N in all.
         self.anchors: dict[tuple[int, int, int], Values] = {}
         self.init: asyncio.Task[None] | None = None
         self.init_stored: list[Stored] = []  # how far each fragment is
@@ -109,7 +110,7 @@ class Recoverer:
             r = event.ready
             self.anchors[(r.epoch, r.fragment, r.version)] = event.values_F
             held = sorted(key for key in self.anchors if key[1] == r.fragment)
-            for key in held[:-2]:
+            for key in held[:-1]:
                 del self.anchors[key]
             event = r
         if isinstance(event, GrantSeen):
@@ -220,9 +221,16 @@ class Recoverer:
             await asyncio.to_thread(self.trainer.load_inner_state, came.data)
             # Of what came: to read all of it back would hold up the first step.
             self.loaded = {"moments": came.digest}
-        elif effect.source == "checkpoint" and not await self._go_back(effect.restored):
-            for fault in await asyncio.to_thread(self.checkpoints.restore, self.trainer):
-                self.up.tell_soon("checkpoint-skipped", fault, {})
+        elif effect.source == "checkpoint":
+            found = await self._go_back(effect.restored) or await self._own()
+            self.events.put_nowait(CheckpointLoaded(none=not found))
+
+    async def _own(self) -> bool:
+        """Moments of an own checkpoint: whether there are any that can be used."""
+        found, faults = await asyncio.to_thread(self.checkpoints.restore, self.trainer)
+        for fault in faults:
+            self.up.tell_soon("checkpoint-skipped", fault, {})
+        return found
 
     async def _go_back(self, restored: Restored | None) -> bool:
         """Moments of the run-wide checkpoint that history began with, unless ours are newer."""
@@ -255,6 +263,8 @@ class Recoverer:
 LOOK_EVERY = 64
 # Beyond this many, what the syncer repeats by itself is dropped: as many as the mailbox takes.
 EVENTS_MAX = 4096
+# Of each fragment. This life has contributed nothing that an older one could tell of.
+ANCHORS = 1
 
 
 class RecoveryArrivals(asyncio.Queue[Any]):
@@ -270,7 +280,8 @@ class RecoveryArrivals(asyncio.Queue[Any]):
             return False
         self.put_nowait(event)
         if heavy(event) or self.qsize() >= self._look_at:
-            for kept in essence([self.get_nowait() for _ in range(self.qsize())]):
+            waiting = [self.get_nowait() for _ in range(self.qsize())]
+            for kept in essence(waiting, ANCHORS):
                 self.put_nowait(kept)
             self._look_at = self.qsize() + LOOK_EVERY
         self._look_at = min(self._look_at, self.qsize() + LOOK_EVERY)

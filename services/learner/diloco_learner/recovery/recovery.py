@@ -18,6 +18,7 @@ from diloco_learner.events import (
     AnchorReady,
     BeatSeen,
     Begin,
+    CheckpointLoaded,
     GrantSeen,
     InitMoved,
     Leave,
@@ -91,7 +92,8 @@ INIT_S, INIT_S_MAX = 10.0, 60.0
 class Recovery:
     """One incarnation until Begin or Leave. Mutated only through `handle`.
 
-    Start it with `TimePassed`. Exactly one LoadState precedes Begin.
+    Start it with `TimePassed`. Exactly one LoadState precedes Begin; where that is of a checkpoint,
+    CheckpointLoaded must follow.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Recovery:
         self.failed_donors: tuple[str, ...] = ()
         self.donor = ""
         self.source = ""  # of the inner state, once settled
+        self.loading = False  # from a checkpoint: there may be none that can be used
         self.epoch = -1  # newest seen
         self.term = -1
         self.joined = -1  # epoch of the newest grant
@@ -192,6 +195,9 @@ class Recovery:
                 return self._state_seen(event)
             case StateMoved() | StateComing():
                 self._moving(event, now)
+            case CheckpointLoaded():
+                self.loading = False
+                self.source = "fresh" if event.none else self.source
             case InitMoved():
                 self.init_moved_at, self.init_s = now, INIT_S
             case StateBad():
@@ -314,7 +320,7 @@ class Recovery:
 
     def _settle(self, source: str, donor: str = "") -> list[RecoveryEffect]:
         assert not self.source, "the inner state is settled once"
-        self.source = source
+        self.source, self.loading = source, source == "checkpoint"
         return [LoadState(source, donor, self.nonce if donor else "", self.restored)]
 
     # --- what the syncer tells everybody -------------------------------------------------------
@@ -413,7 +419,7 @@ class Recovery:
     def _begin(self) -> list[RecoveryEffect]:
         """Begin once moments are settled and every fragment is at least at its granted version."""
         fragments = self.spec.algorithm.fragments
-        if self.state not in (Stage.BOOTSTRAPPING, Stage.ANCHORING):
+        if self.loading or self.state not in (Stage.BOOTSTRAPPING, Stage.ANCHORING):
             return []
         if len(self.anchors) < fragments:
             return []
