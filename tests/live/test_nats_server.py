@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from live.processes import diloco_says
 from waiting import until
 
 from diloco_shared.bus.nats.access import TlsFiles
@@ -22,6 +23,7 @@ from diloco_shared.bus.nats.hub_config import ACCOUNTS
 from diloco_shared.bus.port import BusError, StreamSpec, Unavailable
 from diloco_shared.process import hub_folder, hub_watch, keep_hub
 from diloco_shared.process import nats_server as nats_server_module
+from diloco_shared.process.hub_nodes import nodes_at
 from diloco_shared.process.hub_watch import answers
 from diloco_shared.process.nats_binary import BinaryError, find_binary
 from diloco_shared.process.nats_server import NatsServer, free_port
@@ -134,6 +136,32 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(BinaryError, match=r"did not start: .*storage directory is not a directory"):
         await server.start()
     assert not server.running
+
+
+# Letters beyond ASCII, and what the server's configuration language has to escape.
+NAMES = ["j\u00fcrgen", 'a "b" \\ \u65e5\u672c \U0001f600']
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_its_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    server = NatsServer(tmp_path / name)
+    await server.start()
+    await server.stop()
+    assert server.returncode == 0
+    assert (tmp_path / name / "jetstream").is_dir()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hubs_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    hub, leaf = tmp_path / name, tmp_path / name / "leaf.conf"
+    nodes = nodes_at(["a", "b", "c"])
+    hub_folder.create(hub, listen="0.0.0.0:4222", store=hub / "store", nodes=nodes)
+    assert list(hub_folder.stores_of(hub).values()) == [hub / "store" / n.name for n in nodes]
+    credentials = hub_folder.add(hub, "rome", "learner")
+    told = ("--credentials", str(credentials), "--hub-url", "tls://a:7422", "--to", str(leaf))
+    diloco_says("site", "leaf", *told, "--ca", str(hub / hub_folder.AUTHORITY))
+    for config in (leaf, *(hub / node.name / hub_folder.CONFIG for node in nodes)):
+        subprocess.run([str(find_binary(None)), "-t", "-c", str(config)], check=True)
 
 
 async def test_nobody_there_is_said(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ FIRST: tuple[tuple[str, Role], ...] = (
 )
 # A thousand identities of 64 learners are 5 MB.
 _BYTES_MAX = 16 << 20
+# The line of a server's configuration that names its store: in either quotes, or in none.
+_STORE_DIR = r"""^\s*store_dir\s*[:=]?\s*("(?:[^"\\]|\\.)+"|'[^']+'|[^\s"']+)"""
 # Between the two times that the server is told to read its configuration, in seconds: it takes
 # milliseconds to do so, and more on a machine that is busy.
 BETWEEN_S = 1.0
@@ -157,10 +159,15 @@ def _store_of(config: Path) -> Path:
         text = config.read_text("utf-8")
     except OSError as error:
         raise ValueError(hub_nodes.shut(config, error)) from None
-    found = re.search(r"""^\s*store_dir\s*[:=]?\s*("[^"]+"|'[^']+'|[^\s"']+)""", text, re.MULTILINE)
+    found = re.search(_STORE_DIR, text, re.MULTILINE)
     if found is None:
         raise ValueError(f"{config} has no line store_dir: add it to the part jetstream")
-    return Path(json.loads(found[1]) if found[1].startswith('"') else found[1].strip("'"))
+    if not found[1].startswith('"'):
+        return Path(found[1].strip("'"))
+    try:
+        return Path(json.loads(found[1]))
+    except ValueError:
+        raise ValueError(f"{config}: store_dir {found[1]} cannot be read") from None
 
 
 def renew(folder: Path, hosts: Sequence[str] = ()) -> dict[Path, list[str]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from diloco_shared.bus.nats.hub_config import Routes, cluster
+from diloco_shared.bus.nats.hub_config import Routes, cluster, in_config
 from diloco_shared.process.disk_watch import free_bytes
 from diloco_shared.process.hub_watch import UNANSWERED_S, HubWatch, answers
 from diloco_shared.process.nats_binary import BinaryError, find_binary
@@ -285,7 +285,7 @@ class NatsServer:
             self._read_up_to = self.log_path.stat().st_size
         config = self._config_path
         config.touch(mode=0o600)
-        config.write_text(self._config())
+        config.write_text(self._config(), "utf-8", "surrogateescape")
         errors = self.store_dir / "nats-server.err"
         assert self._lock_fd is not None
         with errors.open("wb") as stream:
@@ -329,8 +329,7 @@ class NatsServer:
             config["authorization"] = {"token": self._token}
         elif self._user is not None:
             config["authorization"] = {"user": self._user, "password": self._password or ""}
-        # The server's configuration language takes JSON.
-        return json.dumps(config, indent=2)
+        return in_config(config, indent=2)
 
     async def _ready(self, timeout_s: float) -> bool:
         """Wait until the server says INFO; False when it exited."""
@@ -395,7 +394,7 @@ def _alive(pid: int) -> bool:
 def _command_line(pid: int) -> str:
     """Of a process, by /proc or `ps`; empty when there is no such process."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" "))
     except OSError:
         found = subprocess.run(
             ["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False

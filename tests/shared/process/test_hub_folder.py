@@ -35,6 +35,26 @@ def key_in(path: Path | None) -> str:
     return read_credentials(path).public_key
 
 
+@pytest.mark.parametrize("name", ["j\u00fcrgen", 'a "b"', "back\\slash"])
+def test_its_store_is_found_whatever_its_name(tmp_path: Path, name: str) -> None:
+    hub = tmp_path / name
+    hub_folder.create(hub, listen="127.0.0.1:4222", store=hub / "store")
+    assert hub_folder.stores_of(hub) == {"hub": hub / "store"}
+    said = (hub / "nats-server.conf").read_text("utf-8") + (hub / "accounts.conf").read_text(
+        "utf-8"
+    )
+    assert "\\u" not in said, "the server does not know this escape"
+
+
+def test_a_store_that_an_operator_wrote_in_another_way_is_named(hub: Path) -> None:
+    config = hub / "nats-server.conf"
+    config.write_text("  store_dir '/disk/a b'\n")
+    assert hub_folder.stores_of(hub) == {"hub": Path("/disk/a b")}
+    config.write_text('store_dir: "/disk/\\x41"\n')
+    with pytest.raises(ValueError, match=re.escape(f'{config}: store_dir "/disk/\\x41" cannot be')):
+        hub_folder.stores_of(hub)
+
+
 def test_a_hub_lets_in_who_it_handed_credentials_to(hub: Path) -> None:
     assert [i.name for i in hub_folder.identities_of(hub)] == [n for n, _ in hub_folder.FIRST]
     handed = {key_in(path) for path in (hub / "credentials").iterdir()}

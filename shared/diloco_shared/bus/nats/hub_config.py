@@ -85,36 +85,35 @@ def hub_conf(
     message servers of sites (`leaf_conf`); empty: nowhere. `file_bytes_max`: what all streams
     together may hold; 0: the server's own rule.
     """
-    jetstream = [f"store_dir: {_quoted(store)}", "sync_interval: always"]
+    jetstream = [f"store_dir: {in_config(store)}", "sync_interval: always"]
     if file_bytes_max:
         jetstream.append(f"max_file_store: {file_bytes_max}")
     lines = [
         "# The message server of a hub. Who may connect stands in accounts.conf, which is made",
         "# anew by every diloco site command; this file is yours to change.",
-        f"server_name: {_quoted(name)}",
-        f"listen: {_quoted(listen)}",
+        f"server_name: {in_config(name)}",
+        f"listen: {in_config(listen)}",
         f"max_payload: {PAYLOAD_BYTES_MAX}",
         'ping_interval: "10s"',
         "ping_max: 2",
-        f"pid_file: {_quoted(pid_file)}",
+        f"pid_file: {in_config(pid_file)}",
     ]
     if monitor:
-        lines.append(f"http: {_quoted(monitor)}")
+        lines.append(f"http: {in_config(monitor)}")
     tls = ""
     if certificate:
-        files = [f"cert_file: {_quoted(certificate)}", f"key_file: {_quoted(key)}"]
+        files = [f"cert_file: {in_config(certificate)}", f"key_file: {in_config(key)}"]
         if clients_authority:
-            files += [f"ca_file: {_quoted(clients_authority)}", "verify: true"]
+            files += [f"ca_file: {in_config(clients_authority)}", "verify: true"]
         files.append(f"timeout: {HANDSHAKE_S}")
         tls = f"tls {{ {', '.join(files)} }}"
         lines.append(tls)
     if leaves:
         # What the hub knows as its address need not be what sites reach it under.
-        said = [f"listen: {_quoted(leaves)}", "no_advertise: true", *([tls] if tls else [])]
+        said = [f"listen: {in_config(leaves)}", "no_advertise: true", *([tls] if tls else [])]
         lines.append(f"leafnodes {{ {', '.join(said)} }}")
     if routes is not None:
-        # The server's configuration language takes JSON.
-        lines.append(f"cluster: {json.dumps(cluster(routes), indent=1)}")
+        lines.append(f"cluster: {in_config(cluster(routes), indent=1)}")
     lines += ["jetstream {", *(f"  {line}" for line in jetstream), "}", f"include {ACCOUNTS!r}", ""]
     return "\n".join(lines)
 
@@ -154,12 +153,20 @@ def leaf_conf(
             "remotes": [remote | ({"tls": tls} if tls else {})],
         },
     }
-    # The server's configuration language takes JSON, and comments.
     return (
         "# A site's own message server. It holds the site's secret: nobody else may read it.\n"
-        + json.dumps(settings, indent=1)[1:-1].strip("\n")
+        + in_config(settings, indent=1)[1:-1].strip("\n")
         + "\n"
     )
+
+
+def in_config(value: object, indent: int | None = None) -> str:
+    """A value as the server's configuration language has it, which takes JSON, and comments.
+
+    Of JSON's escapes it knows few, and not those of letters beyond ASCII: these stand there as they
+    are, so the file is UTF-8.
+    """
+    return json.dumps(value, indent=indent, ensure_ascii=False)
 
 
 def cluster(routes: Routes) -> dict[str, Any]:
@@ -193,8 +200,7 @@ def accounts_conf(identities: Sequence[Identity], system_password: str = "") -> 
     if system_password:
         found[SYSTEM] = {"users": [{"user": SYSTEM, "password": system_password}]}
         system = f"system_account: {SYSTEM}\n"
-    # The server's configuration language takes JSON.
-    return f"accounts: {json.dumps(found, indent=1)}\n{system}"
+    return f"accounts: {in_config(found, indent=1)}\n{system}"
 
 
 def check_together(identities: Sequence[Identity]) -> None:
@@ -311,7 +317,3 @@ def _users(identities: Sequence[Identity]) -> list[dict[str, Any]]:
             permissions["allow_responses"] = _ANSWERS
         found += [{"nkey": key, "permissions": permissions} for key in identity.keys]
     return found
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
