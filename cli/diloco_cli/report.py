@@ -26,13 +26,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from diloco_cli.lanes import Span, lanes
-from diloco_shared.protocol.records import recovery_view
+from diloco_shared.protocol.records import RecoveryRecord, recovery_view
 
 Rows = Sequence[dict[str, Any]]
 
 
 def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
     """Figures of one run; times in seconds, sizes in bytes, losses in nats per token.
+
+    `events`: those that can be read (`seen.readable`).
 
     A figure that the run cannot have (no fault, nothing merged yet) is None.
     """
@@ -156,8 +158,11 @@ def goodput(status: dict[str, Any], spans: dict[str, list[Span]], rounds: Rows) 
 def recoveries(events: Rows) -> list[dict[str, Any]]:
     """Every learner that came back or came new and was merged: phases in seconds, and rounds."""
     told = (e["data"] for e in events if e["kind"] == "returned")
+    # A leader of an older release may leave some of it out.
+    records = (RecoveryRecord.model_validate(data, extra="ignore").model_dump() for data in told)
     return [
-        {k: v for k, v in recovery_view(data).items() if not k.endswith("_at")} for data in told
+        {k: v for k, v in recovery_view(record).items() if not k.endswith("_at")}
+        for record in records
     ]
 
 

@@ -230,6 +230,26 @@ def test_report_writes_a_page_and_prints_figures(
     assert page.read_text().startswith("<!doctype html>")
 
 
+def test_an_event_that_cannot_be_read_is_passed_over(
+    server: Server, diloco: Diloco, events: list[Row], tmp_path: Path
+) -> None:
+    """Of a coordinator of an older release, which lets them through."""
+    asked = ("report", "--html", str(tmp_path / "r.html"))
+    told = [diloco(*command)[:2] for command in (asked, ("watch",))]
+    bad = [
+        ("setting", {"name": "paused"}),
+        ("returned", {}),
+        ("returned", {"learner": "b", "incarnation": 1, "rounds": "x"}),
+        ("evaluation", {}),
+        ("fault-applied", {"kind": "kill"}),
+    ]
+    last = {"source": "b", "text": "x", "run": "demo", "at": events[-1]["at"], "seq": 600}
+    more = [last | {"kind": kind, "data": data} for kind, data in bad]
+    server.answers["GET /v1/events"] = (200, {"events": [*events, *more], "next": 600})
+    assert [diloco(*command)[:2] for command in (asked, ("watch",))] == told
+    assert told[0][0] == 0
+
+
 def test_a_report_for_people_says_where_its_page_is(
     server: Server, diloco: Diloco, tmp_path: Path
 ) -> None:

@@ -154,7 +154,7 @@ def test_the_screen_says_in_words_what_happens_and_says_it_once(tmp_path: Path) 
     cluster: Any = Cluster(
         {"kind": "recovered", "data": {}},  # of a syncer
         {"kind": "returned", "data": {"learner": "learner-3", "incarnation": 0}},  # it began
-        {"kind": "fault-applied", "data": {"kind": "kill", "target": "learner-2"}},
+        {"kind": "fault-applied", "data": {"id": "f", "kind": "kill", "target": "learner-2"}},
         {"kind": "learner-lost", "data": {"learner": "learner-2"}},
         {"kind": "recovered", "data": back | {"source": "donor", "donor": "learner-3"}},
         {"kind": "returned", "data": back},

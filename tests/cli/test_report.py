@@ -117,7 +117,9 @@ def test_the_report_says_what_became_of_every_token_and_how_learners_came_back(
     told |= {"text": "b is back", "seq": 99}
     figures = report(run, rounds, [*events, told])
     assert (figures["tokens"], figures["tokens_reread"]) == (tokens, 6)
-    (shown,) = figures["recoveries"]
+    brief = told | {"data": {"learner": "c", "incarnation": 0}}  # of an older release
+    shown, other = report(run, rounds, [*events, told, brief])["recoveries"]
+    assert (other["learner"], other["donor"], other["rounds"]) == ("c", "", None)
     assert shown["rounds"] == 3 and shown["phases_s"]["transferred"] == 1.5
     assert "lost_at" not in shown
     text = page(figures, run, rounds, events)

@@ -1,5 +1,8 @@
 """What one learner says pushes out what it said itself, and nothing of others (I12)."""
 
+import ast
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +18,11 @@ from diloco_coordinator.runs.events import (
 from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
+from diloco_shared.protocol.telling import OF_THE_HUB
 from diloco_shared.protocol.wire import encode
 
+ROOT = Path(__file__).parents[2]
+KIND = re.compile(r"[a-z][a-z0-9-]{0,40}")
 RUNS = ("r",)
 
 
@@ -193,8 +199,8 @@ def test_what_learners_told_of_a_deleted_run_of_that_name_is_not_the_next_ones()
         ("coordinator", "t"),
         ("oslo", "of this one"),
     ]
-    told.by("oslo", kind="run-created")
-    assert len(told.events.kept) == 4, "a learner begins no run"
+    assert not told.by("oslo", kind="run-created"), "a learner begins no run"
+    assert len(told.events.kept) == 3
 
 
 @pytest.mark.parametrize(
@@ -208,6 +214,14 @@ def test_what_learners_told_of_a_deleted_run_of_that_name_is_not_the_next_ones()
         ("evaluation", {"steps": 8, "val_loss": 2.0, "each": "code"}),
         ("fault-applied", {"kind": "kill", "id": "f"}),
         ("fault-healed", {"target": ["a"], "kind": "kill", "id": "f"}),
+        ("setting", {"name": "paused"}),
+        ("setting", {"name": "paused", "value": "no"}),
+        ("setting", {"value": 1}),
+        ("returned", {}),
+        ("returned", {"learner": "a", "incarnation": 1, "rounds": "x"}),
+        ("returned", {"learner": "a", "incarnation": 1, "lost_at": None}),
+        ("restored", {"serial": 1, "shard": [0]}),
+        ("restore-failed", {"serial": "1"}),
     ],
 )
 def test_an_event_without_what_is_shown_of_its_kind_is_left_out(
@@ -220,8 +234,64 @@ def test_an_event_without_what_is_shown_of_its_kind_is_left_out(
         subjects.event("r", kind), said("s", kind).model_copy(update={"data": data})
     )
     whole = {"steps": 8, "val_loss": 2.0, "each": {"code": 1}}
-    whole |= {"id": "f", "kind": "kill", "target": "a"}
-    assert told.by("oslo", kind=kind, data=whole)
+    whole |= {"id": "f", "kind": "kill", "target": "s", "learner": "s", "incarnation": 1}
+    whole |= {"name": "paused", "value": 1, "serial": 1, "shard": 0}
+    event = said("s", kind).model_copy(update={"data": whole})
+    assert told.tell(subjects.event("r", kind), event)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("setting", {"name": "paused", "value": 1}),
+        ("restored", {"serial": 1, "shard": 0}),
+        ("restore-failed", {"serial": 1, "shard": 0}),
+        ("returned", {"learner": "oslo", "incarnation": 1}),
+        ("learner-lost", {"learner": "rome"}),
+        ("fault-planned", {"id": "f", "kind": "kill", "target": "oslo"}),
+        ("fault-applied", {"id": "f", "kind": "kill", "target": "rome"}),
+        ("began", {"learner": "rome"}),
+        ("end", {}),
+    ],
+)
+def test_a_learner_tells_of_itself_alone(kind: str, data: dict[str, Any]) -> None:
+    """Else `diloco watch` shows everybody as paused, and `diloco checkpoint restore` has failed."""
+    told = Told()
+    assert not told.by("oslo", kind=kind, data=data)
+    event = said("s", kind).model_copy(update={"data": data})
+    assert told.tell(subjects.event("r", kind), event), "the hub's own processes may"
+
+
+def test_what_befalls_a_learner_it_tells_itself() -> None:
+    told = Told()
+    fault = {"id": "f", "kind": "kill", "target": "oslo"}
+    for kind, data in (("fault-applied", fault), ("began", {"learner": "oslo"}), ("leave", {})):
+        assert told.by("oslo", kind=kind, data=data)
+
+
+def kinds_told(*parts: str) -> set[str]:
+    """Kinds of events as these parts of the tree say them, word for word."""
+    found = set[str]()
+    for file in (f for part in parts for f in (ROOT / part).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
+                name = name.id if isinstance(name, ast.Name) else name
+                if name in ("Tell", "tell", "tell_soon", "_tell", "event_now"):
+                    said = (a.value for a in node.args[:2] if isinstance(a, ast.Constant))
+                    found |= {s for s in said if isinstance(s, str) and KIND.fullmatch(s)}
+    return found
+
+
+def test_every_kind_is_known_as_the_hubs_or_as_a_learners() -> None:
+    learners = kinds_told("services/learner/diloco_learner", "shared/diloco_shared/process")
+    assert {"evaluation", "leave", "unfit", "fault-applied"} <= learners
+    assert not learners & OF_THE_HUB, "they would not be shown"
+    told = kinds_told("services/syncer/diloco_syncer", "services/coordinator/diloco_coordinator")
+    assert {"setting", "returned", "run-created", "fault-planned"} <= told
+    # A leader says `recovered` too, and the others are why it has `refused`.
+    told -= {*learners, "recovered", "malformed", "incarnation"}
+    assert told <= OF_THE_HUB, "add them to protocol/telling.py: a learner could tell them"
 
 
 def nested(depth: int) -> Any:

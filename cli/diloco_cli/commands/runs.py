@@ -15,6 +15,7 @@ from diloco_cli.from_run import names_a_run, put_weights
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import fill_in, read_run
+from diloco_cli.seen import readable
 from diloco_cli.view import run_lines, state_line, unread_lines
 from diloco_cli.words import (
     INVALID,
@@ -266,7 +267,7 @@ def report(
         rounds, unread = rounds_or_why(
             lambda: client.rounds(found["name"]) if found["status"] else []
         )
-        events = client.events(found["name"])
+        events = readable(client.events(found["name"]))
     if unread and html is not None:
         text = f"{html} is not written, since the rounds cannot be read: {unread}"
         raise CliError(text, NO_CLUSTER)

@@ -5,9 +5,8 @@ so many. Here no more of them are kept either, and a flood of them is left out u
 learner says pushes out what it said itself, and nothing of others. Pure.
 """
 
-import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -15,6 +14,7 @@ import structlog
 
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
+from diloco_shared.protocol.telling import misses, not_ones_own
 from diloco_shared.protocol.wire import WireError, decode
 
 log = structlog.get_logger()
@@ -97,7 +97,7 @@ class Events:
             return (
                 False  # of a run that is deleted: the stream keeps it until the learner says more
             )
-        if event.kind == "run-created" and not teller:
+        if event.kind == "run-created":
             self._begins(event.run)
         if share is not None:
             if share.kept >= BY_ONE_MAX:
@@ -174,7 +174,9 @@ def _read(subject: str, payload: bytes, teller: str) -> Event:
         raise WireError(f"of {where}, but it stands at {subject}")
     if fault := _unsayable(event.data):
         raise WireError(f"{event.kind} with data that JSON cannot say: {fault}")
-    if fault := _misses(event):
+    if fault := misses(event.kind, event.data):
+        raise WireError(f"{event.kind} {fault}")
+    if teller and (fault := not_ones_own(event.kind, event.data, teller)):
         raise WireError(f"{event.kind} {fault}")
     if event.at > AT_MAX:
         raise WireError(f"told at {event.at:.3g} s, a time that no clock shows")
@@ -209,21 +211,3 @@ def _unsayable(value: object, depth: int = 0) -> str:
 
 def _first(faults: Iterable[str]) -> str:
     return next(filter(None, faults), "")
-
-
-def _misses(event: Event) -> str:
-    """What an event lacks that pages and reports show of its kind; "" for nothing."""
-    data = event.data
-    if event.kind == "evaluation":
-        figures = [data.get("steps"), data.get("val_loss")]
-        each = data.get("each", {})
-        figures += each.values() if isinstance(each, Mapping) else [None]
-        return "" if all(map(_finite, figures)) else "without its figures"
-    if event.kind in ("fault-planned", "fault-applied", "fault-healed"):
-        words = [data.get("id"), data.get("kind"), data.get("target")]
-        return "" if all(isinstance(w, str) for w in words) else "without its fault"
-    return ""
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
