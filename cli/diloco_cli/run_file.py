@@ -63,7 +63,11 @@ def _corpus_digest(part: dict[str, Any], root: Path) -> str | None:
     from diloco_shared.corpora.prepared import digest_of, is_prepared, open_corpus
 
     folder = root / Path(source).expanduser()
-    return digest_of(open_corpus(folder)) if is_prepared(folder) else None
+    try:
+        here = is_prepared(folder)
+    except OSError:  # whoever submits may not look there, and learners may
+        return None
+    return digest_of(open_corpus(folder)) if here else None
 
 
 def _fill_weights(

@@ -1,6 +1,10 @@
 """A small run as the API tells it: three learners, one killed and back."""
 
+import errno
+import os
 import socket
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,27 @@ Row = dict[str, Any]
 def without_compiled_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that compile would keep their programs in the home of whoever runs the tests."""
     monkeypatch.setenv("DILOCO_CACHE", "off")
+
+
+@pytest.fixture
+def shut(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Forbids looking into a folder. Modes of files would forbid root nothing."""
+
+    def asking(name: str, folder: Path) -> Callable[..., Any]:
+        asked = getattr(Path, name)
+
+        def look(path: Path, **how: Any) -> Any:
+            if path.is_relative_to(folder):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return asked(path, **how)
+
+        return look
+
+    def shut(folder: Path) -> None:
+        for name in ("stat", "is_file", "is_dir", "exists"):
+            monkeypatch.setattr(Path, name, asking(name, folder))
+
+    return shut
 
 
 def verdict(learner: str, outcome: str = "merged", incarnation: int = 0) -> Row:

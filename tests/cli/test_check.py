@@ -284,6 +284,18 @@ def test_what_is_here_and_not_sound_is_told(tmp_path: Path) -> None:
     assert fill_in({"model": {}, "data": {"source": "a\0b", "mixture": 4}}, tmp_path) == []
 
 
+def test_what_lies_where_nobody_may_look_is_left_to_learners_or_told(
+    tmp_path: Path, shut: Callable[[Path], None]
+) -> None:
+    prepared(folder_of(tmp_path / "text", 60), tmp_path / "root" / "c")
+    shut(tmp_path / "root")
+    body = {"data": {"source": "root/c"}, "model": {"weights": "root/w"}}
+    (fault,) = fill_in(body, tmp_path)
+    assert "digest" not in body["data"]
+    where = tmp_path / "root" / "w"
+    assert (fault.path, fault.message) == ("model.weights", f"{where}: Permission denied")
+
+
 def test_a_run_wide_checkpoint_is_filled_in_where_it_can_be_read(tmp_path: Path) -> None:
     """Elsewhere it is left to the coordinator, as the weights of a run are to its export."""
     for weights in ("checkpoint:r.abc123/000001", "run:other"):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,17 @@ def test_a_folder_with_a_model_is_one_and_any_other_name_is_a_runs(
     assert run(monkeypatch, *words) == status
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
+
+
+def test_a_folder_that_nobody_may_look_into_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    shut: Callable[[Path], None],
+) -> None:
+    shut(tmp_path)
+    assert run(monkeypatch, str(tmp_path / "model")) == INVALID
+    assert capsys.readouterr().err.endswith("/model cannot be read: permission denied\n")
 
 
 @pytest.mark.whole

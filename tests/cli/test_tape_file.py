@@ -52,6 +52,14 @@ def test_one_changed_byte_is_found_in_its_row(form: str, data: st.DataObject) ->
     assert (sound, fault.startswith(f"row {n + 1}, after ")) == (n, True)
 
 
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-Infinity", '"\\ud800"', "[" * 900 + "]" * 900])
+def test_a_row_that_nobody_could_have_written_is_named(value: str) -> None:
+    """What reads JSON takes more than what writes it."""
+    row = f'{{"seq": 2, "loss": {value}, "chain": "x"}}\n'.encode()
+    sound, fault = check(FILES[".jsonl"][0] + row, ".jsonl")
+    assert sound == 1 and fault.startswith("row 2, after record 1: ")
+
+
 @both
 @given(st.data())
 def test_rows_that_are_missing_repeated_or_exchanged_are_found(

@@ -119,6 +119,15 @@ def test_a_new_token_goes_into_a_file_of_its_owner(
     assert len(asked) == before, "the old secret is not replaced by one that cannot be kept"
 
 
+def test_no_token_is_made_for_a_file_that_nobody_may_look_for(
+    diloco: Diloco, asked: Any, tmp_path: Path, shut: Callable[[Path], None]
+) -> None:
+    shut(tmp_path)
+    status, _, err = diloco("token", "make", "eve", "read", "--to", str(tmp_path / "eve"))
+    assert status and err.endswith("/eve cannot be written: permission denied\n")
+    assert not asked
+
+
 def test_an_event_says_whose_request_caused_it(
     diloco: Diloco, asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

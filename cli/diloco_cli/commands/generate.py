@@ -17,7 +17,7 @@ from diloco_cli.commands.export import downloaded
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.downloading import Target
 from diloco_cli.meanwhile import meanwhile
-from diloco_cli.words import INVALID, CliError, plain
+from diloco_cli.words import INVALID, CliError, plain, why
 from diloco_shared.corpora.templates import template_of
 
 app = typer.Typer()
@@ -103,8 +103,12 @@ def generate(
 def _folder(where: Where, source: str, *, quiet: bool) -> Iterator[Path]:
     """The folder itself, or one with what the run has published, for as long as it is needed."""
     path = Path(source)
-    # A run may have the name of a folder with its data.
-    if (path / "config.json").is_file() or (path.is_dir() and path.name != source):
+    try:
+        # A run may have the name of a folder with its data.
+        here = (path / "config.json").is_file() or (path.is_dir() and path.name != source)
+    except OSError as error:
+        raise CliError(f"{source} cannot be read: {why(error)}", INVALID) from None
+    if here:
         yield path
         return
     if path.name != source:

@@ -120,7 +120,11 @@ def rotate_token(
 
 def _free(to: Path | None) -> None:
     """Before there is a token that could not be kept."""
-    if to is not None and to.exists():
+    try:
+        taken = to is not None and to.exists()
+    except OSError as error:
+        raise CliError(f"--to {to} cannot be written: {why(error)}") from None
+    if taken:
         raise CliError(f"--to {to}: the file exists; name a new one", CONFLICT)
 
 

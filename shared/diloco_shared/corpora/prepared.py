@@ -138,7 +138,10 @@ class Corpus:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a corpus was written here to its end. Others call files `index.json`, too."""
+    """Whether a corpus was written here to its end. Others call files `index.json`, too.
+
+    Raises OSError where this process may not look.
+    """
     index = folder / INDEX
     if not index.is_file():
         return False

@@ -74,7 +74,11 @@ def open_weights(folder: Path) -> HfWeights:
 
     Raises WrongCheckpoint, which says what is wrong in which file.
     """
-    if not folder.is_dir():
+    try:
+        there = folder.is_dir()
+    except OSError as error:
+        raise WrongCheckpoint(f"{folder}: {error.strerror or error}") from None
+    if not there:
         raise WrongCheckpoint(f"{folder}: there is no such folder")
     try:
         shape = shape_of_config(_json(folder / "config.json"))
