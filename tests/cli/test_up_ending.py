@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,10 @@ from rich.console import Console
 from waiting import until
 
 import diloco_cli.up.process
+from diloco_cli.commands import local
 from diloco_cli.commands.local import DOWN_S, _ends_s
 from diloco_cli.up import attended
-from diloco_cli.up.folder import Folder
+from diloco_cli.up.folder import DETACHED_OUT, Folder
 from diloco_cli.up.process import STOP_S, Child
 from diloco_cli.up.stack import CLOSING_S, LEARNERS_STOP_S, Stack, _stop_s
 from diloco_cli.words import INVALID, CliError
@@ -144,3 +146,49 @@ def test_diloco_down_waits_for_as_long_as_the_cluster_says(tmp_path: Path) -> No
     folder.announce(url="http://127.0.0.1:1", ends_s=323.0)
     assert _ends_s(tmp_path) == 323.0
     folder.release()
+
+
+def begun(
+    monkeypatch: pytest.MonkeyPatch, path: Path, script: str
+) -> tuple["subprocess.Popen[bytes]", BaseException]:
+    """What `up --detach` has started, where Ctrl-C comes before it answers, and how that ended."""
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(_: list[str], **how: Any) -> "subprocess.Popen[bytes]":
+        started.append(popen(["/bin/sh", "-c", script], **how))
+        return started[0]
+
+    def asks(*_: object) -> bool:
+        if "ready" in (path / "logs" / DETACHED_OUT).read_text():
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr(local.subprocess, "Popen", start)
+    monkeypatch.setattr(local, "_ready", asks)
+    with pytest.raises((KeyboardInterrupt, CliError)) as raised:
+        local._detached(path, [])
+    return started[0], raised.value
+
+
+def test_what_is_started_in_the_background_is_stopped_by_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = "trap 'echo stops; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    child, why = begun(monkeypatch, tmp_path, script)
+    assert isinstance(why, KeyboardInterrupt)
+    assert child.poll() == 0
+    assert (tmp_path / "logs" / DETACHED_OUT).read_text() == "ready\nstops\n"
+    assert capsys.readouterr().out == "Stopped.\n"
+
+
+def test_what_does_not_stop_soon_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "DOWN_S", 0.01)
+    data = tmp_path / "my data"
+    child, why = begun(monkeypatch, data, "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    try:
+        text = f"process {child.pid} is still stopping; diloco down --data '{data}' waits for it"
+        assert str(why) == text
+    finally:
+        child.kill()
+        child.wait()

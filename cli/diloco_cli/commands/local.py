@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from diloco_cli.cluster import HERE, Where, endpoint_of, own
 from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
-from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, CliError, counted, why
+from diloco_cli.words import FAILED, INTERRUPTED, INVALID, NO_CLUSTER, CliError, counted, why
 from diloco_shared.spec.mesh import DEVICES_MAX
 from diloco_shared.spec.run import PRESETS, RunSpec
 
@@ -104,17 +105,38 @@ def _detached(data: Path, given: list[str]) -> None:
             start_new_session=True,
         )
     deadline = time.monotonic() + START_S
-    with meanwhile("starts the message server and the coordinator"):
-        while not _ready(data, child.pid):
-            if child.poll() is not None:
-                raise CliError(last_line(log).removeprefix("diloco: "), child.returncode or FAILED)
-            if time.monotonic() > deadline:
-                text = f"process {child.pid} was not ready within {START_S:.0f} s: see {logs}"
-                raise CliError(text)
-            time.sleep(0.1)
+    try:
+        with meanwhile("starts the message server and the coordinator"):
+            while not _ready(data, child.pid):
+                if child.poll() is not None:
+                    said = last_line(log).removeprefix("diloco: ")
+                    raise CliError(said, child.returncode or FAILED)
+                if time.monotonic() > deadline:
+                    text = f"process {child.pid} was not ready within {START_S:.0f} s: see {logs}"
+                    raise CliError(text)
+                time.sleep(0.1)
+    except (KeyboardInterrupt, SystemExit):
+        _stop(child, data)
+        raise
     endpoint = endpoint_of(data)
     say(f"Running as process {child.pid}. API and live page: {endpoint['url']}")
-    say(f"Token in {endpoint['token_file']}. Stop it with: diloco down --data {data}")
+    say(f"Token in {endpoint['token_file']}. Stop it with: {_down(data)}")
+
+
+def _stop(child: "subprocess.Popen[bytes]", data: Path) -> None:
+    """What nobody waits for any more does not go on unseen: it is stopped, or CliError names it."""
+    child.terminate()
+    try:
+        with meanwhile("stops what was started"):
+            child.wait(DOWN_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        text = f"process {child.pid} is still stopping; {_down(data)} waits for it"
+        raise CliError(text, INTERRUPTED) from None
+    say("Stopped.")
+
+
+def _down(data: Path) -> str:
+    return shlex.join(["diloco", "down", "--data", str(data)])
 
 
 def _ready(data: Path, pid: int) -> bool:

@@ -127,10 +127,20 @@ class FaultAgent:
         if fault.kind == "slow" and not 1 <= fault.factor <= 1000:
             return "slow needs a factor of 1 to 1000"
         if fault.at_step >= 0 and self.step < 0:
-            return f"{self.target} takes no inner steps: give a time instead of a step"
+            return self._takes_no_steps()
         if len(self.armed) + len(self.tasks) >= ARMED_MAX:
             return f"{ARMED_MAX} faults are waiting already"
         return ""
+
+    def _takes_no_steps(self) -> str:
+        if self.role != "learner":
+            return f"{self.target} takes no inner steps: give a time instead of a step"
+        if not self.run:
+            return f"{self.target} trains for no run: submit one, or give a time instead of a step"
+        return (
+            f"{self.target} has taken no step of run {self.run} yet: try again once it trains, or "
+            "give a time instead of a step"
+        )
 
     def _when(self, fault: Fault) -> str:
         if 0 <= fault.at_step <= self.step:

@@ -247,10 +247,24 @@ async def test_a_fault_for_a_step_of_one_run_does_not_come_in_the_next() -> None
         agent.works_for("")
         agent.works_for("two")
         reply = await ask(bus, id="f-2", at_step=2)
-        assert not reply.accepted and "no inner steps" in reply.reason, "of this run, none yet"
+        assert not reply.accepted, "it has taken no step of this run yet"
         agent.stepped(6)
         await asyncio.sleep(0.01)
         assert victim.done == [] and not agent.tasks
+
+
+async def test_a_learner_that_does_not_step_yet_says_when_to_try_again() -> None:
+    """It is assigned, and compiles for a minute: whoever pastes commands is that early."""
+    agent = new_agent(Victim())
+    agent.role = "learner"
+    async with serving(agent) as bus:
+        assert "submit one" in (await ask(bus, at_step=5)).reason
+        agent.works_for("one")
+        reply = await ask(bus, at_step=5)
+        assert not reply.accepted
+        assert "has taken no step of run one yet: try again once it trains" in reply.reason
+        agent.stepped(0)
+        assert (await ask(bus, at_step=5)).accepted
 
 
 async def test_a_step_already_taken_is_due_at_once() -> None:

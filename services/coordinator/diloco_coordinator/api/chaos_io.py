@@ -113,7 +113,10 @@ class Chaos:
             token, assigned = asker(), r.assigned
             seen = (m for m in members if sees(token, assigned.get(m, "")))
             known = ", ".join(sorted([*seen, *OTHER_TARGETS]))
-            text = f"there is no living target {request.target!r}; known: {known}"
+            text = (
+                f"there is no living target {request.target!r}; known: {known}. Who was just "
+                "started is known within some seconds: try again then"
+            )
             raise Problem(404, "No such target", text)
         run = r.assigned.get(request.target, "")
         if request.run not in ("", run):
