@@ -20,7 +20,7 @@ from diloco_cli.report import report, versions
 from diloco_cli.seen import Seen
 from diloco_cli.up.attended import answers
 from diloco_cli.up.stack import Stack, started
-from diloco_cli.words import FAILED, INTERRUPTED, CliError, counted
+from diloco_cli.words import FAILED, INTERRUPTED, CliError, counted, why
 from diloco_client import ApiError, Client, Unreachable
 
 LOOK_S = 0.5
@@ -221,9 +221,15 @@ class Demo:
             self._read_to = new[-1]["seq"]
         victim = self.seen.status.get("learners", {}).get(VICTIM, {})
         if not self._planned and victim.get("state") == "stepping" and victim.get("step", 0) > 0:
-            client.chaos("kill", VICTIM, at_step=self.kill_step)
+            if not self._was_taken():
+                client.chaos("kill", VICTIM, at_step=self.kill_step)
             self._planned = True
             self.stack.told(f"{VICTIM} will be killed (SIGKILL) at its step {self.kill_step}")
+
+    def _was_taken(self) -> bool:
+        """Whether the kill was asked for already, and its answer took too long."""
+        told = (e for e in self.seen.events if e["kind"] in ("fault-planned", "fault-applied"))
+        return any(e["data"]["target"] == VICTIM for e in told)
 
 
 def free_name(runs: Sequence[dict[str, Any]], data: Path) -> str:
@@ -239,20 +245,23 @@ def free_name(runs: Sequence[dict[str, Any]], data: Path) -> str:
 
 
 def conclude(seen: Seen, folder: Path, console: Console, took_s: float) -> int:
-    """Write the report, say what became of each promise; the exit status."""
+    """Say what became of each promise, write the report; the exit status."""
     if not seen.run or not seen.rounds:
         raise CliError(f"nothing was trained: see the logs in {folder.parent / 'logs'}")
     figures = report(seen.run, seen.rounds, seen.events)
     figures |= {"seconds": round(took_s, 1), "command": "diloco demo", **versions()}
     promises = verdicts(figures)
     figures["kept"] = all(kept for _, kept in promises)
-    folder.mkdir(parents=True, exist_ok=True)
-    html = page(figures, seen.run, seen.rounds, seen.events, promises)
-    texts = (json.dumps(figures, indent=2) + "\n", html)
-    for name, text in zip(REPORTS, texts, strict=True):
-        (folder / name).write_text(text, encoding="utf-8")
     for text, kept in promises:
         _show(console, f"{'yes' if kept else 'NO '} {text}", "green" if kept else "bold red")
+    html = page(figures, seen.run, seen.rounds, seen.events, promises)
+    texts = (json.dumps(figures, indent=2) + "\n", html)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in zip(REPORTS, texts, strict=True):
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"the report cannot be written to {folder}: {why(error)}") from None
     _show(console, f"Report: {folder / 'report.html'} ({took_s:.0f} s)")
     return 0 if figures["kept"] else FAILED
 

@@ -14,6 +14,7 @@ from diloco_cli.seen import Seen
 from diloco_cli.up.folder import Folder
 from diloco_cli.up.stack import Stack
 from diloco_cli.words import FAILED, CliError
+from diloco_client import Silent
 
 
 def test_a_demo_takes_a_free_name_and_no_learners_from_others(tmp_path: Path) -> None:
@@ -43,6 +44,19 @@ def test_a_demo_is_reported_whether_it_kept_its_promises_or_not(
     assert {"seed", "machine", "command", "versions", "seconds"} <= figures.keys()
     assert "<title>Run demo" in (tmp_path / "demo" / "report.html").read_text()
     assert screen.getvalue().count("NO ") == (status != 0)
+
+
+def test_promises_are_told_although_the_report_cannot_be_written(
+    tmp_path: Path,
+    run: dict[str, Any],
+    rounds: list[dict[str, Any]],
+    events: list[dict[str, Any]],
+) -> None:
+    (tmp_path / "demo").write_text("a file where a folder must be")
+    screen = io.StringIO()
+    with pytest.raises(CliError, match=f"the report cannot be written to {tmp_path / 'demo'}: "):
+        conclude(Seen("demo", run, rounds, events), tmp_path / "demo", Console(file=screen), 1.0)
+    assert "the run is over: finished" in screen.getvalue() and "Report" not in screen.getvalue()
 
 
 def reported(data: Path) -> None:
@@ -145,6 +159,41 @@ class Cluster:
 
     def events(self, name: str, after: int) -> list[dict[str, Any]]:
         return [e for e in self.there if e["seq"] > after]
+
+
+class Slow(Cluster):
+    """It takes the fault, and answers too late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def run(self, name: str) -> dict[str, Any]:
+        learners = {"learner-2": {"state": "stepping", "step": 3}}
+        return super().run(name) | {"status": {"learners": learners}}
+
+    def rounds(self, *_: object, **__: object) -> list[dict[str, Any]]:
+        return []
+
+    def chaos(self, kind: str, target: str, **_: object) -> None:
+        self.asked += 1
+        fault = {"id": "f", "kind": kind, "target": target}
+        self.to_come.append({"kind": "fault-planned", "data": fault, "seq": 1})
+        raise Silent("it has not answered it within 10 s")
+
+
+def test_the_victim_is_killed_once(tmp_path: Path) -> None:
+    """A second fault at a step that is past would come at once, after the victim's return."""
+    stack = Stack(tmp_path, learners=3, port=0, chaos=True, threads=1)
+    demo, cluster = Demo(stack, Console(file=io.StringIO()), 240, 0.0), Slow()
+    with pytest.raises(Silent):
+        demo._look(cluster)  # type: ignore[arg-type]
+    for _ in range(3):
+        demo._look(cluster)  # type: ignore[arg-type]
+    assert cluster.asked == 1
+    assert [text.split(" ", 1)[1] for text in stack.messages] == [
+        "learner-2 will be killed (SIGKILL) at its step 80"
+    ]
 
 
 def test_the_screen_says_in_words_what_happens_and_says_it_once(tmp_path: Path) -> None:
