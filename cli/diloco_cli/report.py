@@ -34,7 +34,7 @@ Rows = Sequence[dict[str, Any]]
 def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
     """Figures of one run; times in seconds, sizes in bytes, losses in nats per token.
 
-    `events`: those that can be read (`seen.readable`).
+    `events`: those that can be read (`telling.readable`).
 
     A figure that the run cannot have (no fault, nothing merged yet) is None.
     """

@@ -1,23 +1,17 @@
 """What the API has told about one run so far, fetched piece by piece."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from diloco_cli.api import rounds_or_why
 from diloco_client import Client
-from diloco_shared.protocol.telling import misses
+from diloco_shared.protocol.telling import readable
 
 # Kept for charts and lanes: an hour or more of the liveliest run; the oldest go first.
 ROUNDS_MAX = 20_000
 # A view shows the newest round alone. Several kB each, and as long as a cluster is up.
 ROUNDS_VIEWED = 1
 EVENTS_MAX = 20_000
-
-
-def readable(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that have what is shown of their kind; an older coordinator lets others through."""
-    return [e for e in events if not misses(e["kind"], e["data"])]
 
 
 @dataclass(slots=True)

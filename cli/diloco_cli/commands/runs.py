@@ -15,7 +15,6 @@ from diloco_cli.from_run import names_a_run, put_weights
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import fill_in, read_run
-from diloco_cli.seen import readable
 from diloco_cli.view import run_lines, state_line, unread_lines
 from diloco_cli.words import (
     INVALID,
@@ -27,6 +26,7 @@ from diloco_cli.words import (
     why,
 )
 from diloco_client import ApiError, Client
+from diloco_shared.protocol.telling import readable
 from diloco_shared.spec.run import OF_RUN
 
 app = typer.Typer()

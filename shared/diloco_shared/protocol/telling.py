@@ -5,7 +5,7 @@ event from costing everybody the others. Pure.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -59,6 +59,14 @@ def misses(kind: str, data: Mapping[str, Any]) -> str:
             except ValidationError:
                 return "without its times"
     return ""
+
+
+def readable(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of events as the API shows them, those that have what is shown of their kind.
+
+    A coordinator of an older release lets others through.
+    """
+    return [event for event in events if not misses(event["kind"], event["data"])]
 
 
 def _finite(value: object) -> bool:

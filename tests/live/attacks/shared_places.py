@@ -196,7 +196,7 @@ async def scripts(scene: Scene) -> None:
 async def floods_events(scene: Scene) -> None:
     before, kept = coordinators_log(scene), await scene.events("run-created")
     assert kept
-    event = encode(Event(run=RUN, kind="flood", source=THIEF, text="flood", at=1.0))
+    event = encode(Event(run=RUN, kind="note", source=THIEF, text="flood", at=1.0))
     async with scene.bus() as bus:
         for _ in range(2 * BY_ONE_MAX):
             await bus.publish(s.event_by(THIEF), event)
