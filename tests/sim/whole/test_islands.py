@@ -15,6 +15,7 @@ from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Carriers
 from diloco_learner.hosts.giving_io import SharedStateUpload
 from diloco_learner.hosts.held_anchors import OwnParts
 from diloco_learner.hosts.whole import Hearing, WholeIsland
+from diloco_learner.recovery.donating import Handing
 from diloco_simulator.checkers.islands import SLACK_S, IslandLife, IslandWatch
 from diloco_simulator.checkers.promises import Report
 from diloco_simulator.islands import processes, trainer
@@ -220,6 +221,8 @@ def test_a_host_without_the_hub_costs_one_contribution(monkeypatch: pytest.Monke
 def test_what_a_host_cannot_give_away_process_0_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A newcomer asks for moments, and no other host of its donor reaches the hub."""
     monkeypatch.setattr(troubles, "CUT_FOR_S", (60.0, 60.0))
+    # Else the newcomer is given the copy of one, which process 0 has.
+    monkeypatch.setattr(Handing, "keep", lambda *_, **__: [])
 
     def strike(t: IslandTroubles) -> None:
         t._at("told Share", lambda island, index: all_cut_off(t))
