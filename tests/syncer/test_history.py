@@ -343,6 +343,15 @@ def test_the_time_that_an_older_leader_has_recorded_as_used_is_used() -> None:
     assert h.stamp_after(1, 5010.0).fraction == pytest.approx(0.7)
 
 
+def test_the_days_until_a_hub_is_put_back_are_not_counted_as_time() -> None:
+    run = spec(seconds=100.0)
+    h = of(term(1), init(), round_(0), round_(1, at=20.0), run=run)
+    back = TapeEpoch(epoch=7, term=900, reason="restored from a backup", at=1e6)
+    h.apply(back, 5)
+    h.apply(term(901, epoch=7).model_copy(update={"at": 1e6 + 60.0}), 6)
+    assert h.stamp_after(2, 1e6 + 60.0).fraction == pytest.approx(0.1)
+
+
 def test_a_term_before_the_first_round_uses_no_time() -> None:
     h = of(term(1), init(), term(2), run=spec(seconds=100.0))
     assert h.first_round_at == 0.0

@@ -233,6 +233,8 @@ class History:
                 # Who was merged stays: learners that have not heard yet are told by the keyframes.
                 self.epoch = record.epoch
                 # A hub that was put back says from where on nobody has seen a term.
+                if record.term > self.term:
+                    self._another_clock(record.at)  # of whoever put it back, perhaps days later
                 self.term = max(self.term, record.term)
             case TapeRound():
                 self._apply_round(record)
