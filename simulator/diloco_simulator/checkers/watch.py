@@ -12,6 +12,7 @@ from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.cuts import Parts
 from diloco_simulator.checkers.limits import SILENT_S, LearnerLimits, StepPace
 from diloco_simulator.checkers.promises import Anchors, KnownRefusals, Merges, Report
+from diloco_simulator.checkers.stops import Stops
 from diloco_simulator.checkers.watch_shard import OfShard
 from diloco_simulator.coverage.reached import of_record
 from diloco_simulator.worlds.options import Options
@@ -53,6 +54,7 @@ class RunWatch:
         self.parts = Parts(report)
         self.pace = StepPace(report, spec, self.anchors)
         self.limits = LearnerLimits(report, spec)
+        self.stops = Stops(report, spec.algorithm.shards)
         self.spec = spec
         self.healed_at = math.inf
         self.ends: dict[str, End] = {}  # of each learner's newest life that left
@@ -115,6 +117,7 @@ class RunWatch:
         of.seqs.append(seq)
         of.tails.append(identity(record))
         of_record(self, of, record)
+        self.stops.record(shard, record, self.scene.now)
         of.record(record, self.scene.now, faulty=self.scene.faulty)
         if len({other.merges.epoch for other in self.of}) > 1:
             self.reached("shards in two epochs")

@@ -4,6 +4,7 @@ Only what the product itself wrote is looked at, by its subjects, at the moment 
 takes it. What processes decide and hold is shown by `leaders`, `learners`, `leases` and `states`.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from diloco_shared.protocol.messages import (
     PublicationManifest,
     TapeRecord,
 )
-from diloco_shared.protocol.records import Event, RunRecord
+from diloco_shared.protocol.records import Event, RunRecord, RunStatus
 from diloco_shared.protocol.wire import WireError, decode, decode_tape
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.islands import IslandWatch
@@ -59,8 +60,10 @@ class Observer:
         self.refused = subjects.event(spec.name, "refused")
         self.flood = subjects.event(spec.name, "flood")
         self.runs = f"KV_{subjects.RUNS}"
+        self.statuses = f"KV_{subjects.STATUS}"
         # Of every shard's tape, with the sequences on its stream.
         self.records: list[list[tuple[int, TapeRecord]]] = [[] for _ in self.tapes]
+        self.checkpoint = 0  # the newest that anybody has asked for, as the hub has it
         self.deleting = False  # the run, or it is gone
         self.made_again = False  # its tape, after it was gone
         self.reached = Reached(spec, broker, scene.counts)
@@ -75,6 +78,8 @@ class Observer:
             self.scene.counts["refused: told"] += 1
         elif stream == self.runs and message.subject.endswith(f".{self.spec.name}"):
             self._wanted(message)
+        elif stream == self.statuses:
+            self._shown(message)
         elif message.subject == self.flood:
             self._taken_back(message)
         elif not message.subject.endswith(".m"):
@@ -93,11 +98,26 @@ class Observer:
 
     def _wanted(self, message: Stored) -> None:
         """The run's record, or that there is none any more."""
-        self.deleting = (
-            not message.payload or decode(message.payload, RunRecord).phase == "deleting"
-        )
+        record = decode(message.payload, RunRecord) if message.payload else None
+        self.deleting = record is None or record.phase == "deleting"
+        self.checkpoint = 0 if record is None else record.checkpoint
+        if record is not None and record.desired == "stopped":
+            self.watch.stops.wished(self.scene.now, faulty=self.scene.faulty)
         for shard in self.watch.of:
             shard.leases.deleting = self.deleting
+
+    def _shown(self, message: Stored) -> None:
+        """How some run stands; of this one it matters once it is to stop."""
+        stops = self.watch.stops
+        if not message.payload or stops.wished_at == math.inf:
+            return
+        status = decode(message.payload, RunStatus)
+        if status.run != self.spec.name:
+            return
+        if status.forced:
+            stops.forced(status.shard, self.watch.of[status.shard].ended)
+        else:
+            stops.shown(status, self.scene.now)
 
     def _sealed(self, stream: str, message: Stored) -> None:
         """A manifest whose chunks are there, or may be."""
@@ -117,6 +137,11 @@ class Observer:
         self.records[shard].append((message.seq, record))
         self.watch.record(shard, message.seq, record)
         self.reached.record(shard, record)
+
+    def put_back(self) -> None:
+        """The hub was, from a backup: what was wished for since may be lost."""
+        self.checkpoint = 0
+        self.watch.stops.forget()
 
     def lost(self) -> None:
         """The hub lost the newest records: what is not there any more never was."""

@@ -5,28 +5,20 @@ and the first of them may wait for members while the world's run is there. Some 
 around the end of some the leader dies.
 """
 
+import asyncio
 from random import Random
 from typing import TYPE_CHECKING
 
+from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import parse_reference
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.people.user import STOP
+from diloco_simulator.worlds.computing import tiny
+from diloco_simulator.worlds.tiny import spec_of
 from diloco_simulator.worlds.watched_run import WatchedRun
 
 if TYPE_CHECKING:
-    from diloco_simulator.worlds.world import World
-import asyncio
-from typing import TYPE_CHECKING
-
-from diloco_shared.protocol import subjects
-
-if TYPE_CHECKING:
     from diloco_simulator.people.visitors import Visitors
-from typing import TYPE_CHECKING
-
-from diloco_shared.spec.run import RunSpec
-from diloco_simulator.worlds.computing import tiny
-from diloco_simulator.worlds.tiny import spec_of
-
-if TYPE_CHECKING:
     from diloco_simulator.worlds.world import World
 
 
@@ -34,6 +26,8 @@ if TYPE_CHECKING:
 STEPS = 12
 # A name that waits for members.
 NEXT = "sim-next"
+# A leader dies, or the user stops the run, within this time of its submission, in virtual seconds.
+LATE_S = 25.0
 
 
 class Sequel:
@@ -42,6 +36,7 @@ class Sequel:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.dice = Random(f"sequels {world.seed}")
+        self.of_stops = Random(f"stops of sequels {world.seed}")
         # Of the later ones the first may be submitted at once.
         self.specs = [self._spec(n) for n in range(world.case.sequels)]
         self.waiting: tuple[WatchedRun, asyncio.Task[None]] | None = None
@@ -74,12 +69,22 @@ class Sequel:
             await self._ended(run)
 
     async def _ended(self, run: WatchedRun) -> None:
-        world = self.world
+        world, stopping = self.world, None
         if self.dice.random() < 0.5:
-            machine, at_s = self.dice.choice(world.syncers or world.learners), 25.0
-            world.loop.call_later(self.dice.uniform(0.0, at_s), world.crash, machine, 2.0)
+            machine = self.dice.choice(world.syncers or world.learners)
+            world.loop.call_later(self.dice.uniform(0.0, LATE_S), world.crash, machine, 2.0)
+        elif self.of_stops.random() < 0.5:
+            stopping = world.loop.create_task(self._stopped(run))
         await run.ends()
+        if stopping is not None:
+            stopping.cancel()  # it was over before
         await run.deleted()
+
+    async def _stopped(self, run: WatchedRun) -> None:
+        """Nobody dies: whoever leads it ends it."""
+        await asyncio.sleep(self.of_stops.uniform(0.0, LATE_S))
+        if await run.user.desire(STOP) // 100 == 2:
+            self.world.found.counts["later runs stopped"] += 1
 
 
 # --------------------------------------------------------------------------------------------------

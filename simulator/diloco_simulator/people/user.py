@@ -7,36 +7,40 @@ what is refused must be refused with a reason (a client's error), never by falli
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from diloco_shared import ambient
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.spec.run import RunSpec
+from diloco_simulator.people.orders import (
+    Asked,
+    Checkpoint,
+    Order,
+    Restore,
+    Setting,
+    Tapes,
+    View,
+)
 from diloco_simulator.people.rest import NoAnswer, RestCalls
 
 # Before the same is asked again, in virtual seconds.
 AGAIN_S = 1.0
-# Within this time, where a step takes a second, what was accepted is so once all is well: a record
-# of the tape; a checkpoint waits for a disk, and for learners one of which may stay silent.
-WITHIN_S = {"desired": 60.0, "quorum": 60.0, "checkpoint": 700.0, "restore": 700.0}
+# Within this time what was accepted is so, once every shard has a leader: a record of the tape; a
+# checkpoint waits for a disk, and for learners one of which may stay silent. A stop needs none.
+WITHIN_S = {"desired": 30.0, "quorum": 30.0, "checkpoint": 700.0, "restore": 180.0}
+STOPPED_S = 60.0
+# And its mark is on the tape, where nothing else comes first.
+MARKED_S = 30.0
+STOP = "stop"
+# Kinds of orders that a record of its own fulfils.
+SETTINGS = ("desired", "quorum")
 OVER = ("finished", "stopped")
 # No answer, or not now: the bus is away.
 AGAIN = (0, 503)
 
-View = dict[str, Any]
-
 # Of a run for which the hub has no room now.
 NO_ROOM = "the message server has no room for them"
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What was accepted, and whether a view shows that it is so."""
-
-    text: str
-    shown: Callable[[View], bool]
 
 
 class User:
@@ -49,15 +53,16 @@ class User:
         rng: Random,
         counts: Counter[str],
         report: Callable[[str, str], None],
+        tapes: Tapes,
     ) -> None:
         self.rest = rest
+        self.tapes = tapes
         self.spec = spec
         self.run = f"/runs/{spec.name}"
         self.rng = rng
         self.counts = counts
         self.report = report
-        # The newest of each kind, and when it was accepted.
-        self.orders: dict[str, tuple[Order, float]] = {}
+        self.orders: dict[str, Asked] = {}  # the newest of each kind
         self.begun = False
 
     # --- asking --------------------------------------------------------------------------------
@@ -92,11 +97,19 @@ class User:
         status, said = await self._ask("GET", self.run)
         return said if status == 200 else None
 
-    async def _order(self, kind: str, order: Order, method: str, path: str, body: Any) -> int:
-        """Once; what it is answered with."""
-        status, _ = await self._ask(method, path, body)
+    async def _order(
+        self,
+        kind: str,
+        method: str,
+        path: str,
+        body: View | None,
+        order: Callable[[View], Order],
+    ) -> int:
+        """Once; what it is answered with. `order` is made of that."""
+        since = self.tapes.counts()
+        status, said = await self._ask(method, path, body)
         if 200 <= status < 300:
-            self.orders[kind] = order, ambient.monotonic()
+            self.orders[kind] = Asked(order(said), ambient.monotonic(), since)
             self.counts[f"{kind} accepted"] += 1
         elif status:
             self.counts[f"{kind} refused with {status}"] += 1
@@ -106,28 +119,46 @@ class User:
 
     async def desire(self, verb: str) -> int:
         """`pause`, `resume` or `stop`."""
-        shown: dict[str, Callable[[View], bool]] = {
-            "pause": lambda view: view["state"] == "paused",
-            "resume": lambda view: view["state"] != "paused",
-            "stop": lambda view: view["state"] in OVER,
+        orders = {
+            "pause": Setting(verb, "paused", 1, 0, lambda view: view["state"] == "paused"),
+            "resume": Setting(verb, "paused", 0, 0, lambda view: view["state"] != "paused"),
+            STOP: Setting(STOP, "stopping", 1, 0, lambda view: view["state"] in OVER),
         }
         return await self._order(
-            "desired", Order(verb, shown[verb]), "POST", f"{self.run}/{verb}", None
+            "desired", "POST", f"{self.run}/{verb}", None, lambda _: orders[verb]
         )
 
     async def quorum(self, quorum: int) -> int:
-        order = Order(f"quorum {quorum}", lambda view: view["status"]["quorum"] == quorum)
-        return await self._order("quorum", order, "PATCH", self.run, {"quorum": quorum})
+        """Another K."""
+        order = Setting(
+            f"quorum {quorum}",
+            "quorum",
+            quorum,
+            self.spec.algorithm.quorum,
+            lambda view: view["status"]["quorum"] == quorum,
+        )
+        return await self._order("quorum", "PATCH", self.run, {"quorum": quorum}, lambda _: order)
 
     async def wish(self) -> None:
         """Pause or go on, and another quorum."""
         await self.desire(self.rng.choice(["pause", "resume"]))
         await self.quorum(self.rng.randint(1, self.spec.membership.learners_min))
 
-    async def checkpoint(self) -> None:
+    async def checkpoint(self) -> int:
         """Ask for one; a refusal says that there is nothing to keep yet, or that one is made."""
-        order = Order("a checkpoint", lambda view: view["status"]["checkpoint_state"] != "making")
-        await self._order("checkpoint", order, "POST", f"{self.run}/checkpoints", None)
+        return await self._order(
+            "checkpoint",
+            "POST",
+            f"{self.run}/checkpoints",
+            None,
+            lambda said: Checkpoint(said["number"]),
+        )
+
+    def expects(self, number: int) -> None:
+        """Somebody's checkpoint, unless one of the user's own is awaited."""
+        if number and "checkpoint" not in self.orders:
+            asked = Asked(Checkpoint(number), ambient.monotonic(), self.tapes.counts())
+            self.orders["checkpoint"] = asked
 
     async def restore(self) -> None:
         """Ask for the run to go back to a complete one, if there is any."""
@@ -137,21 +168,20 @@ class User:
             return
         ref = self.rng.choice(there)
         number = ref["number"] if "number" in ref else parse_reference(ref["ref"])[2]
-        before = await self.view()
-        serial = (before or {"status": None})["status"]
-        known = serial["restores"] if serial else 0
-        order = Order(f"back to {number}", lambda view: view["status"]["restores"] > known)
-        await self._order("restore", order, "POST", f"{self.run}/checkpoints/{number}/restore", {})
+        path = f"{self.run}/checkpoints/{number}/restore"
+        text = f"back to {number}"
+        await self._order("restore", "POST", path, {}, lambda said: Restore(text, said["serial"]))
 
     async def calm(self, quorum: int) -> None:
         """Once all is well: go on as in the beginning, if it was not stopped."""
-        await self._until_answered(lambda: self.desire("resume"))
-        await self._until_answered(lambda: self.quorum(quorum))
+        await self.until_answered(lambda: self.desire("resume"))
+        await self.until_answered(lambda: self.quorum(quorum))
 
-    async def _until_answered(self, ask: Callable[[], Awaitable[int]]) -> None:
+    async def until_answered(self, ask: Callable[[], Awaitable[int]]) -> int:
+        """Again and again; what it is answered with in the end."""
         while True:
-            if await ask() not in AGAIN:
-                return
+            if (status := await ask()) not in AGAIN:
+                return status
             await asyncio.sleep(AGAIN_S)
 
     async def delete(self) -> bool:
@@ -163,17 +193,38 @@ class User:
 
     # --- judging -------------------------------------------------------------------------------
 
-    def unheeded(self, view: View, well_s: float, led_s: float, step_s: float) -> list[str]:
+    def unheeded(self, view: View, well_s: float, led_s: float) -> list[str]:
         """Orders that should be in force by now; `well_s`: since when all is well, `led_s`: since
         when every shard is led. Only a stop needs no leader."""
         found, now = [], ambient.monotonic()
-        for kind, (order, at) in list(self.orders.items()):
-            if view["status"] is None and view["state"] not in OVER:
+        for kind, asked in list(self.orders.items()):
+            order, over = asked.order, view["state"] in OVER
+            if view["status"] is None and not over:
                 continue
-            if view["state"] in OVER or order.shown(view):
+            so = over or (self.tapes.so(asked) and order.shown(view))
+            stops = order.text == STOP
+            within_s = STOPPED_S if stops else WITHIN_S[kind]
+            late = min(well_s if stops else led_s, now - asked.at) > within_s
+            # What needed no record of its own must be so in the end.
+            if over or late or (so and self.tapes.done(asked)):
                 del self.orders[kind]
-                self.counts[f"{kind} in force"] += 1
-            elif min(well_s if order.text == "stop" else led_s, now - at) > WITHIN_S[kind] * step_s:
+                self.counts[f"{kind} in force"] += so and self.tapes.done(asked)
+                if not so:
+                    found.append(f"{order.text} is accepted, and not so ({view['reason']})")
+            elif min(led_s, now - asked.at) > MARKED_S and not self._begins(kind):
                 del self.orders[kind]
-                found.append(f"{order.text} is accepted, and not so ({view['reason']})")
+                found.append(f"{order.text} is accepted, and has not begun ({view['reason']})")
         return found
+
+    def _begins(self, kind: str) -> bool:
+        """Whether nothing is to be seen of a checkpoint only because something else comes first."""
+        first = kind != "checkpoint" or "restore" in self.orders
+        return first or self.tapes.begins(self.orders[kind])
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a record is still to come of what was ordered of the run as a whole."""
+        settings = [asked for kind, asked in self.orders.items() if kind in SETTINGS]
+        return not all(self.tapes.so(asked) for asked in settings) or not all(
+            self._begins(kind) for kind in self.orders
+        )

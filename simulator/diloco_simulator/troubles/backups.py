@@ -144,6 +144,7 @@ class Backups:
                 await asyncio.sleep(AGAIN_S)
         # What was ordered since may be lost, and what is asked now is answered by what was.
         world.user.orders.clear()
+        world.observer.put_back()
         self.counts["hubs restored"] += 1
         world.net.lives += 1
         world.net.gone = False

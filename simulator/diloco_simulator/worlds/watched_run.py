@@ -5,12 +5,14 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from diloco_coordinator.runs.reasons import cannot_go_on
+from diloco_shared import ambient
 from diloco_shared.protocol import subjects
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers import at_the_end
 from diloco_simulator.inside.observer import Observer
+from diloco_simulator.people.orders import Tapes
 from diloco_simulator.people.rest import RestCalls
-from diloco_simulator.people.user import OVER, User
+from diloco_simulator.people.user import OVER, STOP, User
 
 if TYPE_CHECKING:
     from diloco_simulator.worlds.world import World
@@ -33,10 +35,18 @@ class WatchedRun:
     def __init__(self, world: "World", spec: RunSpec, dice: Random) -> None:
         self.world = world
         self.spec = spec
-        self.user = User(RestCalls(world.coordinator), spec, dice, world.found.counts, world.broken)
         self.observer = Observer(world.scene, spec, world.broker)
         self.observer.islands = world.islands
+        self.user = User(
+            RestCalls(world.coordinator),
+            spec,
+            dice,
+            world.found.counts,
+            world.broken,
+            Tapes(self.observer),
+        )
         self.stopped = False  # because it lacks something
+        self.well_since = self.led_since = 0.0  # whether all shards had a leader at every look
 
     async def begin(self) -> None:
         """Submit it."""
@@ -49,19 +59,12 @@ class WatchedRun:
     async def ends(self) -> None:
         """It comes to its end in time, and everybody leaves it."""
         world, view = self.world, None
-        since = led_since = world.loop.now
-        step_s = world.options.step_s
+        self.well()
+        since, step_s = self.well_since, world.options.step_s
         while world.loop.now < since + LIVENESS_S * step_s:
-            view = await self.user.view() or view
+            view = await self.look() or view
             if view is not None:
-                well_s = world.loop.now - since
-                if not self._led(view):
-                    led_since = world.loop.now
-                led_s = world.loop.now - led_since
-                for text in self.user.unheeded(view, well_s, led_s, step_s):
-                    world.broken("commands", text)
-                await world.visitors.begin_again(view)
-                if well_s > BEYOND_S * step_s:
+                if world.loop.now - since > BEYOND_S * step_s:
                     await self._beyond(view)
                 # A syncer that never comes back may keep its part of a run that was ended by force.
                 there = set(view["members"]) - self._lost()
@@ -73,6 +76,32 @@ class WatchedRun:
             await asyncio.sleep(LOOK_S * step_s)
         said = "nothing" if view is None else f"{view['state']}: {view['reason']}"
         world.broken("liveness", f"no end of {self.spec.name}: {said}")
+
+    def well(self) -> None:
+        """From now on what is ordered has its time."""
+        self.well_since = self.led_since = self.world.loop.now
+
+    async def look(self) -> dict[str, Any] | None:
+        """The run as its user sees it, and whether what was ordered is so. None: no answer."""
+        if (view := await self.user.view()) is None:
+            return None
+        now, over = self.world.loop.now, view["state"] in OVER
+        if over and view["status"] and view["status"]["forced"]:
+            self._forced()
+        elif not over and not self._led(view):
+            self.led_since = now
+        for text in self.user.unheeded(view, now - self.well_since, now - self.led_since):
+            self.world.broken("commands", text)
+        await self.world.visitors.begin_again(view)
+        return view
+
+    def _forced(self) -> None:
+        """The coordinator ended it: only where some shard had no leader since it was to stop."""
+        asked, led_s = self.user.orders.get("desired"), self.world.loop.now - self.led_since
+        if asked is None or asked.order.text != STOP:
+            return
+        if ambient.monotonic() - asked.at < led_s:
+            self.world.broken("commands", "a run is ended by force, and every shard had a leader")
 
     def _led(self, view: dict[str, Any]) -> bool:
         """Whether every shard has a leader."""

@@ -46,6 +46,7 @@ from diloco_simulator.inside.states import SeenStates
 from diloco_simulator.islands.computing import IslandComputing, IslandLearner
 from diloco_simulator.islands.processes import Island
 from diloco_simulator.people.exporting import Exporting, by_itself
+from diloco_simulator.people.heeding import Heeding
 from diloco_simulator.people.sequel import Sequel, heir_of
 from diloco_simulator.people.visitors import Visitors, asked_first
 from diloco_simulator.troubles.backups import Backups
@@ -423,6 +424,9 @@ class World:
             observer.watch.healed()
         self.healed_at = self.loop.now
         await self.troubles.answered()
+        if self.options.wishes:
+            self.run.well()
+            await Heeding(self.run).play()
         await self.user.calm(self.options.quorum)
 
 

@@ -246,7 +246,6 @@ SCRIPTED: dict[str, Scripted] = {
             "beats: running",
             "beats: waiting",
             "desired accepted",
-            "desired in force",
             "learners: Merged",
             "members: coordinator idle",
             "members: learner idle",
@@ -276,6 +275,7 @@ SCRIPTED: dict[str, Scripted] = {
     "its user pauses and stops it": Scripted(
         (
             "beats: stopped",
+            "desired in force",
             "learners rest: paused",
             "quorum accepted",
             "quorum in force",

@@ -1,0 +1,110 @@
+"""What a user orders once all is well, one after another: a pause, in it a checkpoint, its end, and
+another quorum.
+
+What was ordered before has its time first. Then nothing hides that an order is ignored: no fault is
+in its way, and none that follows takes its place.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from diloco_simulator.inside.learners import SeenLife
+from diloco_simulator.people.user import OVER
+
+if TYPE_CHECKING:
+    from diloco_simulator.worlds.watched_run import WatchedRun
+
+# Between two looks, in virtual seconds.
+LOOK_S = 1.0
+# A run that has no leader of each shard after so long may never have one, where a step takes one.
+PATIENCE_S = 120.0
+# In a pause rounds that were open are closed, and steps that were begun end; then nothing happens
+# for as long: so many virtual seconds and steps.
+SETTLES, RESTS = (10.0, 5.0), (5.0, 3.0)
+
+
+class Over(Exception):
+    """Nobody can take an order: the run is over, or nobody leads it."""
+
+
+class Heeding:
+    """Of the first run of a world."""
+
+    def __init__(self, run: "WatchedRun") -> None:
+        self.run = run
+        self.world, self.user, self.watch = run.world, run.user, run.observer.watch
+        self.rng = Random(f"orders once all is well {run.world.seed}")
+        self.step_s = run.world.options.step_s
+
+    async def play(self) -> None:
+        """Until all of them were heeded, or the run is over."""
+        try:
+            self.user.expects(self.run.observer.checkpoint)
+            await self._settled()
+            await self._orders(lambda: self.user.desire("pause"))
+            await self._rests()
+            # Refused where one is being made.
+            if await self.user.until_answered(self.user.checkpoint) // 100 == 2:
+                await self._settled()
+            await self._orders(lambda: self.user.desire("resume"))
+            now = self.user.tapes.quorum(self.run.spec)
+            others = {*range(1, self.run.spec.membership.learners_min + 1)} - {now}
+            if others:
+                other = self.rng.choice(sorted(others))
+                await self._orders(lambda: self.user.quorum(other))
+            self.world.found.counts["orders once all is well"] += 1
+        except Over:
+            return
+        finally:
+            # How soon everybody is merged counts from here: a pause keeps all of them waiting.
+            self.watch.healed()
+
+    async def _orders(self, ask: Callable[[], Awaitable[int]]) -> None:
+        if await self.user.until_answered(ask) // 100 != 2:
+            raise Over  # since the last look
+        await self._settled()
+
+    async def _settled(self) -> None:
+        """What was ordered is so, or breaks its promise. Raises Over."""
+        until = self.world.loop.now + PATIENCE_S * self.step_s
+        await self._look()
+        while self.user.awaits:
+            if self.world.loop.now > until:
+                raise Over
+            await asyncio.sleep(LOOK_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        view = await self.run.look()
+        if view is not None and view["state"] in OVER:
+            raise Over
+
+    async def _rests(self) -> None:
+        """A paused run begins no round, and its learners take no step."""
+        began_at = self.world.loop.now
+        await self._wait(*SETTLES)
+        pulled = len(self.run.observer.reached.pulled)
+        lives = [life for life in self._lives() if life.gives and life.able_at < began_at]
+        steps = [life.loop.exchange.counters.step for life in lives]
+        await self._wait(*RESTS)
+        more = len(self.run.observer.reached.pulled) - pulled
+        view = await self.run.look()
+        if view is None or view["state"] != "paused":
+            said = "nothing" if view is None else f"{view['state']}: {view['reason']}"
+            self.world.broken("commands", f"a paused run shows {said}")
+        if more:
+            self.world.broken("commands", f"a paused run begins {more} rounds")
+        for life, before in zip(lives, steps, strict=True):
+            if taken := life.loop.exchange.counters.step - before:
+                learner = life.loop.exchange.learner
+                self.world.broken("commands", f"{learner} takes {taken} steps in a pause")
+
+    async def _wait(self, seconds: float, steps: float) -> None:
+        await asyncio.sleep(seconds + steps * self.step_s)
+        await self._look()
+
+    def _lives(self) -> list[SeenLife]:
+        found = self.watch.of[0].members.lives.values()
+        return [life for life in found if isinstance(life, SeenLife)]
