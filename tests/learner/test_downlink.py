@@ -490,11 +490,21 @@ async def test_whoever_asks_in_vain_for_long_to_remove_inner_state_gives_up(
     async def purge(*_: Any, **__: Any) -> None:
         raise Unavailable("nobody answers who may not")
 
+    asked = list[str]()
+
+    async def request(subject: str, *_: Any, **__: Any) -> bytes:
+        asked.append(subject)
+        assert len(asked) < 3, "it asks on"
+        raise Unavailable("no leader")
+
     monkeypatch.setattr(rig.down.data, "purge", purge)
+    monkeypatch.setattr(rig.down.control, "request", request)
     monkeypatch.setattr(downlink, "FORGET_S", 0.0)
+    monkeypatch.setattr(downlink, "FORGET_PAUSES_S", (0.01, 0.01))
     await rig.syncer.prepare()
     await rig.down.forget_state()
     await rig.down._ask_leaders()
+    assert len(asked) == 2
 
 
 async def test_memory_of_an_inner_state_is_not_kept_for_what_is_smaller(
