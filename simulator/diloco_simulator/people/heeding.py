@@ -67,10 +67,10 @@ class Heeding:
         await self._settled()
 
     async def _settled(self) -> None:
-        """What was ordered is so, or breaks its promise. Raises Over."""
+        """What was ordered is so, or breaks its promise, and the run is led. Raises Over."""
         until = self.world.loop.now + PATIENCE_S * self.step_s
         await self._look()
-        while self.user.awaits:
+        while self.user.awaits or not self.run.led:
             if self.world.loop.now > until:
                 raise Over
             await asyncio.sleep(LOOK_S)
@@ -89,6 +89,8 @@ class Heeding:
         lives = [life for life in self._lives() if life.gives and life.able_at < began_at]
         steps = [life.loop.exchange.counters.step for life in lives]
         await self._wait(*RESTS)
+        if self.run.led_since > began_at:
+            return  # whoever leads next shows it later
         more = len(self.run.observer.reached.pulled) - pulled
         view = await self.run.look()
         if view is None or view["state"] != "paused":

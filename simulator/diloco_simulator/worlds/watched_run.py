@@ -46,7 +46,8 @@ class WatchedRun:
             Tapes(self.observer),
         )
         self.stopped = False  # because it lacks something
-        self.well_since = self.led_since = 0.0  # whether all shards had a leader at every look
+        self.well_since = self.led_since = 0.0  # since then all shards had a leader at every look
+        self.led = False  # at the newest one
 
     async def begin(self) -> None:
         """Submit it."""
@@ -88,8 +89,9 @@ class WatchedRun:
         now, over = self.world.loop.now, view["state"] in OVER
         if over and view["status"] and view["status"]["forced"]:
             self._forced()
-        elif not over and not self._led(view):
-            self.led_since = now
+        elif not over:
+            self.led = self._led(view)
+            self.led_since = self.led_since if self.led else now
         for text in self.user.unheeded(view, now - self.well_since, now - self.led_since):
             self.world.broken("commands", text)
         await self.world.visitors.begin_again(view)
