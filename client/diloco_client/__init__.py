@@ -383,10 +383,14 @@ class Client:
                 return found
             after = page["next"]
 
-    def chaos(self, kind: str, target: str, **settings: Any) -> dict[str, Any]:
-        """Inflict a fault; `settings`: run, at_step, after_s, duration_s, factor."""
+    def chaos(
+        self, kind: str, target: str, *, idempotency_key: str = "", **settings: Any
+    ) -> dict[str, Any]:
+        """Inflict a fault; `settings`: run, at_step, after_s, duration_s, factor. With a key, a
+        repeat of the same request inflicts nothing twice."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         body = {"kind": kind, "target": target, **settings}
-        fault: dict[str, Any] = self._call("POST", "/v1/chaos", json=body)
+        fault: dict[str, Any] = self._call("POST", "/v1/chaos", json=body, headers=headers)
         return fault
 
     def faults(self) -> list[dict[str, Any]]:

@@ -241,10 +241,11 @@ def test_changes_say_what_they_are_based_on() -> None:
         c.set_quorum("demo", 2)
         c.set_quorum("demo", 3, revision=7)
         c.create_run({"name": "demo"}, idempotency_key="k")
-        c.chaos("kill", "a", at_step=4)
+        c.chaos("kill", "a", at_step=4, idempotency_key="l")
     assert "If-Match" not in asked[0].headers
     assert asked[1].headers["If-Match"] == '"7"'
     assert asked[2].headers["Idempotency-Key"] == "k"
+    assert asked[3].headers["Idempotency-Key"] == "l"
     assert json.loads(asked[3].content) == {"kind": "kill", "target": "a", "at_step": 4}
 
 
