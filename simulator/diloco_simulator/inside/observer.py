@@ -7,6 +7,7 @@ takes it. What processes decide and hold is shown by `leaders`, `learners`, `lea
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from diloco_shared.bus.port import Stored
 from diloco_shared.protocol import subjects
@@ -63,6 +64,8 @@ class Observer:
         self.statuses = f"KV_{subjects.STATUS}"
         # Of every shard's tape, with the sequences on its stream.
         self.records: list[list[tuple[int, TapeRecord]]] = [[] for _ in self.tapes]
+        # What the hub has of a user's wishes by kind, and since when.
+        self.wishes: dict[str, tuple[Any, float]] = {}
         self.checkpoint = 0  # the newest that anybody has asked for, as the hub has it
         self.deleting = False  # the run, or it is gone
         self.made_again = False  # its tape, after it was gone
@@ -101,6 +104,10 @@ class Observer:
         record = decode(message.payload, RunRecord) if message.payload else None
         self.deleting = record is None or record.phase == "deleting"
         self.checkpoint = 0 if record is None else record.checkpoint
+        if record is not None:
+            for kind, wish in (("desired", record.desired), ("quorum", record.quorum)):
+                if self.wishes.get(kind, (None, 0.0))[0] != wish:
+                    self.wishes[kind] = wish, self.scene.now
         if record is not None and record.desired == "stopped":
             self.watch.stops.wished(self.scene.now, faulty=self.scene.faulty)
         for shard in self.watch.of:

@@ -121,6 +121,7 @@ class Asked:
     order: Order
     at: float  # when, by the clock of processes
     since: tuple[int, ...]  # how many records each shard's tape had before
+    sent_at: float = 0.0  # when it was asked for, in virtual seconds
 
 
 class Tapes:
@@ -149,6 +150,20 @@ class Tapes:
         """Whether it was brought about since, by any of them."""
         since = enumerate(asked.since)
         return any(asked.order.done(self._records(n, before)) for n, before in since)
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.observer.scene.now
+
+    def replaced(self, kind: str, asked: Asked) -> bool:
+        """Whether the hub has had another wish since it was asked for: of two requests that are
+        under way at once, the one that is answered last need not be the last to be carried out."""
+        wish, at = self.observer.wishes.get(kind, (None, 0.0))
+        mine = {"pause": "paused", "resume": "running", "stop": "stopped"}
+        order = asked.order
+        value = getattr(order, "value", None) if kind == "quorum" else mine.get(order.text)
+        return at > asked.sent_at and wish != value
 
     def begins(self, asked: Asked) -> bool:
         """Whether a checkpoint that was ordered has its mark, or waits for an older one's end."""

@@ -106,10 +106,10 @@ class User:
         order: Callable[[View], Order],
     ) -> int:
         """Once; what it is answered with. `order` is made of that."""
-        since = self.tapes.counts()
+        since, sent_at = self.tapes.counts(), self.tapes.now
         status, said = await self._ask(method, path, body)
         if 200 <= status < 300:
-            self.orders[kind] = Asked(order(said), ambient.monotonic(), since)
+            self.orders[kind] = Asked(order(said), ambient.monotonic(), since, sent_at)
             self.counts[f"{kind} accepted"] += 1
         elif status:
             self.counts[f"{kind} refused with {status}"] += 1
@@ -198,6 +198,9 @@ class User:
         when every shard is led. Only a stop needs no leader."""
         found, now = [], ambient.monotonic()
         for kind, asked in list(self.orders.items()):
+            if kind in SETTINGS and self.tapes.replaced(kind, asked):
+                del self.orders[kind]
+                continue
             order, over = asked.order, view["state"] in OVER
             if view["status"] is None and not over:
                 continue
