@@ -8,18 +8,22 @@ from diloco_learner.events import (
     Adopt,
     AnchorReady,
     BeatSeen,
+    Checkpoint,
     Contribute,
     DonateSeen,
     ExchangeEvent,
     GiveState,
+    KeepPart,
     Leave,
     Merged,
     PullSeen,
     SendProgress,
+    StateGone,
     Stepped,
     TimePassed,
 )
 from diloco_learner.exchange.exchange import PROGRESS_S_MIN, Exchange
+from diloco_learner.recovery.donating import GIVEN_MAX
 from diloco_shared.protocol.messages import Beat, Cursor, Donate, Progress, Pull, Stamp
 from diloco_shared.spec.run import RunSpec
 
@@ -58,6 +62,8 @@ class ExchangePromises(RuleBasedStateMachine):
         self.cursors: dict[tuple[int, int], Cursor | None] = {}  # (fragment, round) -> newest
         self.merged: set[tuple[int, int]] = set()
         self.given: set[str] = set()
+        # Of the copy of moments that is on its way: epoch, versions, and newcomers that get it.
+        self.copy: tuple[int, tuple[int, ...], int] | None = None
         self.round = 0
         self.deadlines: dict[tuple[int, int, int], float] = {}
         self.left = False
@@ -163,6 +169,12 @@ class ExchangePromises(RuleBasedStateMachine):
         self.now += seconds
         self.tell(TimePassed())
 
+    @rule()
+    def sent(self) -> None:
+        """What was under way has arrived, or was given up."""
+        self.copy = None
+        self.tell(StateGone())
+
     # --- the account ---------------------------------------------------------------------------
 
     def tell(self, event: ExchangeEvent) -> None:
@@ -180,6 +192,8 @@ class ExchangePromises(RuleBasedStateMachine):
                     self.on_merged(effect)
                 case GiveState():
                     self.on_given(effect)
+                case Checkpoint() | KeepPart():
+                    self.copy = self.copy or (effect.epoch, effect.versions, 0)
                 case SendProgress():
                     self.on_progress(effect.progress)
                 case Leave():
@@ -215,8 +229,12 @@ class ExchangePromises(RuleBasedStateMachine):
     def on_given(self, g: GiveState) -> None:
         assert g.donate.nonce not in self.given and self.tokens
         self.given.add(g.donate.nonce)
-        assert g.versions == tuple(self.exchange.counters.adopted_P)
-        assert all(have >= want for have, want in zip(g.versions, g.donate.versions, strict=True))
+        now_P = tuple(self.exchange.counters.adopted_P)
+        assert all(have >= want for have, want in zip(now_P, g.donate.versions, strict=True))
+        epoch, versions, newcomers = self.copy or (self.exchange.epoch, now_P, 0)
+        assert (g.donate.epoch, g.versions) == (epoch, versions), "of now, or of the copy under way"
+        assert newcomers < GIVEN_MAX, "no copy stays under way for ever"
+        self.copy = epoch, versions, newcomers + 1
 
     def on_leave(self, leave: Leave, event: ExchangeEvent) -> None:
         self.left = True

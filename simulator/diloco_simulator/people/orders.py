@@ -44,7 +44,7 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunSetting:
     """A pause, its end, a stop, or another quorum."""
 
     text: str

@@ -18,7 +18,7 @@ from diloco_simulator.people.orders import (
     Checkpoint,
     Order,
     Restore,
-    Setting,
+    RunSetting,
     Tapes,
     View,
 )
@@ -120,9 +120,9 @@ class User:
     async def desire(self, verb: str) -> int:
         """`pause`, `resume` or `stop`."""
         orders = {
-            "pause": Setting(verb, "paused", 1, 0, lambda view: view["state"] == "paused"),
-            "resume": Setting(verb, "paused", 0, 0, lambda view: view["state"] != "paused"),
-            STOP: Setting(STOP, "stopping", 1, 0, lambda view: view["state"] in OVER),
+            "pause": RunSetting(verb, "paused", 1, 0, lambda view: view["state"] == "paused"),
+            "resume": RunSetting(verb, "paused", 0, 0, lambda view: view["state"] != "paused"),
+            STOP: RunSetting(STOP, "stopping", 1, 0, lambda view: view["state"] in OVER),
         }
         return await self._order(
             "desired", "POST", f"{self.run}/{verb}", None, lambda _: orders[verb]
@@ -130,7 +130,7 @@ class User:
 
     async def quorum(self, quorum: int) -> int:
         """Another K."""
-        order = Setting(
+        order = RunSetting(
             f"quorum {quorum}",
             "quorum",
             quorum,
