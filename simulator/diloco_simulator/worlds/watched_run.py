@@ -100,7 +100,7 @@ class WatchedRun:
     def _forced(self) -> None:
         """The coordinator ended it: only where some shard had no leader since it was to stop."""
         asked, led_s = self.user.orders.get("desired"), self.world.loop.now - self.led_since
-        if asked is None or asked.order.text != STOP:
+        if asked is None or asked.order.text != STOP or not self.led:  # when it was looked at last
             return
         if ambient.monotonic() - asked.at < led_s:
             self.world.broken("commands", "a run is ended by force, and every shard had a leader")
