@@ -10,6 +10,7 @@ from typing import Any
 import tomli_w
 
 from diloco_cli.words import INVALID, CliError, why
+from diloco_shared.reach.local import at_home
 from diloco_shared.spec.faults import SpecFault
 from diloco_shared.spec.run import OF_CHECKPOINT, OF_RUN, RunSpec
 
@@ -62,7 +63,7 @@ def _corpus_digest(part: dict[str, Any], root: Path) -> str | None:
         return None
     from diloco_shared.corpora.prepared import digest_of, is_prepared, open_corpus
 
-    folder = root / Path(source).expanduser()
+    folder = root / at_home(source)
     try:
         here = is_prepared(folder)
     except OSError:  # whoever submits may not look there, and learners may

@@ -92,7 +92,12 @@ def located(name: str, root: Root | None = None) -> Path:
     """
     if isinstance(root, DataRoots):
         return root.path(name)
-    return (root or Path()) / Path(name).expanduser()
+    return (root or Path()) / at_home(name)
+
+
+def at_home(name: str) -> Path:
+    """A path that may begin with ~ or ~somebody; of a user that is not here it stays as it is."""
+    return Path(os.path.expanduser(name))  # that of pathlib raises RuntimeError
 
 
 def _real(path: Path) -> Path | None:

@@ -103,6 +103,7 @@ def test_own_commands_of_a_user_read_what_the_user_may_read(site: Path) -> None:
     assert located("key", site / "secret").read_text() == "secret"
     assert located(f"{site}/secret/key").read_text() == "secret"
     assert located("~/x") == Path.home() / "x"
+    assert located("~nobody-here/x") == Path("~nobody-here/x"), "found nowhere, and no error"
     with pytest.raises(OutOfReach):
         located("key", roots(site))
 
