@@ -17,6 +17,7 @@ from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Buffer, Check
 from diloco_shared import ambient
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
+from diloco_shared.checkpoints.place_threads_io import STORED_BYTES_PER_S
 from diloco_shared.durable import settle
 from diloco_shared.memory.pages import pages
 from diloco_shared.numerics.arrays import Arrays, digest_bytes, pack
@@ -245,9 +246,8 @@ def read_part(
 # --------------------------------------------------------------------------------------------------
 # Waits that end: a vault or a disk that hangs says nothing at all.
 
-# What has not ended by then hangs: the slowest place worth keeping a state in takes so many bytes a
-# second (a disk of this century takes ten times as many), and a bucket may be away for a minute.
-STORED_BYTES_PER_S = 10_000_000
+# What has not ended by then hangs: a bucket may be away for a minute, and the slowest place takes
+# STORED_BYTES_PER_S.
 STORED_S_MIN = 60.0
 
 
