@@ -165,6 +165,12 @@ class Tapes:
         value = getattr(order, "value", None) if kind == "quorum" else mine.get(order.text)
         return at > asked.sent_at and wish != value
 
+    def too_late(self, asked: Asked) -> bool:
+        """Whether a checkpoint was ordered that the first shard's tape did not take before its
+        end: it takes none any more."""
+        ended = isinstance(asked.order, Checkpoint) and bool(self.observer.watch.of[0].ended)
+        return ended and not self.done(asked)
+
     def begins(self, asked: Asked) -> bool:
         """Whether a checkpoint that was ordered has its mark, or waits for an older one's end."""
         records = self._records(0)

@@ -201,6 +201,10 @@ class User:
             if kind in SETTINGS and self.tapes.replaced(kind, asked):
                 del self.orders[kind]
                 continue
+            if self.tapes.too_late(asked):
+                self.counts["checkpoints that came after the first shard's end"] += 1
+                del self.orders[kind]
+                continue
             order, over = asked.order, view["state"] in OVER
             if view["status"] is None and not over:
                 continue

@@ -21,6 +21,7 @@ from diloco_learner.exporting.assembling import Values
 from diloco_learner.exporting.observing_io import PublishedView
 from diloco_learner.settings import Settings
 from diloco_shared.protocol.exports import ExportedFragment
+from diloco_shared.protocol.messages import TapeRound
 from diloco_simulator.hub.data_bus import DataBus
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.troubles.disks import SPELL_S
@@ -85,10 +86,20 @@ class VirtualExporter:
         for by, before in self.begun:
             if record.automatic and before.automatic and by is process:
                 same = record.run_id, record.rounds, record.final
-                if same == (before.run_id, before.rounds, before.final):
+                again = same == (before.run_id, before.rounds, before.final)
+                if again and not self._of_another_history(record, before):
                     text = f"{record.run} is exported again after {record.rounds} rounds"
                     self.world.broken("exports", text)
         self.begun.append((process, record))
+
+    def _of_another_history(self, record: ExportRecord, before: ExportRecord) -> bool:
+        """Whether the run has gone back since, and has come to so many rounds once more: an epoch
+        that closed no round has the very parameters of before."""
+        observer = self.world.observers.get(record.run)
+        tapes = observer.records if observer is not None else ()
+        rounds = (r for tape in tapes for _, r in tape if isinstance(r, TapeRound))
+        merged = {r.epoch for r in rounds if r.outcome == "committed"}
+        return record.in_epoch != before.in_epoch and record.in_epoch in merged
 
     async def _start(
         self, command: Sequence[str], environment: Mapping[str, str], size: int, asks: bool

@@ -207,6 +207,21 @@ async def test_one_checkpoint_that_nobody_answers_for_is_not_waited_for(
             hung.go.set()
 
 
+async def test_none_begins_once_the_first_shard_is_over(world: Any, kept: Any, status: Any) -> None:
+    """It would be accepted, and never be made."""
+    async with world.coordinator() as desk:
+        spec = {**SPEC, "algorithm": {**SPEC["algorithm"], "shards": 2}}
+        run = (await desk.ask("POST", "/v1/runs", spec)).json()
+        of_run = {"run_id": run["spec"]["id"], "versions": (1, 1)}
+        await world.says(status("demo", "finished", **of_run))
+        other = encode(status("demo", "running", shard=1, **of_run))
+        await world.bus.kv_put(subjects.STATUS, subjects.status_key("demo", 1), other)
+        await until(lambda: desk.registry.statuses.get("demo"))
+        await until(lambda: len(desk.registry.standings.shards["demo"]) == 2)
+        answer = await desk.ask("POST", "/v1/runs/demo/checkpoints")
+        assert (answer.status_code, answer.json()["title"]) == (409, "Part of the run is over")
+
+
 async def test_what_is_left_of_one_is_told_of_and_may_be_removed(
     world: Any, kept: Any, status: Any, tmp_path: Path
 ) -> None:

@@ -195,6 +195,10 @@ class CheckpointRoutes:
         if status is None or min(status.versions, default=-1) < 0:
             text = f"{run!r} has no parameters yet: try again once it trains"
             raise Problem(409, "Nothing to keep yet", text)
+        first = self.registry.standings.of_shard(record, 0)
+        if first is not None and first.state in OVER and status.state not in OVER:
+            text = f"syncer shard 0 of {run!r} is {first.state}, and begins no checkpoint any more"
+            raise Problem(409, "Part of the run is over", text)
         newest = max(record.checkpoint, status.checkpoint)
         if status.checkpoint_state == "making" or record.checkpoint > status.checkpoint:
             text = f"checkpoint {newest} of {run!r} is being made: wait for it"
