@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from diloco_cli.__main__ import main
+
 Row = dict[str, Any]
+Diloco = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -155,3 +158,19 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.fixture
+def diloco(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Diloco:
+    """Run the command: exit status, standard output, standard error."""
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["diloco", *arguments])
+        status = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        return (status, *capsys.readouterr())
+
+    return command

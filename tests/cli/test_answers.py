@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 import diloco_cli.api
-from diloco_cli.__main__ import main
 from diloco_cli.words import CONFLICT, FAILED, NO_CLUSTER, UNKNOWN
 from diloco_client import Client
 
@@ -41,22 +40,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setenv("DILOCO_URL", "http://far:1")
     monkeypatch.setenv("DILOCO_TOKEN", "t0ken")
     return found
-
-
-@pytest.fixture
-def diloco(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Diloco:
-    """Run the command: exit status, standard output, standard error."""
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["diloco", *arguments])
-        status = 0
-        try:
-            main()
-        except SystemExit as exit_:
-            status = int(exit_.code or 0)
-        return (status, *capsys.readouterr())
-
-    return command
 
 
 def test_a_loop_of_deletions_ends_where_the_run_is_gone(server: Server, diloco: Diloco) -> None:

@@ -13,7 +13,6 @@ import pytest
 import typer
 
 import diloco_cli.api
-from diloco_cli.__main__ import main
 from diloco_cli.cluster import Where, endpoint_of, token_of
 from diloco_cli.commands.tokens import audit_lines, expiry_of, seconds_of, token_line
 from diloco_cli.up.folder import Folder, supervisor_of
@@ -60,20 +59,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Any]]:
     monkeypatch.setenv("DILOCO_URL", "http://far:1")
     monkeypatch.setenv("DILOCO_TOKEN", "t0ken")
     return found
-
-
-@pytest.fixture
-def diloco(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Diloco:
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["diloco", *arguments])
-        status = 0
-        try:
-            main()
-        except SystemExit as exit_:
-            status = int(exit_.code or 0)
-        return (status, *capsys.readouterr())
-
-    return command
 
 
 def test_a_token_is_made_with_scopes_limits_and_an_end(diloco: Diloco, asked: Any) -> None:
