@@ -155,6 +155,15 @@ def test_a_leader_that_speaks_and_cannot_end_it_is_not_waited_for_for_ever(statu
     assert "could not end it" in overdue(standings, "stopped", FORCE_S_MAX)
 
 
+def test_a_stop_that_a_restored_hub_took_back_counts_no_more(status: Make) -> None:
+    standings = Standings()
+    overdue(standings, "stopped", 0.0)
+    overdue(standings, "running", 1.0)
+    standings.take("demo", status(), FORCE_S_MAX)
+    assert overdue(standings, "stopped", FORCE_S_MAX) == "", "its leader has its time from now on"
+    assert overdue(standings, "stopped", FORCE_S_MAX + FORCE_S) == "no syncer leads it"
+
+
 def test_a_run_that_was_never_led_is_overdue_as_well() -> None:
     standings = Standings()
     overdue(standings, "stopped", 0.0)

@@ -149,9 +149,11 @@ class Standings:
         return max((now - max(at, self.listening_since) for at in spoke), default=0.0)
 
     def watch_stop(self, record: RunRecord, now: float) -> None:
-        """Remember since when a stop is wished for."""
+        """Remember since when a stop is wished for; a hub that is put back may take it back."""
         if record.desired == "stopped":
             self.stopping_since.setdefault(run_id_of(record), now)
+        else:
+            self.stopping_since.pop(run_id_of(record), None)
 
     def overdue(self, record: RunRecord, shard: int, key: str, now: float) -> str:
         """Why the coordinator has to end this shard of a run; "" while its leader may."""
