@@ -136,6 +136,24 @@ def test_a_host_that_cannot_be_is_one_where_nobody_answers(url: str) -> None:
         assert not c.ready() and c.trouble() == ""
 
 
+@pytest.mark.parametrize(("newest", "asked"), [(1000, "1000"), (1001, None)])
+def test_more_of_the_newest_rounds_than_are_given_at_once_are_taken_of_all(
+    newest: int, asked: str | None
+) -> None:
+    wanted = list[str | None]()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        wanted.append(request.url.params.get("newest"))
+        return httpx.Response(
+            200, json={"rounds": [{"round": n} for n in range(1500)], "next": None}
+        )
+
+    with client(handle) as c:
+        found = c.rounds("demo", newest=newest)
+    assert wanted == [asked]
+    assert [r["round"] for r in found] == list(range(1500 - newest, 1500))
+
+
 def test_an_address_that_is_none_is_told() -> None:
     with pytest.raises(ValueError, match="is no address"):
         Client("http://a\tb", "t0ken", environ={})

@@ -36,7 +36,8 @@ class Stopping(Work):
         self.ended = asyncio.create_task(asyncio.sleep(step_s, none))
         self.leases: Any = SimpleNamespace(release=lambda: self.did("released"))
         self.evaluations: Any = SimpleNamespace(end=lambda: self.did("ended"))
-        self.up: Any = SimpleNamespace(own_disk=SimpleNamespace(took_s=save_s))
+        own_disk = SimpleNamespace(took_s=save_s)
+        self.up: Any = SimpleNamespace(own_disk=own_disk, send=lambda _: asyncio.sleep(save_s))
         self.checkpoints: Any = SimpleNamespace(room=SimpleNamespace(needed=94 * GB))
         self.train_loop: Any = SimpleNamespace(exchange=SimpleNamespace(step_s=step_s))
 
@@ -44,7 +45,7 @@ class Stopping(Work):
         self.done[what] = asyncio.get_running_loop().time() - self.began
 
     async def _clear_out(self) -> None:
-        await asyncio.sleep(self.save_s)
+        await self._save(ToSend(Checkpoint(0, 1, (0, 0, 0), final=True)))
         await self.did("saved")
 
     async def stopped(self, stop_s: float) -> list[str]:
@@ -92,7 +93,9 @@ async def test_moments_are_saved_though_an_upload_takes_all_the_seconds_there_ar
     work.reporter = cast(Any, SimpleNamespace(flush=nothing))
     work.stop_s = 9.0
     work._clear_out = partial(Work._clear_out, work)  # type: ignore[method-assign]
-    await work._withdraw_now()
+    with structlog.testing.capture_logs() as logs:
+        await work._withdraw_now()
+    assert [entry["event"] for entry in logs] == ["leaves with an upload that is not whole"]
     assert work.done.pop("released") == work.done.pop("ended") == 9.0 - RELEASE_S
     assert work.done == {"Leave": 1.0, "Checkpoint": 4.0}
 

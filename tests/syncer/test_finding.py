@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from syncer.recording import SPEC, Recording
 
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol.checkpoints import reference
 from diloco_syncer.checkpoints.parts_io import seal, write_part
 from diloco_syncer.events import Capture, Seal
@@ -63,6 +64,16 @@ def test_a_snapshot_that_no_store_can_be_made_of_hides_no_older_one(kept: Kept) 
         kept.finder.snapshots.save(covers, meta, first)
     found, faults = kept.finder.own()
     assert found is not None and len(faults) == 1 and "000008" in faults[0]
+
+
+def test_what_is_read_at_most_is_all_that_may_have_to_be_passed_over(kept: Kept) -> None:
+    parts = [
+        RunCheckpoints(kept.root).manifest(reference(SPEC.folder, n))[0].shards[0]
+        for n in (1, 2, 3)
+    ]
+    assert kept.finder.checkpoint_bytes() == sum(part.bytes for part in parts) > 0
+    (kept.there(2) / "manifest.json").write_bytes(b"torn")
+    assert kept.finder.checkpoint_bytes() == parts[0].bytes + parts[2].bytes
 
 
 @pytest.mark.parametrize("what", ["*.safetensors", "manifest.json", "shard-0.json"])

@@ -145,17 +145,27 @@ async def test_not_longer_than_until_the_stream_is_half_full() -> None:
     await purged(bus, spec())
 
 
-async def test_a_leader_removes_the_state_that_a_learner_says_it_uses() -> None:
+async def test_a_leader_removes_the_state_that_a_learner_says_it_uses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A site's own account may not: a purge's filter could name any learner's."""
     bus, run = await bus_with(), spec()
     stream = subjects.state_stream("r")
     await bus.ensure_stream(StreamSpec(stream, ("state.r.>",), 1 << 30))
     for newcomer in ("a", "b"):
         await bus.append(subjects.state("r", "donor", newcomer, "n"), b"moments")
+    purge, refusals = bus.purge, [Unavailable("its connection is down")]
+
+    async def refused_once(*what: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        await purge(*what)
+
+    monkeypatch.setattr(bus, "purge", refused_once)
     task = asyncio.create_task(forget_states(context(run, bus, "s1")))
 
     async def asked() -> bool:
-        return await bus.request(subjects.forget_state("r", "b"), b"") == b""
+        return await bus.request(subjects.forget_state("r", "b"), b"", timeout_s=0.2) == b""
 
     await until(asked, "a leader", tolerated=(Unavailable,))
     task.cancel()

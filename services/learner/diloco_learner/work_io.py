@@ -12,7 +12,15 @@ import structlog
 
 from diloco_learner.context import RunContext
 from diloco_learner.data.leasing_io import Leases
-from diloco_learner.events import BeatSeen, DonateSeen, Evaluate, GiveState, Leave
+from diloco_learner.events import (
+    BeatSeen,
+    Checkpoint,
+    DonateSeen,
+    Evaluate,
+    GiveState,
+    KeepPart,
+    Leave,
+)
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.exchange.evaluations_io import Evaluations
@@ -29,7 +37,7 @@ from diloco_learner.settings import STOP_S
 from diloco_learner.training.computing_io import Built, Computing, LeftBehind, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.speed import Arithmetic, report
-from diloco_learner.training.train import Injected, Keeper, TrainLoop
+from diloco_learner.training.train import Injected, Keeper, ToSend, TrainLoop
 from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import BusError, Traffic
@@ -51,6 +59,7 @@ log = structlog.get_logger()
 HAND_S = 0.005
 # In a learner's data folder: one folder per run.
 CHECKPOINTS = "checkpoints"
+UNSAVED = "leaves without having saved its moments"
 # Of the seconds that a process has to stop, so many are for giving back its shards. The others are
 # for its step and its last checkpoint.
 RELEASE_S = 1.5
@@ -103,6 +112,7 @@ class Work:
         self.shared: Keeper | None = None  # of its checkpoints, where all hosts write them
         self.train_loop: TrainLoop | None = None
         self.ended: asyncio.Task[Leave] | None = None
+        self.unsaved = 0  # parts of its last checkpoint that are under way
         self.tasks: asyncio.TaskGroup
         # That hold, or are to hold, something of a device: see `_apart`.
         self.threads: set[asyncio.Future[Any]] = set()
@@ -454,12 +464,19 @@ class Work:
         await self.reporter.flush()
         sending = list[Coroutine[Any, Any, None]]()
         for item in self.mailbox.collect():
-            if not isinstance(item.effect, GiveState | Evaluate):
+            if isinstance(item.effect, Checkpoint | KeepPart):
+                sending.append(self._save(item))
+            elif not isinstance(item.effect, GiveState | Evaluate):
                 sending.append(self.up.send(item))
             elif isinstance(item.handle, Handed):
                 item.handle.let_go()
         await asyncio.gather(*sending)
         await self.up.told()
+
+    async def _save(self, item: ToSend) -> None:
+        self.unsaved += 1
+        await self.up.send(item)
+        self.unsaved -= 1
 
     async def _withdraw_now(self) -> None:
         """Cancelled: end the train thread, say good-bye, give the shards back.
@@ -476,10 +493,12 @@ class Work:
                     await asyncio.wait({self.ended})
                 await self._clear_out()
         except TimeoutError:
-            if self.ended is not None:
-                during = "its last checkpoint" if self.ended.done() else "a step"
-                text = "leaves without having saved its moments"
-                log.warning(text, during=during, after_s=within_s)
+            if self.ended is not None and not self.ended.done():
+                log.warning(UNSAVED, during="a step", after_s=within_s)
+            elif self.unsaved:
+                log.warning(UNSAVED, during="its last checkpoint", after_s=within_s)
+            elif self.ended is not None:
+                log.warning("leaves with an upload that is not whole", after_s=within_s)
         except BusError:
             pass
         with suppress(TimeoutError, BusError):

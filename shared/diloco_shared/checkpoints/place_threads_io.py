@@ -43,25 +43,36 @@ class PlaceThreads:
     """
 
     def __init__(self) -> None:
-        self._threads = _Daemons()
+        self._threads = DaemonThreads()
         self._calls: dict[str, list[_Call]] = {}  # by place: those under way
 
-    async def ask(self, place: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` returns or raises, for as long as somebody waits for it.
+    async def read(
+        self,
+        place: str,
+        size: Callable[[], int],
+        work: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """What `work` returns or raises, which reads as many bytes as `size` finds there.
 
-        Raises VaultError, which is an OSError, where an earlier call still hangs.
+        Raises VaultError like `within`.
         """
-        return await self.within(None, place, work, *args, **kwargs)
+        size_bytes = await self.within(ANSWER_S, place, size)
+        return await self.within(stored_within_s(size_bytes), place, work, *args, **kwargs)
 
     async def within(
         self,
-        seconds: float | None,
+        seconds: float,
         place: str,
         work: Callable[P, T],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """The same for so many seconds: VaultError after that, and `work` is left behind."""
+        """What `work` returns or raises within so many seconds; after that it is left behind.
+
+        Raises VaultError, which is an OSError, then and where an earlier call is not over.
+        """
         await self._free(place)
         loop, asking = asyncio.get_running_loop(), copy_context()
         doing = loop.run_in_executor(
@@ -80,7 +91,7 @@ class PlaceThreads:
         finally:
             call.left = not doing.done()
         if call.left:
-            raise VaultError(f"{place} did not answer within {seconds or 0.0:.0f} s")
+            raise VaultError(f"{place} did not answer within {seconds:.0f} s")
         return doing.result()
 
     async def _free(self, place: str) -> None:
@@ -90,7 +101,10 @@ class PlaceThreads:
             await asyncio.wait(left, timeout=LEFT_S)
         calls = [c for c in self._calls.get(place, ()) if not c.doing.done()]
         if any(c.left for c in calls) or len(calls) >= CALLS_MAX:
-            raise VaultError(f"an earlier call still hangs in {place}: nothing more is asked there")
+            text = (
+                f"an earlier call is not over in {place}: nothing more is asked there until it is"
+            )
+            raise VaultError(text)
 
 
 @dataclass(slots=True)
@@ -99,11 +113,11 @@ class _Call:
     left: bool = False  # nobody waits for it any more
 
 
-class _Daemons(Executor):
+class DaemonThreads(Executor):
     """A thread for each call, for which a process that ends does not wait."""
 
     def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
-        future: Future[T] = Future()
+        future = Future[T]()
         future.set_running_or_notify_cancel()  # whoever cancels it cannot stop it
 
         def body() -> None:

@@ -57,6 +57,13 @@ def slow(pause_s: float) -> type[PublishedView]:
     return SlowPublished
 
 
+def _newest(
+    published: Mapping[tuple[int, int, int], tuple[str, str]], epoch: int | None
+) -> dict[int, str]:
+    """By fragment, the digest of its newest version of an epoch."""
+    return {p: digest for (e, p, _), (digest, _) in sorted(published.items()) if e == epoch}
+
+
 class VirtualExporter:
     """See `diloco_coordinator.exports.child_io.Exporter`. Of all coordinators of a world."""
 
@@ -93,13 +100,16 @@ class VirtualExporter:
         self.begun.append((process, record))
 
     def _of_another_history(self, record: ExportRecord, before: ExportRecord) -> bool:
-        """Whether the run has gone back since, and has come to so many rounds once more: an epoch
-        that closed no round has the very parameters of before."""
+        """Whether the run has gone back since: to other parameters, or to merge so many rounds once
+        more. An epoch that closed no round may have the very parameters of before."""
         observer = self.world.observers.get(record.run)
-        tapes = observer.records if observer is not None else ()
-        rounds = (r for tape in tapes for _, r in tape if isinstance(r, TapeRound))
+        if observer is None or record.in_epoch == before.in_epoch:
+            return False
+        rounds = (r for tape in observer.records for _, r in tape if isinstance(r, TapeRound))
         merged = {r.epoch for r in rounds if r.outcome == "committed"}
-        return record.in_epoch != before.in_epoch and record.in_epoch in merged
+        published = observer.watch.anchors.digests
+        now, then = (_newest(published, r.in_epoch) for r in (record, before))
+        return record.in_epoch in merged or any(then.get(p, d) != d for p, d in now.items())
 
     async def _start(
         self, command: Sequence[str], environment: Mapping[str, str], size: int, asks: bool

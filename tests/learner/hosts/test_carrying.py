@@ -289,8 +289,11 @@ async def test_whoever_fails_again_and_again_rests_longer_until_it_has_stored_so
     await until(lambda: (1, NUMBER) in carriers.waiting and said, "that it is asked")
     carriers.heard(1, "b", "carried", NUMBER, "")
     await storing
-    carriers.rest(1)
-    assert carriers.known[1].rests_until - ambient.monotonic() == pytest.approx(60, rel=1e-2)
+    assert carriers.known[1].failures == 0
+    for _ in range(2):
+        carriers.rest(1)
+        assert carriers.known[1].rests_until - ambient.monotonic() == pytest.approx(60, rel=1e-2)
+        carriers.known[1].failures = 0  # what was asked before it rested is stored after all
 
 
 async def test_what_has_no_time_left_comes_too_late_and_is_no_hosts_fault(

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +104,8 @@ class Streams:
             if lost != told.lost:  # other events have the sequences that this reader has read
                 lost, after = told.lost, min(after, told.again_from - 1)
             if self.registry.ready and not asked:  # it may have read them before it came here
-                after, asked = await going_on(self.registry, after), True
+                with suppress(BusError):  # at the next change
+                    after, asked = await going_on(self.registry, after), True
             for seq, event in self.registry.events_after(after, run):
                 after = seq
                 if not sees(token, event.run):
@@ -183,14 +185,11 @@ async def going_on(registry: Registry, after: int) -> int:
 
     Beyond the newest event that is known here, the stream may have lost its end since: then it is a
     smaller one. Or only this coordinator is behind, cut off or slower than the one that was asked
-    before: that the hub knows.
+    before: that the hub knows. Raises BusError where it does not answer.
     """
     if not registry.ready or after <= registry.told.newest:
         return after
-    try:
-        info = await registry.bus.stream_info(subjects.EVENTS_STREAM)
-    except BusError:
-        return after
+    info = await registry.bus.stream_info(subjects.EVENTS_STREAM)
     return after if info.last_seq >= after else registry.told.going_on(after)
 
 

@@ -6,13 +6,13 @@ threads that everything else uses, a few such requests would hold up every other
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from diloco_coordinator.api.problems_io import Problem
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
+from diloco_shared.checkpoints.place_threads_io import DaemonThreads
 
 T = TypeVar("T")
 
@@ -27,8 +27,8 @@ class Vaults:
     """Asks places of checkpoints, and lists one of them at a time."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS_MAX, "vault")
-        self._listing = ThreadPoolExecutor(1, "vault listing")
+        self._threads = _Threads(THREADS_MAX)
+        self._listing = _Threads(1)
 
     async def ask(self, read: Callable[[], T]) -> T:
         """What the place answers. 404 and 503 with its own words, and 503 where it says nothing."""
@@ -50,11 +50,31 @@ class Vaults:
             return await _answered(self._threads, remove, REMOVE_S_MAX)
 
 
-async def _answered(threads: ThreadPoolExecutor, read: Callable[[], T], seconds_max: float) -> T:
+class _Threads:
+    """So many at once; a process that ends waits for none of them."""
+
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+        self._threads = DaemonThreads()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What it returns or raises; whoever is cancelled leaves it behind, and its place taken."""
+        await self._free.acquire()
+        doing = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        doing.add_done_callback(self._over)
+        await asyncio.wait({doing})
+        return doing.result()
+
+    def _over(self, done: "asyncio.Future[Any]") -> None:
+        self._free.release()
+        done.exception()  # of what was left behind nobody asks
+
+
+async def _answered(threads: _Threads, read: Callable[[], T], seconds_max: float) -> T:
     asking = copy_context()  # whose request it is
     try:
         async with asyncio.timeout(seconds_max) as limit:
-            return await asyncio.get_running_loop().run_in_executor(threads, asking.run, read)
+            return await threads.run(lambda: asking.run(read))
     except TimeoutError:
         if not limit.expired():
             raise  # the place's own

@@ -203,11 +203,11 @@ class Carriers:
                 waiting.set_result(None)
 
     def rest(self, index: int) -> None:
-        """That host could not do what process 0 could: it is not asked for a while."""
+        """It could not do what process 0 could: it is not asked for a while. Before, it was once."""
         with self.lock:
             known = self.known[index]
             now = ambient.monotonic()
-            known.failures += now >= known.rests_until  # else it was asked before it rested
+            known.failures = max(known.failures + (now >= known.rests_until), 1)
             known.rests_until = now + min(REST_S * 2 ** min(known.failures - 1, 16), REST_S_MAX)
 
     def came(self, index: int, number: int, indices: Sequence[int], data: Buffer) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
@@ -21,6 +22,7 @@ from diloco_syncer.checkpoints import gone_back_io as gone_back
 from diloco_syncer.checkpoints.checkpoints import parts_s
 from diloco_syncer.checkpoints.parts_io import (
     belongs,
+    bytes_of,
     clear,
     leases_of,
     load,
@@ -165,13 +167,12 @@ class Checkpointer:
     async def load(self, restore: Restore) -> None:
         """Read a checkpoint; the store is kept for `install`, or until `unload`."""
         try:
-            state = await self.threads.ask(
+            which = self.spec, self.shard, restore.source, self.root
+            state = await self.threads.read(
                 self.root,
+                partial(bytes_of, *which, self.places),
                 load,
-                self.spec,
-                self.shard,
-                restore.source,
-                self.root,
+                *which,
                 shelf=self.shelf,
                 further=self.places,
                 aside=self.aside,

@@ -44,7 +44,8 @@ def write_part(
 ) -> Object:
     """Write a syncer shard's part whole; what the manifest shall say of it.
 
-    `arrays` is emptied: what is written is let go, for rounds replace it meanwhile.
+    `arrays` is emptied: what is written is let go, for rounds replace it meanwhile. Raises KeyError
+    where somebody else has emptied it, who waits no longer: then no part is there.
     """
     there, ref, name = RunCheckpoints(root), reference(spec.folder, number), f"{SHARD}{shard}"
     objects = there.write_arrays(ref, name, _packed(arrays))
@@ -54,10 +55,17 @@ def write_part(
 
 def _packed(arrays: dict[str, NDArray[Any]]) -> Iterator[SafetensorsBlob]:
     """In blobs, taken out of `arrays` a fragment at a time."""
-    while arrays:
-        fragment = next(iter(arrays)).partition(".")[0]
-        names = [name for name in arrays if name.partition(".")[0] == fragment]
+    # Named before the first is written: whoever waits no longer empties `arrays`, and what is
+    # missing then must not pass for written.
+    for names in _by_fragment(arrays):
         yield from pack({name: arrays.pop(name) for name in names})
+
+
+def _by_fragment(arrays: Iterable[str]) -> list[list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in arrays:
+        found.setdefault(name.partition(".")[0], []).append(name)
+    return list(found.values())
 
 
 def written_part(
@@ -223,6 +231,15 @@ def load(
         return RestoredState(manifest, found, part.history, store, manifest.leases)
     ledger = part.history["ledger"] | {"places": []}
     return RestoredState(manifest, found, part.history | {"ledger": ledger}, store)
+
+
+def bytes_of(spec: RunSpec, shard: int, source: str, root: str, further: Sequence[str] = ()) -> int:
+    """How much `load` reads. Raises what it does of the manifest."""
+    there, ref = RunCheckpoints.at(source, root, further)
+    parts = there.manifest(ref)[0].shards
+    if shard >= len(parts):
+        raise CheckpointError(f"{source} is of {len(parts)} syncer shards alone")
+    return parts[shard].bytes
 
 
 def leases_of(

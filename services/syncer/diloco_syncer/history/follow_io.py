@@ -33,7 +33,7 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints import gone_back_io as gone_back
-from diloco_syncer.checkpoints.parts_io import load_recorded
+from diloco_syncer.checkpoints.parts_io import bytes_of, load_recorded
 from diloco_syncer.history.history import History, TapeFault, is_of
 from diloco_syncer.history.replay import (
     RestoredState,
@@ -137,7 +137,8 @@ class Follower:
         BusError.
         """
         here = partial(asyncio.to_thread, self.finder.newer, after)
-        there = partial(self.tape.threads.ask, self.finder.root, self.finder.checkpoint, after)
+        size, root = self.finder.checkpoint_bytes, self.finder.root
+        there = partial(self.tape.threads.read, root, size, self.finder.checkpoint, after)
         for find in (here, *([there] if checkpoints else [])):
             before = math.inf
             while (found := await find(before=before)) is not None:
@@ -282,8 +283,10 @@ class Follower:
         # Two stores are twice what a syncer needs: beside one, the other does not lie in memory.
         aside = None if self.store is None else self.snapshots.folder
         try:
-            return await self.tape.threads.ask(
+            which = self.spec, self.tape.shard, record.source, self.finder.root
+            return await self.tape.threads.read(
                 self.finder.root,
+                partial(bytes_of, *which, self.finder.places),
                 load_recorded,
                 self.spec,
                 self.tape.shard,

@@ -20,7 +20,7 @@ from diloco_shared.bus.port import (
     TransferProgress,
     Unavailable,
 )
-from diloco_shared.checkpoints.place_threads_io import PlaceThreads
+from diloco_shared.checkpoints.place_threads_io import ANSWER_S, PlaceThreads
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive, has_left, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.process.crash_points import passing
@@ -118,7 +118,7 @@ class Tape:
     async def _asked(self, read: Callable[..., T], *args: Any) -> T:
         """Of the archive. Raises what `read` does, and VaultError."""
         assert self.archive is not None
-        return await self.threads.ask(self.archive.vault.root, read, *args)
+        return await self.threads.within(ANSWER_S, self.archive.vault.root, read, *args)
 
     async def newest(self) -> int:
         """Sequence of the newest record of this shard, wherever it lies; 0: there is none.

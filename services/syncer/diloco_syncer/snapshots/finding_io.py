@@ -7,6 +7,7 @@ written; in the run-wide checkpoints, each of which has what a snapshot has. Not
 import glob
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import structlog
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.spec.run import RunSpec
-from diloco_syncer.checkpoints.parts_io import load, written_part
+from diloco_syncer.checkpoints.parts_io import bytes_of, load, written_part
 from diloco_syncer.merging.store import FragmentStore
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore, folder_of
 
@@ -95,6 +96,14 @@ class Finder:
             store = SnapshotStore(Path(path), shelf=self.snapshots.shelf)
             if store.folder != self.snapshots.folder:
                 yield store, Path(path).relative_to(self.data.parent).parts[0]
+
+    def checkpoint_bytes(self) -> int:
+        """How much `checkpoint` reads at most, of all that it may have to pass over."""
+        whole = 0
+        for ref in RunCheckpoints(self.root).complete(self.spec.folder):
+            with suppress(*UNSOUND):
+                whole += bytes_of(self.spec, self.shard, ref, self.root)
+        return whole
 
     def checkpoint(self, after: int, *, before: float = math.inf) -> FoundState | None:
         """This shard's part of the newest sound run-wide checkpoint of between these records.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from diloco_shared.bus.port import Bus, Delivery, Unavailable
-from diloco_shared.bus.repeating import again_and_again, left_undone
+from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.bus.stored_records import members_of
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
@@ -85,13 +85,15 @@ class UpPurger:
 
 
 async def forget_states(context: RunContext) -> None:
-    """Remove what learners say they use, for ever."""
+    """Remove what learners say they use, for ever.
+
+    Who is not answered asks again: what is not removed gets no answer.
+    """
     run = context.spec.name
 
     async def forget(request: Delivery) -> bytes:
         newcomer = request.subject.rsplit(".", 1)[-1]
-        with left_undone("purge of inner state"):
-            await context.data.purge(subjects.state_stream(run), subjects.states_of(run, newcomer))
+        await context.data.purge(subjects.state_stream(run), subjects.states_of(run, newcomer))
         return b""
 
     async with context.control.serve(subjects.forget_state(run, "*"), forget):
