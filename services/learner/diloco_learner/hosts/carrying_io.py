@@ -203,7 +203,7 @@ class Carriers:
                 waiting.set_result(None)
 
     def rest(self, index: int) -> None:
-        """It could not do what process 0 could: it is not asked for a while. Before, it was once."""
+        """It could not do what process 0 could: it is not asked for a while."""
         with self.lock:
             known = self.known[index]
             now = ambient.monotonic()
