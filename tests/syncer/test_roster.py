@@ -4,8 +4,11 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_shared.protocol.messages import LearnerState, Progress
-from diloco_syncer.members.roster import REFUSED_MAX, Member, Roster
+from diloco_shared.protocol.messages import LearnerState, LifeCount, Progress
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.history.history import History
+from diloco_syncer.members.recoveries import Recoveries
+from diloco_syncer.members.roster import MEMBERS_MAX, REFUSED_MAX, Member, Roster
 
 LEASE_S = 5.0
 STATES: tuple[LearnerState, ...] = ("recovering", "stepping", "paused", "draining", "finished")
@@ -61,6 +64,31 @@ def test_what_is_remembered_is_what_a_fresh_look_finds(
         stepping = [m for m in live if m.stepping]
         assert list(roster.stepping(now)) == stepping
         assert list(roster.stepping(now, 1)) == [m for m in stepping if in_epoch(m, 1)]
+
+
+def test_a_new_leader_takes_no_data_from_those_who_have_yet_to_speak_to_it() -> None:
+    history = History(RunSpec.model_validate({"name": "r", "budget": {"steps": 1}}))
+    roster = Roster(LEASE_S, since=100.0, recoveries=Recoveries(history))
+    for learner in ("a", "b", "c"):
+        history.ledger.saw(LifeCount(learner=learner, incarnation=0, tokens=5))
+    history.ledger.saw(LifeCount(learner="c", incarnation=0, tokens=5, left=True))
+    roster.progress(report("b", 0, "stepping", 0, 1), 104.0)
+    assert roster.names(104.0) == ("b",)
+    assert roster.holders(104.0) == roster.holders(105.0) == ("a", "b"), "c has left"
+    assert roster.holders(105.1) == ("b",)
+    roster.forgive(("b",), 200.0)
+    assert roster.holders(201.0) == ("a", "b"), "nobody could speak until now"
+
+
+def test_no_more_holders_are_told_than_there_may_be_learners_i12() -> None:
+    history = History(RunSpec.model_validate({"name": "r", "budget": {"steps": 1}}))
+    for n in range(MEMBERS_MAX + 2):
+        history.ledger.saw(LifeCount(learner=f"m{n}", incarnation=0, tokens=5))
+    roster = Roster(LEASE_S, recoveries=Recoveries(history))
+    roster.progress(report("z", 0, "stepping", 0, 1), 1.0)
+    told = roster.holders(1.0)
+    assert len(told) == MEMBERS_MAX and {"z", f"m{MEMBERS_MAX + 1}"} <= {*told}
+    assert "m0" not in told
 
 
 def in_epoch(member: Member, epoch: int) -> bool:

@@ -254,7 +254,8 @@ class Beat(Message):
     reason: Reason
     versions: tuple[Version, ...]  # committed head per fragment
     stamp: Stamp
-    live: tuple[Id, ...]  # learners that are heard of
+    # Learners that are heard of, or that a leader which has only just begun will hear of.
+    live: tuple[Id, ...]
     initializer: str = ""  # while bootstrapping: who shall send the initial parameters
     evaluator: str = ""  # who evaluates the published parameters
     evaluated: bool = False  # at the end: the evaluator is done, nobody need stand by for it

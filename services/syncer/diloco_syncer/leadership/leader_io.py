@@ -132,7 +132,7 @@ class Leader:
         )
         self.data_leases = DataLeases(
             context,
-            lambda: self.machine.roster.names(ambient.monotonic()),
+            lambda: self.machine.roster.holders(ambient.monotonic()),
             lambda: not self.lease.lapsed,
             self._put,
         )

@@ -207,6 +207,17 @@ class Roster:
         """Ids of `live`."""
         return self._present(now).names
 
+    def holders(self, now: float) -> tuple[str, ...]:
+        """Ids of those whose leases of data are theirs: of `live`, and of lives of the tape that
+        have yet to speak to this leader and have a lease to do it. Up to MEMBERS_MAX."""
+        names = self.names(now)
+        if self.history is None or now - self.since > self.lease_s:
+            return names
+        lives = self.history.ledger.lives.items()
+        unheard = [m for m, of in lives if m not in self.members and not of[max(of)].left]
+        room = MEMBERS_MAX - len(names)
+        return tuple(sorted({*names, *unheard[max(len(unheard) - room, 0) :]}))
+
     def stepping(self, now: float, epoch: int | None = None) -> Sequence[Member]:
         """Live learners that train, sorted by id; those of one epoch only, if it is given.
 

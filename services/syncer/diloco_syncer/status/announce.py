@@ -179,7 +179,7 @@ class Announcer:
                     reason=reason[:500],
                     versions=tuple(h.versions),
                     stamp=h.stamp,
-                    live=self.alive,
+                    live=self.roster.holders(now),
                     initializer=self.initializer if state == "bootstrapping" else "",
                     evaluator=self.evaluator,
                     evaluated=self.evaluated,
