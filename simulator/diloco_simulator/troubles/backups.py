@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from diloco_shared.bus.port import StreamFull, Unavailable
+from diloco_shared.bus.port import BusError, Unavailable
 from diloco_shared.process import hub_backup
 from diloco_shared.protocol import subjects
 from diloco_simulator.hub.broker import MemoryBroker
@@ -140,7 +140,7 @@ class Backups:
                 backup = hub_backup.read(folder)
                 await hub_backup.fill(bus, streams, backup, folder, nodes=broker.nodes)
                 break
-            except StreamFull:  # its storage is used up meanwhile: an operator begins again
+            except BusError:  # no room, or no leader, meanwhile: an operator begins again
                 await asyncio.sleep(AGAIN_S)
         # What was ordered since may be lost, and what is asked now is answered by what was.
         world.user.orders.clear()
