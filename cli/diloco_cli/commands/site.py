@@ -83,6 +83,8 @@ def rotate(
         else:
             made = hub_folder.rotate(folder, name, public_key=public_key)
             handed_out(folder, name, made)
+            (keys,) = (len(i.keys) for i in hub_folder.identities_of(folder) if i.name == name)
+            say(f"{name} has {keys} keys, and each is good: --finish drops all but the newest")
     except (ValueError, OSError) as error:
         raise amiss(folder, error) from None
     reload(folder)
@@ -132,7 +134,7 @@ def list_(folder: Hub = HERE, as_json: Json = False) -> None:
         lambda: [
             f"{i.name}: {i.role}"
             + (f" of {', '.join(i.members)}" if i.members else "")
-            + (", old and new key" if len(i.keys) > 1 else "")
+            + (f", {len(i.keys)} keys" if len(i.keys) > 1 else "")
             for i in found
         ],
     )

@@ -244,14 +244,24 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def rotate(folder: Path, name: str, *, public_key: str = "") -> Path | None:
-    """A new key beside the present one, which is good until `retire`; where its credentials are.
+    """A new key beside those that are good, until `retire`; where its credentials are.
 
-    None where the identity keeps its secret itself. A key before the present one is good no more.
+    None where the identity keeps its secret itself. All keys before it stay good, since nobody here
+    knows which of them the site uses. Raises ValueError, also where there are KEYS_MAX already.
     """
     credentials = None if public_key else Credentials.new(name)
     key = credentials.public_key if credentials else check_public_key(public_key)
+
+    def changed(identity: Identity) -> Identity:
+        if len(identity.keys) >= KEYS_MAX:
+            raise ValueError(
+                f"{name} has {KEYS_MAX} keys already, and may use any of them: bring the newest to "
+                f"it, then drop the others with 'diloco site rotate {name} --finish --hub {folder}'"
+            )
+        return replace(identity, keys=(*identity.keys, key))
+
     with _locked(folder):
-        _change(folder, name, lambda i: replace(i, keys=(*i.keys, key)[-KEYS_MAX:]))
+        _change(folder, name, changed)
         return _hand_out(folder, name, credentials)
 
 

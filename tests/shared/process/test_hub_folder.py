@@ -14,6 +14,7 @@ import pytest
 
 from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
+from diloco_shared.bus.nats.rights import KEYS_MAX
 from diloco_shared.process import certificates, hub_folder
 
 
@@ -85,14 +86,27 @@ def test_adding_rotating_retiring_and_revoking(hub: Path) -> None:
     second = key_in(hub_folder.rotate(hub, "rome"))
     assert {first, second} <= keys_in_accounts(hub)
     third = key_in(hub_folder.rotate(hub, "rome"))
-    assert {second, third} <= keys_in_accounts(hub)
-    assert first not in keys_in_accounts(hub)
+    assert {first, second, third} <= keys_in_accounts(hub)
     hub_folder.retire(hub, "rome")
     assert hub_folder.identities_of(hub)[-1].keys == (third,)
     others = keys_in_accounts(hub) - {third}
     hub_folder.revoke(hub, "rome")
     assert keys_in_accounts(hub) == others
     assert not (hub / "credentials" / "rome").exists()
+
+
+def test_no_further_key_cuts_off_a_site_that_uses_an_old_one(hub: Path) -> None:
+    """Which of them the site uses nobody here knows: a file may be lost, or never taken away."""
+    first = key_in(hub_folder.add(hub, "rome", "learner"))
+    made = [key_in(hub_folder.rotate(hub, "rome")) for _ in range(KEYS_MAX - 1)]
+    secret = (hub / "credentials" / "rome").read_bytes()
+    with pytest.raises(ValueError, match=f"rome has 5 keys.*rotate rome --finish --hub {hub}'"):
+        hub_folder.rotate(hub, "rome")
+    assert {first, *made} <= keys_in_accounts(hub)
+    assert (hub / "credentials" / "rome").read_bytes() == secret
+    hub_folder.retire(hub, "rome")
+    latest = key_in(hub_folder.rotate(hub, "rome"))
+    assert hub_folder.identities_of(hub)[-1].keys == (made[-1], latest)
 
 
 def test_a_site_gets_further_learners_and_keeps_its_key(hub: Path) -> None:

@@ -39,7 +39,8 @@ FENCED: tuple[Role, ...] = ("learner", "reader")
 # Each costs some 25 lines of the server's configuration, which is read whole at every change.
 IDENTITIES_MAX = 1000
 MEMBERS_MAX = 64  # learners of one site
-KEYS_MAX = 2  # the present one, and its successor until the site has it
+# The one that a site uses, and successors until it has the newest: whoever loses one makes another.
+KEYS_MAX = 5
 
 # `ctl.chaos.<member>` and `ctl.<run>.join` are of one form: a member of that name would be reached
 # by whoever speaks to a run.
