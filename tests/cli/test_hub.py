@@ -175,6 +175,26 @@ def test_a_backup_is_put_back_where_the_hub_looks_for_its_streams(
     assert len(filled) == 3 and not (tmp_path / "typo").exists()
 
 
+def test_whoever_puts_a_backup_back_is_told_that_it_does_not_say_who_may_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an older copy of the hub's folder, sites are let in again that were revoked since."""
+
+    async def put_back(*_: object, **__: object) -> Any:
+        return hub_backup.Backup(version="0.3.0", at=1.0, took_s=1.0, streams=()), ["done"]
+
+    monkeypatch.setattr(hub_backup, "put_back", put_back)
+    hub = tmp_path / "hub"
+    hub_folder.create(hub, listen="127.0.0.1:4222", store=hub / "store")
+    assert run(monkeypatch, "hub", "restore", "b", "--hub", hub) == 0
+    said = capsys.readouterr().out
+    told = f"if that is an older copy, compare 'diloco site list --hub {hub}' with what was revoked"
+    assert told in said
+    assert said.index(told) < said.index("start the message server now")
+    assert run(monkeypatch, "hub", "restore", "b", "--store", tmp_path / "own") == 0
+    assert "site list" not in capsys.readouterr().out, "it has no identities of sites"
+
+
 @pytest.mark.parametrize(
     ("given", "asked"),
     [

@@ -190,6 +190,12 @@ def restore(
     lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, are in {where}", *done]
     if len(stores) > 1:
         lines.append("carry each of these folders to the machine of its node, to the same place")
+    if hub_folder_ is not None:
+        lines.append(
+            f"who may connect is said by {hub_folder_}, and not by the backup: if that is an older "
+            f"copy, compare 'diloco site list --hub {hub_folder_}' with what was revoked, rotated "
+            "or added since, before the message server starts"
+        )
     lines.append("start the message server now: everybody goes on by itself")
     lines.append(
         "API tokens are those of the backup: compare 'diloco token list' with 'diloco audit', and "
