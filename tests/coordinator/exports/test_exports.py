@@ -144,6 +144,20 @@ def test_the_oldest_go_and_those_that_nobody_asked_for_before_others() -> None:
     ]
 
 
+def test_what_was_begun_with_a_clock_that_was_ahead_is_no_newer() -> None:
+    """An older build wrote no number of it; one of before that time has its time alone."""
+    ahead = [record(str(900 + n), automatic=True, serial=n) for n in (0, 1, 2)]
+    now = record("5", automatic=True, serial=3)
+    assert names(surplus([*ahead, now], 9, 2, "a", RUNS)) == ["900", "901"]
+    assert names(surplus([*ahead, now], 2, None, "a", RUNS)) == ["900", "901"]
+    older = record("4", automatic=True)
+    assert names(surplus([ahead[0], older, now], 9, 1, "a", RUNS)) == ["4", "900"]
+    # Those that were cut off are not the newest in a row, whatever the clock said.
+    cut = [record(str(900 + n), serial=n, rounds=15, **CUT) for n in range(1, CUT_OFF_MAX + 1)]
+    after_it_went_back = record("5", serial=CUT_OFF_MAX + 1, rounds=5)
+    assert due([*cut, after_it_went_back], "a", 10, 20, False)
+
+
 def test_no_run_pushes_out_the_only_export_of_another() -> None:
     """Whoever may operate one run alone could else remove everybody's."""
     others = [record("1", run_id="b"), record("2", run_id="c", automatic=True)]

@@ -23,7 +23,7 @@ from diloco_shared.protocol.exports import Dtype
 from diloco_shared.protocol.messages import Count
 
 # Of what is kept, what people do not need.
-_HIDDEN = {"folder", "in_epoch"}
+_HIDDEN = {"folder", "in_epoch", "serial"}
 
 
 class ExportRequest(BaseModel):

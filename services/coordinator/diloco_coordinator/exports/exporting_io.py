@@ -215,6 +215,7 @@ class Exports:
             if why or self._tasks is None:
                 raise Busy(why or "the coordinator is only just starting: try again")
             spec, status = RunSpec.model_validate(run.spec), self.registry.statuses.get(run.name)
+            known = (*self.records.values(), *self.past.values())
             record = ExportRecord(
                 id=ambient.token(4),
                 run=run.name,
@@ -225,6 +226,7 @@ class Exports:
                 rounds=status.rounds_committed if status else 0,
                 final=status is not None and status.state in OVER,
                 in_epoch=status.epoch if status else 0,
+                serial=1 + max((r.serial for r in known), default=0),
                 begun_at=ambient.wall(),
             )
             await asyncio.to_thread(self.shelf.begin, record)
@@ -295,7 +297,7 @@ class Exports:
         self.records.pop(record.id, None)
         self.unwritten.pop(record.id, None)
         before, leave = self.past.get(record.run_id, record), self.shelf.remove
-        if not record.asked.checkpoint and record.begun_at >= before.begun_at:
+        if not record.asked.checkpoint and record.order >= before.order:
             self.past[record.run_id], leave = record, self.shelf.retire
         if (task := self.making.pop(record.id, None)) is not None:
             task.cancel()

@@ -63,6 +63,7 @@ class ExportRecord(Message):
     in_epoch: Count | None = None  # of the run when it was begun; None: an older build wrote this
     state: State = "running"
     reason: Reason = ""  # why it failed
+    serial: Count = 0  # among all of its coordinator; 0: an older build wrote this
     begun_at: Seconds
     ended_at: Seconds = 0.0
     epoch: Count = 0
@@ -88,6 +89,12 @@ class ExportRecord(Message):
     def failed(self, reason: str, at: float) -> "ExportRecord":
         """It will never be."""
         return self.model_copy(update={"state": "failed", "reason": reason[:500], "ended_at": at})
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """As they were begun. Not by the clock alone, which may have been ahead for a time: what is
+        made after that would be the oldest, and the first to go."""
+        return self.serial, self.begun_at
 
     @property
     def cut_off(self) -> bool:
@@ -186,7 +193,7 @@ def due(
 
 def _tried(of_run: Sequence[ExportRecord]) -> list[ExportRecord]:
     """Those that are not begun again: all that were not cut off, and all if the newest were."""
-    newest = sorted(of_run, key=lambda r: r.begun_at)[-CUT_OFF_MAX:]
+    newest = sorted(of_run, key=lambda r: r.order)[-CUT_OFF_MAX:]
     if len(newest) == CUT_OFF_MAX and all(r.cut_off for r in newest):
         return [*of_run]
     return [r for r in of_run if not r.cut_off]
@@ -208,7 +215,7 @@ def surplus(
     alone pushes out nobody else's only one. So there may be more than `kept_max`, but then no more
     than one of each run.
     """
-    ended = sorted((r for r in records if r.state != "running"), key=lambda r: r.begun_at)
+    ended = sorted((r for r in records if r.state != "running"), key=lambda r: r.order)
     failed = [r for r in ended if r.state == "failed"]
     gone = failed[: max(len(failed) - FAILED_MAX, 0)]
     kept = [r for r in ended if r.state == "complete"]
@@ -221,7 +228,7 @@ def surplus(
 
 def _spare(kept: Sequence[ExportRecord], run_id: str, runs: Collection[str]) -> list[ExportRecord]:
     """What may go of those that are kept (oldest first), in the order in which it goes."""
-    wanted = sorted(kept, key=lambda r: (not r.automatic, r.begun_at))
+    wanted = sorted(kept, key=lambda r: (not r.automatic, r.order))
     own = [r for r in wanted if r.run_id == run_id]
     lost = [r for r in wanted if r.run_id not in {*runs, run_id}]
     newest = {r.run_id: r.id for r in kept}

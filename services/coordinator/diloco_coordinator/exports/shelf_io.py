@@ -55,7 +55,7 @@ class Shelf:
                     found.append(ExportRecord.model_validate_json(path.read_bytes()))
             except (OSError, ValidationError) as error:
                 log.error("unreadable record of an export", path=str(path), error=str(error))
-        return sorted(found, key=lambda r: r.begun_at)
+        return sorted(found, key=lambda r: r.order)
 
     def place(self, record: ExportRecord) -> Path:
         """The folder of one export. Its names are ids: none leads elsewhere."""
