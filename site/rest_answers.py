@@ -26,7 +26,8 @@ EXPORT, TOKEN, EVENT = "an [export](#an-export)", "a [token](#a-token)", "an [ev
 FAULT = "`id` and `kind` of the fault, its `target`, and `when` it strikes, in words"
 LISTED = (
     "`checkpoints`: a list, each of them {}; `damaged`: a list of those that cannot be read, each "
-    "with `ref`, `run` and `reason`"
+    "with `ref`, `run` and `reason`; `tapes`: a list of what is left of the tapes of deleted runs, "
+    "each with `ref` and `run`"
 )
 NEXT = "`next`: where the next page begins, or null"
 STREAM = "server-sent events: each is {}"

@@ -250,17 +250,19 @@ class Client:
     def all_checkpoints(self, run: str = "") -> dict[str, list[dict[str, Any]]]:
         """As `checkpoints`, and beside them those that are `damaged`: `ref`, `run` and `reason`.
 
-        Page by page: a coordinator reads a manifest for each, from a place that may be far away.
+        And `tapes`, with `ref` and `run`: what is left of the tapes of deleted runs. Page by page:
+        a coordinator reads a manifest for each, from a place that may be far away.
         """
         path = f"/v1/runs/{_part(run)}/checkpoints" if run else "/v1/checkpoints"
-        found: dict[str, list[dict[str, Any]]] = {"checkpoints": [], "damaged": []}
+        found: dict[str, list[dict[str, Any]]] = {"checkpoints": [], "damaged": [], "tapes": []}
         after: str | None = ""
         while after is not None:
             params = {"limit": PAGE} | ({"after": after} if after else {})
             page = self._call("GET", path, wait_s=LIST_S, has=("checkpoints",), params=params)
             found["checkpoints"] += page["checkpoints"]
-            # A coordinator before 0.3 leaves the damaged out, and knows no pages.
-            found["damaged"] += page.get("damaged", [])
+            # A coordinator before 0.3 leaves these out, and knows no pages.
+            for kind in ("damaged", "tapes"):
+                found[kind] += page.get(kind, [])
             after = page.get("next")
         return found
 
@@ -277,6 +279,10 @@ class Client:
         folder, _, number = ref.partition("/")
         path = f"/v1/checkpoints/{_part(folder)}/{_part(number)}"
         self._call("DELETE", path, wait_s=REMOVE_S)
+
+    def delete_folder(self, folder: str) -> None:
+        """Remove all that is left of a deleted run: its checkpoints, and its archived tape."""
+        self._call("DELETE", f"/v1/checkpoints/{_part(folder)}", wait_s=REMOVE_S)
 
     def restore(self, run: str, number: int, *, as_run: str = "") -> dict[str, Any]:
         """Take a run back to a checkpoint, or begin a new one with it."""

@@ -1,11 +1,14 @@
 """Going back to a checkpoint: the command says that it was done, or why not."""
 
+import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from diloco_cli.__main__ import main
 from diloco_cli.commands import checkpoints
-from diloco_cli.words import CliError
+from diloco_cli.words import INVALID, CliError
 from diloco_client import ApiError, Unreachable
 
 Row = dict[str, Any]
@@ -102,6 +105,47 @@ def test_a_run_that_never_goes_back_is_said_to(monkeypatch: pytest.MonkeyPatch) 
 def test_a_damaged_one_is_listed_with_how_to_remove_it() -> None:
     line = checkpoints._damaged_line({"ref": "r.ab12/2", "reason": "r.ab12/2/x is damaged: y"})
     assert line == "r.ab12/2/x is damaged: y: 'diloco checkpoint delete r.ab12/2' removes it"
+
+
+def test_what_is_left_of_a_tape_is_listed_with_how_to_remove_it() -> None:
+    line = checkpoints._tape_line({"ref": "r.ab12/tape", "run": "r"})
+    assert line.startswith("r.ab12/tape: the archived tape of a deleted run: ")
+    assert "'diloco checkpoint delete r.ab12' removes it, and all checkpoints" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "said"),
+    [
+        (("r", "3"), ("checkpoint", "r", 3), "checkpoint 3 is removed\n"),
+        (("r.ab12/3",), ("stored", "r.ab12/3"), "checkpoint r.ab12/3 is removed\n"),
+        (("r.ab12",), ("folder", "r.ab12"), "r.ab12: all is removed\n"),
+        (("r",), None, ""),
+        (("r.ab12", "3"), None, ""),
+        (("r.ab12/3", "3"), None, ""),
+    ],
+)
+def test_what_is_deleted_is_what_was_named(
+    given: tuple[str, ...],
+    asked: tuple[Any, ...] | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A whole folder only where nothing else can be meant."""
+    told: list[tuple[Any, ...]] = []
+
+    class Deleting:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *of: told.append((name.removeprefix("delete_"), *of))
+
+    monkeypatch.setattr(checkpoints, "connect", lambda _: nullcontext(Deleting()))
+    monkeypatch.setattr(sys, "argv", ["diloco", "checkpoint", "delete", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code or 0) == (0 if asked else INVALID)
+    assert told == ([asked] if asked else [])
+    out, err = capsys.readouterr()
+    assert out == said and ("or the FOLDER of a deleted run" in err) is (asked is None)
 
 
 def test_a_cluster_that_does_not_answer_for_a_moment_is_waited_for(

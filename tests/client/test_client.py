@@ -236,16 +236,22 @@ def test_all_checkpoints_are_asked_for_page_by_page() -> None:
         asked.append(dict(request.url.params))
         after = request.url.params.get("after", "")
         page = {"checkpoints": [{"ref": "a/1"}], "damaged": [], "next": "a/2"}
-        last = {"checkpoints": [], "damaged": [{"ref": "a/3"}], "next": None}
+        left = {"damaged": [{"ref": "a/3"}], "tapes": [{"ref": "b/tape"}]}
+        last = {"checkpoints": [], **left, "next": None}
         return httpx.Response(200, json=last if after else page)
 
     with client(handle) as c:
         found = c.all_checkpoints("demo")
-    assert found == {"checkpoints": [{"ref": "a/1"}], "damaged": [{"ref": "a/3"}]}
+    assert found == {
+        "checkpoints": [{"ref": "a/1"}],
+        "damaged": [{"ref": "a/3"}],
+        "tapes": [{"ref": "b/tape"}],
+    }
     assert asked == [{"limit": "100"}, {"limit": "100", "after": "a/2"}]
     old = client(lambda _: httpx.Response(200, json={"checkpoints": [{"ref": "a/1"}]}))
     with old as c:  # before 0.3 there were no pages
-        assert c.all_checkpoints() == {"checkpoints": [{"ref": "a/1"}], "damaged": []}
+        all_ = {"checkpoints": [{"ref": "a/1"}], "damaged": [], "tapes": []}
+        assert c.all_checkpoints() == all_
 
 
 def test_changes_say_what_they_are_based_on() -> None:

@@ -77,11 +77,11 @@ def list_(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Complete checkpoints, oldest first, and those that are damaged."""
+    """Complete checkpoints, oldest first, those that are damaged, and tapes of deleted runs."""
     with connect(where) as client, meanwhile("reads what is kept of them", quiet=as_json):
         listed = client.all_checkpoints(run)
     found, damaged = listed["checkpoints"], listed["damaged"]
-    lines = [*map(_line, found), *map(_damaged_line, damaged)]
+    lines = [*map(_line, found), *map(_damaged_line, damaged), *map(_tape_line, listed["tapes"])]
     show(found, as_json, lambda: lines or ["no checkpoints"])
 
 
@@ -169,18 +169,28 @@ def _of(told: list[dict[str, Any]], serial: int | None) -> list[dict[str, Any]]:
 @anywhere
 def delete(
     where: Where,
-    run: Annotated[str, typer.Argument(help="Name of the run, or FOLDER/NUMBER of a deleted one.")],
+    run: Annotated[
+        str, typer.Argument(help="Name of the run; FOLDER/NUMBER, or FOLDER, of a deleted one.")
+    ],
     number: Annotated[int, typer.Argument(min=0, help="Number of the checkpoint.")] = 0,
 ) -> None:
-    """Remove a checkpoint for good."""
-    if ("/" in run) == bool(number):
-        raise CliError("give a run and a number, or FOLDER/NUMBER as 'list' shows it", INVALID)
+    """Remove a checkpoint for good, or with FOLDER alone all that a deleted run has left."""
+    # The folder of a run has its name, a dot and its id; no name has a dot.
+    stored, whole = "/" in run, "." in run and "/" not in run
+    if (stored or whole) == bool(number):
+        raise CliError(
+            "give a run and a number, FOLDER/NUMBER as 'list' shows it, or the FOLDER of a "
+            "deleted run for all that is left of it",
+            INVALID,
+        )
     with connect(where) as client, meanwhile("waits until all its files are removed"):
         if number:
             client.delete_checkpoint(run, number)
-        else:
+        elif stored:
             client.delete_stored(run)
-    say(f"checkpoint {number or run} is removed")
+        else:
+            client.delete_folder(run)
+    say(f"{run}: all is removed" if whole else f"checkpoint {number or run} is removed")
 
 
 def _line(c: dict[str, Any]) -> str:
@@ -194,6 +204,14 @@ def _line(c: dict[str, Any]) -> str:
 
 def _damaged_line(c: dict[str, Any]) -> str:
     return f"{c['reason']}: 'diloco checkpoint delete {c['ref']}' removes it"
+
+
+def _tape_line(tape: dict[str, Any]) -> str:
+    folder = tape["ref"].rpartition("/")[0]
+    return (
+        f"{tape['ref']}: the archived tape of a deleted run: 'diloco checkpoint delete {folder}' "
+        "removes it, and all checkpoints of that run"
+    )
 
 
 def _details(c: dict[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from diloco_shared.checkpoints.vault_io import Buffer, Vault
 from diloco_shared.memory.pages import fill, pages
 from diloco_shared.protocol.checkpoints import (
     MANIFEST,
+    TAPE,
     CheckpointManifest,
     LearnerPart,
     Object,
@@ -97,6 +98,14 @@ class RunCheckpoints:
         self.vault.write(f"{ref}/{MANIFEST}", None)
         self.vault.remove(ref)
 
+    def remove_folder(self, folder: str) -> None:
+        """All of a run: its checkpoints, and its archived tape. CheckpointMissing for nothing."""
+        if not self.vault.keys(f"{folder}/"):
+            raise CheckpointMissing(f"nothing of a run lies in {self.root}/{folder}")
+        for ref in self.complete(folder):
+            self.vault.write(f"{ref}/{MANIFEST}", None)
+        self.vault.remove(folder)
+
     # --- reading -------------------------------------------------------------------------------
 
     def complete(self, folder: str = "") -> list[str]:
@@ -110,6 +119,12 @@ class RunCheckpoints:
         keys = self.vault.keys(f"{folder}/" if folder else "")
         found = {key.rpartition("/")[0] for key in keys}
         return sorted(ref for ref in found if _sound(ref))
+
+    def archived(self) -> list[str]:
+        """Folders of the runs of which a part of the tape lies there."""
+        keys = self.vault.keys("")
+        found = {folder for folder, *rest in (key.split("/") for key in keys) if rest[:1] == [TAPE]}
+        return sorted(folder for folder in found if _sound(reference(folder, 0)))
 
     def newest(self, folder: str) -> int:
         """The highest number of a run of which something is there; 0 for none."""

@@ -7,7 +7,7 @@ the stream, the digest that of the compressed bytes. Records leave the stream on
 that has them is durable; so stream and archive together have all of them, some of them twice. From
 the stream's oldest record on only the stream counts: on a hub that was put back from a backup, the
 archive may have records of what came after that. Kept with a run's checkpoints when the run is
-deleted.
+deleted, until somebody removes the folder.
 
 Not for an event loop: the methods of `TapeArchive` wait for the vault.
 """
@@ -26,6 +26,7 @@ from diloco_shared.bus.port import Bus, Stored
 from diloco_shared.checkpoints.checkpoints_io import digest_bytes
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.checkpoints import TAPE
 from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX
 from diloco_shared.spec.run import RunSpec
 
@@ -61,7 +62,7 @@ class TapeArchive:
     def __init__(self, root: str, folder: str, shard: int = 0) -> None:
         self.vault = Vault(root)
         self.shard = shard
-        self.all = f"{folder}/tape/"
+        self.all = f"{folder}/{TAPE}/"
         self.prefix = f"{self.all}shard-{shard}/"
 
     def write(self, records: Sequence[Stored]) -> Segment:

@@ -3,6 +3,7 @@
     <root>/<run's folder>/<number>/shard-0.<digest>.json, shard-0.000.<digest>.safetensors, …
                                    learner-<id>.<digest>.json, …
                                    manifest.json        written last: without it there is none
+                             tape/                 what left the run's tape (tape_archive_io.py)
 
 The manifest names its parts by digest, each part its arrays: what was read whole is what was meant.
 """
@@ -17,6 +18,8 @@ from diloco_shared.protocol.records import ShardLease
 from diloco_shared.protocol.subjects import Id
 
 MANIFEST = "manifest.json"
+# Beside a run's checkpoints, with what its tape in the stream holds no longer.
+TAPE = "tape"
 # A reference to a checkpoint: of the root in use, or an address of its own.
 _REFERENCE = re.compile(r"(?:(?P<root>.*)/)?(?P<folder>[a-z0-9][a-z0-9.-]*)/(?P<number>[0-9]{6})/?")
 

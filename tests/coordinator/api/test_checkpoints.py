@@ -9,7 +9,7 @@ import pytest
 from waiting import until
 
 from diloco_coordinator.api import checkpoints_io, vaults_io
-from diloco_shared.bus.port import Conflict
+from diloco_shared.bus.port import Conflict, Stored
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.protocol import subjects
@@ -259,6 +259,41 @@ async def test_what_is_left_of_one_is_told_of_and_may_be_removed(
         (tmp_path / folder / "000005/learner-a.json").write_text("{}")
         assert (await desk.get("/v1/checkpoints"))["damaged"] == [], "its mark may just be set"
         assert (await desk.ask("DELETE", "/v1/runs/demo/checkpoints/5")).status_code == 409
+
+
+async def test_all_that_a_deleted_run_has_left_is_listed_and_may_be_removed(
+    world: Any, kept: Any, tmp_path: Path
+) -> None:
+    """Its archived tape would else lie there for good, and nobody would know of it."""
+    async with world.coordinator() as desk:
+        lives = Path(kept(await submitted(desk), 3)).parent.name
+        kept({**SPEC, "name": "gone", "id": "ab12"}, 1)
+        for folder in (lives, "gone.ab12", "lost.cd34"):
+            TapeArchive(str(tmp_path), folder).write([Stored("tape.x.0", b"x", {}, 1)])
+        (tmp_path / "no folder of a run/tape").mkdir(parents=True)
+        (tmp_path / "no folder of a run/tape/x").touch()
+        tapes = [{"ref": f"{of}/tape", "run": of[:4]} for of in ("gone.ab12", "lost.cd34")]
+        assert (await desk.get("/v1/checkpoints"))["tapes"] == tapes
+        page = await desk.get("/v1/checkpoints?limit=3")
+        assert (page["tapes"], page["next"]) == (tapes[:1], "gone.ab12/tape")
+        page = await desk.get("/v1/checkpoints?limit=3&after=gone.ab12/tape")
+        assert (page["tapes"], page["checkpoints"], page["next"]) == (tapes[1:], [], None)
+        assert (await desk.get("/v1/runs/demo/checkpoints"))["tapes"] == []
+        assert (await desk.ask("DELETE", "/v1/checkpoints/gone.ab12/1")).status_code == 204
+        assert (await desk.get("/v1/checkpoints"))["tapes"] == tapes
+        kept({**SPEC, "name": "gone", "id": "ab12"}, 2)
+        refused = await desk.ask("DELETE", f"/v1/checkpoints/{lives}")
+        assert refused.status_code == 409 and "delete the run first" in refused.json()["detail"]
+        await world.bus.kv_put(subjects.RUNS, "lost", b"of another release")
+        assert (await desk.ask("DELETE", "/v1/checkpoints/lost.cd34")).status_code == 409
+        assert (await desk.ask("DELETE", "/v1/checkpoints/gone.ab12")).status_code == 204
+        assert (await desk.ask("DELETE", "/v1/checkpoints/demo.ab12")).status_code == 404
+        for nothing in ("gone.ab12", "demo", "no folder"):
+            assert (await desk.ask("DELETE", f"/v1/checkpoints/{nothing}")).status_code == 404
+        there = {
+            folder: (tmp_path / folder).exists() for folder in (lives, "gone.ab12", "lost.cd34")
+        }
+        assert there == {lives: True, "gone.ab12": False, "lost.cd34": True}
 
 
 async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(

@@ -60,6 +60,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "export": lambda c: c.export("demo", checkpoint="3"),
     "remove": lambda c: c.delete_checkpoint("demo", 3),
     "remove stored": lambda c: c.delete_stored("gone.ab12/1"),
+    "remove folder": lambda c: c.delete_folder("gone.ab12"),
     "submit": lambda c: c.create_run_from("gone.ab12/000001", {**SPEC, "name": "other"}),
 }
 

@@ -27,6 +27,7 @@ ROUTES = {
     "GET /v1/runs/{run}/recoveries": ("read", "run"),
     "GET /v1/runs/{run}/stream": ("read", "run"),
     "GET /v1/checkpoints": ("read", "cluster"),
+    "DELETE /v1/checkpoints/{folder}": ("operate", "run"),
     "DELETE /v1/checkpoints/{folder}/{number}": ("operate", "run"),
     "GET /v1/runs/{run}/checkpoints": ("read", "run"),
     "POST /v1/runs/{run}/checkpoints": ("operate", "run"),
@@ -206,7 +207,7 @@ async def test_a_limited_token_begins_nothing_with_a_foreign_checkpoint(
         ):
             assert (await desk.asks_as(eve, "POST", path, body)).status_code == 403, path
         listed = (await desk.asks_as(eve, "GET", "/v1/checkpoints")).json()
-        assert listed == {"checkpoints": [], "damaged": [], "next": None}
+        assert listed == {"checkpoints": [], "damaged": [], "tapes": [], "next": None}
         assert len((await desk.get("/v1/checkpoints"))["checkpoints"]) == 1
         unlimited = await desk.ask("POST", f"/v1/checkpoints/submit?checkpoint={ref}", mine)
         assert unlimited.status_code != 403

@@ -8,7 +8,13 @@ import pytest
 from pydantic import ValidationError
 from tests.shared.checkpoints.bucket import Bucket
 
-from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
+from diloco_shared.bus.port import Stored
+from diloco_shared.checkpoints.checkpoints_io import (
+    CheckpointError,
+    CheckpointMissing,
+    RunCheckpoints,
+)
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_shared.numerics.arrays import pack, unpack
 from diloco_shared.protocol.checkpoints import (
@@ -133,6 +139,19 @@ def test_removing_leaves_nothing(there: RunCheckpoints) -> None:
     there.vault.remove(REF)  # another coordinator may have been first
     assert there.complete() == there.begun("r.ab12") == []
     assert not (Path(there.root) / REF).exists()
+
+
+def test_a_folder_goes_as_a_whole_and_with_nothing_beside_it(there: RunCheckpoints) -> None:
+    for ref in (REF, reference("r.ab12", 4), reference("r.ab123", 1), reference("r.ab1", 1)):
+        there.seal(ref, manifest(part_in(there, ref)))
+    for folder in ("r.ab12", "r.ab1"):
+        TapeArchive(there.root, folder, 1).write([Stored("tape.r.1", b"x", {}, 7)])
+    assert there.archived() == ["r.ab1", "r.ab12"]
+    there.remove_folder("r.ab12")
+    assert there.archived() == ["r.ab1"]
+    assert there.complete() == there.begun() == ["r.ab1/000001", "r.ab123/000001"]
+    with pytest.raises(CheckpointMissing, match="nothing of a run lies in"):
+        there.remove_folder("r.ab12")
 
 
 def test_a_reference_is_of_the_root_in_use_or_has_its_own() -> None:

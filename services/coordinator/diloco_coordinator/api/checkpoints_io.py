@@ -26,7 +26,7 @@ from diloco_shared.checkpoints.checkpoints_io import (
     RunCheckpoints,
 )
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.checkpoints import CheckpointManifest, reference
+from diloco_shared.protocol.checkpoints import TAPE, CheckpointManifest, reference
 from diloco_shared.protocol.records import Incarnation, Restore, RunRecord
 from diloco_shared.protocol.run_states import OVER
 from diloco_shared.protocol.subjects import Id
@@ -78,6 +78,7 @@ class CheckpointRoutes:
         add = self.router.add_api_route
         add("/checkpoints", self.everywhere, methods=["GET"], **look)
         gone: dict[str, Any] = {"methods": ["DELETE"], "status_code": 204, **act}
+        add("/checkpoints/{folder}", self.remove_folder, **gone | named)
         add("/checkpoints/{folder}/{number}", self.remove_stored, **gone | named)
         of_run, one = "/runs/{run}/checkpoints", "/runs/{run}/checkpoints/{number}"
         add(of_run, self.index, methods=["GET"], **look)
@@ -107,11 +108,11 @@ class CheckpointRoutes:
         """Complete checkpoints where most runs keep them; of deleted runs too.
 
         At most `limit`, with greater references than `after`; `next` is the cursor to go on with,
-        and null where these are the last.
+        and null where these are the last. `tapes` are what is left of the tapes of deleted runs.
         """
         token = asker()
         found = await self._list(self._at(self.root), "", limit, after)
-        kinds = ("checkpoints", "damaged")
+        kinds = ("checkpoints", "damaged", "tapes")
         return found | {k: [c for c in found[k] if sees(token, str(c["run"]))] for k in kinds}
 
     async def index(self, run: str, limit: Limit = None, after: After = "") -> dict[str, Any]:
@@ -127,7 +128,8 @@ class CheckpointRoutes:
 
         def read() -> dict[str, Any]:
             complete, unfinished = set(there.complete(folder)), set(there.unfinished(folder))
-            known = sorted(ref for ref in complete | unfinished if ref > after)
+            tapes = set() if folder else self._left_tapes(there)
+            known = sorted(ref for ref in complete | unfinished | tapes if ref > after)
             newer = [ref for ref in known if sees(token, run_of_folder(ref))]
             page = newer[:limit]
             found, damaged = [], []
@@ -138,22 +140,30 @@ class CheckpointRoutes:
                     pass  # removed since
                 except CheckpointError as error:
                     damaged.append({"ref": ref, "run": run_of_folder(ref), "reason": str(error)})
-            for ref in (r for r in page if r not in complete):
+            for ref in (r for r in page if r not in complete | tapes):
                 if not self._under_way(ref):
                     text = f"{ref} was never completed, or is half removed, and nothing reads it"
                     damaged.append({"ref": ref, "run": run_of_folder(ref), "reason": text})
+            left = [{"ref": ref, "run": run_of_folder(ref)} for ref in page if ref in tapes]
             end = page[-1] if len(page) < len(newer) else None
-            return {"checkpoints": found, "damaged": damaged, "next": end}
+            return {"checkpoints": found, "damaged": damaged, "tapes": left, "next": end}
 
         return await self.vaults.listed(read)
+
+    def _left_tapes(self, there: RunCheckpoints) -> set[str]:
+        """Archived tapes of runs that are not there any more, as FOLDER/tape: no run removes them,
+        and they stay when its last checkpoint goes. Not for an event loop."""
+        return {f"{f}/{TAPE}" for f in there.archived() if not _is_of(f, self._known(f))}
+
+    def _known(self, folder: str) -> RunRecord | None:
+        """The run of that name; a later one, perhaps."""
+        return self.registry.runs.get(run_of_folder(folder))
 
     def _under_way(self, ref: str) -> bool:
         """Whether a run may be making it right now."""
         folder, _, number = ref.rpartition("/")
-        run = run_of_folder(folder)
-        record, status = self.registry.runs.get(run), self.registry.statuses.get(run)
-        # Not by its specification, which another release may have written.
-        if record is None or folder.partition(".")[2] != run_id_of(record) or status is None:
+        record, status = self._known(folder), self.registry.statuses.get(run_of_folder(folder))
+        if not _is_of(folder, record) or status is None:
             return False
         making = status.checkpoint_state == "making" and int(number) == status.checkpoint
         return making or (int(number) > status.checkpoint and status.state not in OVER)
@@ -213,6 +223,21 @@ class CheckpointRoutes:
         """Remove one by its folder, of a deleted run perhaps."""
         must("operate", run_of_folder(folder))
         await self._remove(self._at(self.root), folder, number)
+
+    async def remove_folder(self, folder: str) -> None:
+        """Remove all that is left of a deleted run: its checkpoints, and its archived tape."""
+        run = run_of_folder(folder)
+        must("operate", run)
+        there, _ = await self.vaults.ask(
+            lambda: RunCheckpoints.at(reference(folder, 0), self._at(self.root).root)
+        )
+        # As the hub has it: one that this coordinator cannot read is no run to it.
+        entry = await self.registry.bus.kv_get(subjects.RUNS, run)
+        record = record_in(entry.value, RunRecord) if entry and entry.value else None
+        if entry and entry.value and (record is None or _is_of(folder, record)):
+            text = f"{folder} is of the run {run!r}, which is there: delete the run first"
+            raise Problem(409, "The run is not deleted", text)
+        await self.vaults.removed(lambda: there.remove_folder(folder))
 
     async def _remove(self, there: RunCheckpoints, folder: str, number: int) -> None:
         _, ref = await self.vaults.ask(
@@ -300,6 +325,11 @@ class CheckpointRoutes:
             await seed_incarnations(self.registry.bus, spec.name, manifest.incarnations)
 
         return await self.runs.begin(spec, Restore(serial=1, source=source), seed)
+
+
+def _is_of(folder: str, record: RunRecord | None) -> bool:
+    """Whether it is the run's. Not by its specification, which another release may have written."""
+    return record is not None and folder.partition(".")[2] == run_id_of(record)
 
 
 def _fits(spec: RunSpec, manifest: CheckpointManifest) -> None:
