@@ -27,9 +27,31 @@ JSZ_BYTES_MAX = 16 << 20
 # Without any answer it is started anew after this many seconds: a saturated disk holds up answers
 # for 5 to 10 s. Sooner where it has said that a write failed: then the lock is what to expect.
 SILENT_S, SILENT_FULL_S = 60.0, 10.0
-# Before its first answer it may read what it keeps: minutes, where a power cut left much of it to
-# be read anew.
+# Before its first answer it may read what it keeps: hundreds of GB, where a power cut left much of
+# it to be read anew. It is left to that while it reads on, and then for so many seconds.
 UNANSWERED_S = 900.0
+# Bytes that count as reading on: what it reads of our own questions, one each LOOK_S, is less.
+READ_BYTES = 1 << 20
+# Also while it reads on: a disk of 100 MB/s gives 4 TB in half a day. One that takes longer is not
+# about to answer.
+READING_S_MAX = 43_200.0
+
+
+class Reading:
+    """What a server does that has not answered yet. Pure."""
+
+    def __init__(self) -> None:
+        self.began: float | None = None
+        self.moved_at = 0.0  # when it had read on last
+        self.read = 0  # bytes, by then
+
+    def hangs(self, now: float, read_bytes: int | None, patience_s: float) -> bool:
+        """Whether it has read next to nothing for so long; `read_bytes`: in all its life."""
+        if self.began is None:
+            self.began, self.moved_at, self.read = now, now, read_bytes or 0
+        if read_bytes is not None and read_bytes - self.read >= READ_BYTES:
+            self.moved_at, self.read = now, read_bytes
+        return now - self.moved_at >= patience_s or now - self.began >= READING_S_MAX
 
 
 class HubWatch:
@@ -39,22 +61,34 @@ class HubWatch:
         self.no_space = False
         self.silent_since: float | None = None
         self.answered = False
+        self.reading = Reading()
 
     def said(self, log: bytes) -> None:
         """What its log says; lines may come in any portions that do not cut them."""
         self.no_space = self.no_space or NO_SPACE in log
 
-    def look(self, now: float, *, answers: bool, free_bytes: int) -> str:
-        """Why it is to be started anew; "" if it is not."""
+    def look(
+        self, now: float, *, answers: bool, free_bytes: int, read_bytes: int | None = None
+    ) -> str:
+        """Why it is to be started anew; "" if it is not.
+
+        `read_bytes`: what it has read so far; None where nobody can say.
+        """
         if self.no_space and free_bytes >= ROOM_BYTES:
             return "it ran out of disk, and there is room again"
         if answers:
             self.silent_since, self.answered = None, True
-        elif self.silent_since is None:
+            return ""
+        if self.silent_since is None:
             self.silent_since = now
-        elif now - self.silent_since >= self._silent_s:
+        if self._hangs(now, self.silent_since, read_bytes):
             return f"it has answered nothing about its streams for {now - self.silent_since:.0f} s"
         return ""
+
+    def _hangs(self, now: float, since: float, read_bytes: int | None) -> bool:
+        if self.answered:
+            return now - since >= self._silent_s
+        return self.reading.hangs(now, read_bytes, self._silent_s)
 
     @property
     def _silent_s(self) -> float:
@@ -83,6 +117,16 @@ class Changes:
             return False
         self.left -= 1
         return True
+
+
+def read_by(pid: int) -> int | None:
+    """Bytes that a process has read so far, from disks and elsewhere; None where nobody can say."""
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as said:
+            found = dict(line.split(": ") for line in said)
+        return int(found["rchar"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def answers(

@@ -25,7 +25,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from diloco_shared.process import hub_leaves
-from diloco_shared.process.hub_watch import LOOK_S, Changes, HubWatch, answers, loaded_at
+from diloco_shared.process.hub_watch import (
+    LOOK_S,
+    Changes,
+    HubWatch,
+    answers,
+    loaded_at,
+    read_by,
+)
 
 # For a server that is told to end, in seconds; then it is killed. One that holds a lock never ends.
 ENDS_S = 10.0
@@ -123,7 +130,8 @@ def run(
         asked_at = time.monotonic()
         if not told.is_set():
             heard = answers(*at, token, monitor=monitor)
-            why = watch.look(time.monotonic(), answers=heard, free_bytes=_free(store))
+            now, read = time.monotonic(), read_by(process.pid)
+            why = watch.look(now, answers=heard, free_bytes=_free(store), read_bytes=read)
         if why or told.is_set():
             status = _ended(process)
             if told.is_set():

@@ -20,7 +20,13 @@ import structlog
 
 from diloco_shared.bus.nats.hub_config import Routes, cluster, in_config
 from diloco_shared.process.disk_watch import free_bytes
-from diloco_shared.process.hub_watch import UNANSWERED_S, HubWatch, answers
+from diloco_shared.process.hub_watch import (
+    UNANSWERED_S,
+    HubWatch,
+    Reading,
+    answers,
+    read_by,
+)
 from diloco_shared.process.nats_binary import BinaryError, find_binary
 from diloco_shared.process.stopping import dies_with_parent
 
@@ -38,8 +44,7 @@ LOG_BYTES_MAX = 8 << 20
 # A port chosen here may be taken before the server binds it.
 _PORT_TRIES = 5
 _POLL_S = 0.02
-# For a start, in seconds: a slow disk reads some ten GB of streams in so long. Between two words
-# about it.
+# For a start, in seconds in which it reads nothing more of its streams. Between two words about it.
 START_S, START_SAY_S = UNANSWERED_S, 20.0
 # For an abandoned server to write what it has and exit.
 _ORPHAN_S = 10.0
@@ -129,8 +134,8 @@ class NatsServer:
     async def start(self, *, timeout_s: float = START_S) -> None:
         """Start, or start again on the same port and store; returns when clients can connect.
 
-        A server reads its streams first, which takes minutes where a power cut left much of them
-        to be read anew.
+        A server reads its streams first, which takes minutes or hours where a power cut left much
+        of them to be read anew. `timeout_s` is for one that reads nothing more.
 
         Raises BinaryError: wrong or missing binary, folder in use, port taken, start failed.
         """
@@ -200,7 +205,8 @@ class NatsServer:
         except OSError:
             return ""
         heard = answers(self.host, self.port, self._token or "")
-        return self._watch.look(time.monotonic(), answers=heard, free_bytes=free)
+        now, read = time.monotonic(), read_by(self.pid or 0)
+        return self._watch.look(now, answers=heard, free_bytes=free, read_bytes=read)
 
     def _read_log(self) -> bytes:
         size = self.log_path.stat().st_size
@@ -334,7 +340,8 @@ class NatsServer:
     async def _ready(self, timeout_s: float) -> bool:
         """Wait until the server says INFO; False when it exited."""
         began = said_at = time.monotonic()
-        while (now := time.monotonic()) < began + timeout_s:
+        reading = Reading()
+        while not reading.hangs(now := time.monotonic(), read_by(self.pid or 0), timeout_s):
             if not self.running:
                 return False
             if now - said_at > START_SAY_S:
@@ -349,7 +356,8 @@ class NatsServer:
                 return True
             await asyncio.sleep(_POLL_S)
         raise BinaryError(
-            f"nats-server on {self.address} was not ready within {timeout_s:g} s: {self._failure()}"
+            f"nats-server on {self.address} was not ready after {now - began:.0f} s, and reads "
+            f"nothing more: {self._failure()}"
         )
 
     def _failure(self) -> str:

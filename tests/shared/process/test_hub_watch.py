@@ -1,9 +1,12 @@
 """What a message server's silence means, and what its monitoring is asked."""
 
 import json
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ import pytest
 from diloco_shared.process import hub_watch
 from diloco_shared.process.hub_watch import (
     NO_SPACE,
+    READ_BYTES,
+    READING_S_MAX,
     ROOM_BYTES,
     SILENT_FULL_S,
     SILENT_S,
@@ -18,6 +23,7 @@ from diloco_shared.process.hub_watch import (
     HubWatch,
     answers,
     loaded_at,
+    read_by,
 )
 
 PORT = 4222
@@ -44,6 +50,51 @@ def test_a_server_that_has_not_answered_yet_may_read_what_it_keeps() -> None:
     silent(watch, 1000.0)
     assert silent(watch, 1000.0 + UNANSWERED_S - 1) == ""
     assert silent(watch, 1000.0 + UNANSWERED_S) != ""
+
+
+def reads(watch: HubWatch, now: float, read_bytes: int | None) -> str:
+    return watch.look(now, answers=False, free_bytes=0, read_bytes=read_bytes)
+
+
+@pytest.mark.parametrize("said", [b"fine", NO_SPACE])
+def test_a_server_that_reads_on_is_left_to_it(said: bytes) -> None:
+    """After a power cut it may have to read all that it keeps, and would begin anew for ever."""
+    watch = HubWatch()
+    watch.said(said)
+    patience_s = SILENT_FULL_S if said == NO_SPACE else UNANSWERED_S
+    for n in range(4):
+        assert reads(watch, 1000.0 + n * (patience_s - 1), n * READ_BYTES) == ""
+    last = 1000.0 + 3 * (patience_s - 1)
+    assert reads(watch, last + patience_s - 1, 4 * READ_BYTES - 1) == "", "our own questions"
+    assert reads(watch, last + patience_s, 4 * READ_BYTES - 1) != ""
+
+
+def test_a_server_that_reads_for_half_a_day_reads_in_a_circle() -> None:
+    watch, step_s = HubWatch(), UNANSWERED_S / 2
+    for n in range(int(READING_S_MAX / step_s)):
+        assert reads(watch, n * step_s, n * READ_BYTES) == ""
+    assert reads(
+        watch, READING_S_MAX, 10**12
+    ) == "it has answered nothing about its streams for " + (f"{READING_S_MAX:.0f} s")
+
+
+def test_once_it_has_answered_what_it_reads_does_not_count() -> None:
+    watch = HubWatch()
+    watch.look(999.0, answers=True, free_bytes=0, read_bytes=0)
+    assert reads(watch, 1000.0, 1) == ""
+    assert reads(watch, 1000.0 + SILENT_S, 10**12) != ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says")
+def test_what_a_process_has_read_is_what_it_has_read(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_bytes(bytes(4 * READ_BYTES))
+    before = read_by(os.getpid())
+    assert before is not None
+    assert len(kept.read_bytes()) == 4 * READ_BYTES
+    after = read_by(os.getpid())
+    assert after is not None and after - before >= 4 * READ_BYTES
+    assert read_by(2**22 + 1) is None, "there is no such process"
 
 
 def test_an_answer_in_between_ends_the_silence() -> None:

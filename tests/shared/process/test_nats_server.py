@@ -12,6 +12,7 @@ import pytest
 from diloco_shared.process import nats_server
 from diloco_shared.process.hub_watch import (
     NO_SPACE,
+    READ_BYTES,
     ROOM_BYTES,
     SILENT_FULL_S,
     SILENT_S,
@@ -19,6 +20,7 @@ from diloco_shared.process.hub_watch import (
     HubWatch,
     answers,
 )
+from diloco_shared.process.nats_binary import BinaryError
 from diloco_shared.process.nats_server import NatsServer
 
 INFO = b'INFO {"server_id":"x"}\r\n'
@@ -39,6 +41,31 @@ def test_it_is_started_anew_once_there_is_room(
     with server.log_path.open("ab") as log:
         log.write(b"[ERR] " + NO_SPACE)
     assert bool(server.ails()) is ails
+
+
+async def test_a_start_waits_for_as_long_as_the_server_reads_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is ended would have to read all of it once more."""
+    server, left, read = (
+        NatsServer(tmp_path, name="n"),
+        [None] * 50,
+        iter(range(0, 10**9, READ_BYTES)),
+    )
+
+    async def info(*_: object) -> dict[str, object] | None:
+        return left.pop() if left else {"server_name": "n", "jetstream": True}
+
+    monkeypatch.setattr(NatsServer, "running", True)
+    monkeypatch.setattr(nats_server, "_POLL_S", 0.0)
+    monkeypatch.setattr(nats_server, "_info", info)
+    monkeypatch.setattr(nats_server, "read_by", lambda _: next(read))
+    assert await server._ready(1e-9) and not left
+    left[:] = [None] * 50
+    monkeypatch.setattr(nats_server, "read_by", lambda _: None)
+    with pytest.raises(BinaryError, match="and reads nothing more"):
+        await server._ready(1e-9)
+    assert left
 
 
 def test_one_that_was_told_to_stand_still_is_left_alone(
