@@ -30,12 +30,17 @@ from diloco_shared.protocol.checkpoints import TAPE
 from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX
 from diloco_shared.spec.run import RunSpec
 
-# Records of a segment, at most: a few hundred KB compressed, read in one piece.
+# Records of a segment, at most.
 SEGMENT_RECORDS = 1024
+# Bytes of the records that are written as one segment, at most, unless it is one alone: a thousand
+# rounds of a few learners, some dozens of hundreds. Whoever archives has them all in memory, and
+# once more compressed.
+WRITTEN_BYTES = 8 << 20
 # What stands around a record: its sequence, and three lengths.
 FRAME_BYTES = 16
 # Of a segment whose every record is as large as a message can be; compressed it is no larger. Who
-# may write where it lies must not have whoever reads it run out of memory.
+# may write where it lies must not have whoever reads it run out of memory. There are segments of
+# more than WRITTEN_BYTES: up to release 0.2 only their number was bounded.
 SEGMENT_BYTES_MAX = (SEGMENT_RECORDS + 1) * (MESSAGE_BYTES_MAX + FRAME_BYTES)
 # Compressed bytes that are read at a time, and what becomes of them at most at a time.
 _TAKEN_BYTES, _GIVEN_BYTES = 64 << 10, MESSAGE_BYTES_MAX
@@ -67,7 +72,7 @@ class TapeArchive:
 
     def write(self, records: Sequence[Stored]) -> Segment:
         """A segment of these, oldest first; durable when this returns. A repeat changes nothing."""
-        body = zlib.compress(msgpack.packb([(r.seq, r.payload) for r in records]))
+        body = _compressed(records)
         digest = digest_bytes(body)
         first, last = records[0].seq, records[-1].seq
         key = f"{self.prefix}{first:012d}-{last:012d}.{digest}.z"
@@ -91,12 +96,26 @@ class TapeArchive:
         """
         later = [s for s in self.segments() if s.last >= first]
         for segment in later:
-            kept = [] if segment.first >= first else self._records(segment)
-            subject = subjects.tape(run, self.shard)
-            if records := [Stored(subject, body, {}, seq) for seq, body in kept if seq < first]:
-                self.write(records)
+            if segment.first < first:
+                self._write_all(r for r in self._stored(run, segment) if r.seq < first)
             self.vault.write(segment.key, None)
         return len(later)
+
+    def _write_all(self, records: Iterable[Stored]) -> None:
+        """As many segments as these need."""
+        waiting: list[Stored] = []
+        for record in records:
+            waiting.append(record)
+            if (count := of_one_segment(waiting)) < len(waiting):
+                self.write(waiting[:count])
+                del waiting[:count]
+        if waiting:
+            self.write(waiting)
+
+    def _stored(self, run: str, segment: Segment) -> Iterator[Stored]:
+        """Its records, as they were in the stream."""
+        subject = subjects.tape(run, self.shard)
+        return (Stored(subject, body, {}, seq) for seq, body in self._records(segment))
 
     def of_others(self, first: int, last: int) -> set[int]:
         """Sequences of this range that the archives of other shards of the run have."""
@@ -138,6 +157,24 @@ class TapeArchive:
             f"{self.vault.root}/{segment.key} is {why}: "
             f"records {segment.first} to {segment.last} of the tape cannot be read"
         )
+
+
+def of_one_segment(records: Sequence[Stored]) -> int:
+    """How many of these, from the first on, become one segment."""
+    size = 0
+    for count, record in enumerate(records[:SEGMENT_RECORDS]):
+        size += len(record.payload) + FRAME_BYTES
+        if count and size > WRITTEN_BYTES:
+            return count
+    return min(len(records), SEGMENT_RECORDS)
+
+
+def _compressed(records: Sequence[Stored]) -> bytes:
+    """What is written of them; packed, all of them are never in memory a second time."""
+    deflater, packer = zlib.compressobj(), msgpack.Packer()
+    pieces = [deflater.compress(packer.pack_array_header(len(records)))]
+    pieces += [deflater.compress(packer.pack((r.seq, r.payload))) for r in records]
+    return b"".join((*pieces, deflater.flush()))
 
 
 def unpacked(body: bytes, first: int, last: int) -> Iterator[tuple[int, bytes]]:

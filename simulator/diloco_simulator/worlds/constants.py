@@ -26,6 +26,7 @@ from diloco_learner.recovery import donating
 from diloco_learner.training import mailbox_io as mailbox
 from diloco_shared.budget import job, overhead
 from diloco_shared.bus import blobs, deliveries, stream_kv
+from diloco_shared.checkpoints import tape_archive_io as tape_archive
 from diloco_shared.process import disk_watch, membership
 from diloco_shared.protocol import wire
 from diloco_syncer.history import archiving_io as archiving
@@ -111,6 +112,7 @@ LATER_LIMITS = (
     Drawn(donating, "REQUESTS_MAX", (1, 2)),
     Drawn(admission, "GRANTS_MAX", (1, 3)),
     Drawn(deliveries, "SERVE_LIMIT", (2, 4)),
+    Drawn(tape_archive, "WRITTEN_BYTES", (1500,)),
 )
 # In seconds. The slower, the more happens in between.
 PACES = (

@@ -19,6 +19,7 @@ from diloco_shared.checkpoints.tape_archive_io import (
     SEGMENT_BYTES_MAX,
     SEGMENT_RECORDS,
     TapeArchive,
+    of_one_segment,
 )
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_shared.protocol import subjects
@@ -111,6 +112,49 @@ def test_the_largest_honest_segment_is_read(tmp_path: Path) -> None:
     archive.write(records)
     assert archive.read("r", 0) == records
     assert len(zlib.compress(noise)) + FRAME_BYTES < SEGMENT_BYTES_MAX / SEGMENT_RECORDS
+
+
+def noisy(count: int, size: int) -> list[Stored]:
+    """Records that compress no better than noise."""
+    dice, subject = random.Random(0), subjects.tape("r", 0)
+    return [Stored(subject, dice.randbytes(size), {}, n) for n in range(1, count + 1)]
+
+
+def test_as_many_records_become_a_segment_as_it_may_have_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tape_archive_io, "WRITTEN_BYTES", 3 * (100 + FRAME_BYTES))
+    records = noisy(8, 100)
+    assert [of_one_segment(records[:n]) for n in range(6)] == [0, 1, 2, 3, 3, 3]
+    assert of_one_segment([*noisy(1, 900), *records]) == 1
+    assert of_one_segment([*noisy(1, 10), *records]) == 3
+    monkeypatch.setattr(tape_archive_io, "WRITTEN_BYTES", 10**9)
+    assert of_one_segment(noisy(SEGMENT_RECORDS + 1, 1)) == SEGMENT_RECORDS
+
+
+def test_a_segment_is_never_packed_in_one_piece(tmp_path: Path) -> None:
+    archive, records = TapeArchive(str(tmp_path), "r.1"), noisy(8, 1 << 20)
+    archive.segments()  # imports what writes it
+    tracemalloc.start()
+    try:
+        archive.write(records)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 2.5 * (8 << 20), "pieces that are compressed, and joined"
+
+
+def test_a_large_segment_is_cut_into_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As releases wrote it that bounded the number of records alone."""
+    archive, records = TapeArchive(str(tmp_path), "r.1"), noisy(12, 100)
+    archive.write(records[:10])
+    archive.write(records[10:])
+    monkeypatch.setattr(tape_archive_io, "WRITTEN_BYTES", 3 * (100 + FRAME_BYTES))
+    assert archive.cut("r", 9) == 2
+    assert [(s.first, s.last) for s in archive.segments()] == [(1, 3), (4, 6), (7, 8)]
+    assert archive.read("r", 0) == records[:8]
 
 
 @pytest.fixture(params=["folder", "s3", "gs"])

@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from diloco_shared.budget.streams import RECORDS_IN_STREAM
-from diloco_shared.bus.port import BusError, StreamInfo
+from diloco_shared.bus.port import BusError, Stored, StreamInfo
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.checkpoints.place_threads_io import ANSWER_S
-from diloco_shared.checkpoints.tape_archive_io import SEGMENT_RECORDS, TapeArchive
+from diloco_shared.checkpoints.tape_archive_io import (
+    SEGMENT_RECORDS,
+    TapeArchive,
+    of_one_segment,
+)
 from diloco_shared.process.crash_points import passing
 from diloco_syncer.context import RunContext
 from diloco_syncer.history.tape_io import Tape
@@ -24,6 +28,9 @@ log = structlog.get_logger()
 
 # After a failure, and between two looks at standbys that are behind, in seconds.
 RETRY_S = 5.0
+# Records that are fetched at a time, each of 1 MiB at most: no more than a few go beyond what one
+# segment takes.
+BATCH_RECORDS = 16
 
 
 class TapeArchiver:
@@ -105,12 +112,7 @@ class TapeArchiver:
         """Archive this shard's records up to `last`; how many segments that made."""
         moved = 0
         await self._agree()
-        while records := await self.control.fetch(
-            self.tape.stream, self.tape.subject, limit=SEGMENT_RECORDS
-        ):
-            gone = [r for r in records if r.seq <= last]
-            if not gone:
-                break
+        while gone := await self._oldest(last):
             moved += 1
             passing("archive")
             self.agrees = False  # what is left behind may be written all the same
@@ -122,6 +124,20 @@ class TapeArchiver:
             await self.control.purge(self.tape.stream, self.tape.subject, below_seq=below)
             log.info("tape archived", first=segment.first, last=segment.last)
         return moved
+
+    async def _oldest(self, last: int) -> list[Stored]:
+        """This shard's oldest records in the stream, up to `last`: as many as one segment takes."""
+        found: list[Stored] = []
+        while True:
+            after, room = found[-1].seq if found else 0, SEGMENT_RECORDS - len(found)
+            wanted = min(room, BATCH_RECORDS)
+            more = await self.control.fetch(
+                self.tape.stream, self.tape.subject, start_seq=after + 1, limit=wanted
+            )
+            found += [r for r in more if r.seq <= last]
+            taken = of_one_segment(found)
+            if taken < len(found) or wanted == room or len(more) < wanted or more[-1].seq >= last:
+                return found[:taken]
 
     async def _agree(self) -> None:
         """The archive has nothing that the stream has, or has otherwise: before it gets more."""
