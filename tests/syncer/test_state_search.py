@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 from syncer.contexts import context
 from syncer.test_standby import SPEC
-from syncer.test_tape import stream, term
+from syncer.test_tape import put_back, stream, term
 
-from diloco_shared.bus.port import StreamSpec, Unavailable
+from diloco_shared.bus.port import Stored, StreamSpec, Unavailable
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.wire import encode
 from diloco_simulator.hub.bus import MemoryBroker, MemoryBus
+from diloco_syncer.history import follow_io as follow
 from diloco_syncer.history import state_search_io as stuck
-from diloco_syncer.history.follow_io import Follower
+from diloco_syncer.history.follow_io import Follower, Replaced
+from diloco_syncer.history.history import History
 from diloco_syncer.history.state_search_io import StateSearch
 from diloco_syncer.history.tape_io import Purged, Tape, Unread
 from diloco_syncer.snapshots.finding_io import FoundState
@@ -29,7 +32,7 @@ class Reading:
         self.together = together
         self.history = SimpleNamespace(seq=3)
 
-    async def begin_again(self, known: object, why: str) -> None:
+    async def begin_again(self, known: object, why: str, progress: object) -> None:
         self.together.reading += 1
         if self.together.reading == len(self.together.states):
             self.together.all_read.set()
@@ -132,6 +135,72 @@ async def test_a_store_that_was_away_is_asked_again(
     assert await here.way_on(follower, fault.value) is follower
     assert len(shown) == 1 and "No route to host" in shown[0] and not away
     assert len(await follower.tape.read()) == 3
+
+
+async def test_a_tape_that_was_walked_half_is_walked_on_from_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each hiccup of the message server began it anew, and nobody saw how far it was."""
+    monkeypatch.setattr(follow, "BATCH_RECORDS", 2)
+    bus = MemoryBus(MemoryBroker(), "s")
+    await stream(bus)
+    for number in range(1, 8):
+        await bus.append(subjects.tape("r", 0), encode(term(number, "s")))
+    asked, away, shown = list[int](), [4], list[str]()
+    stored = Tape.stored
+
+    async def read(tape: Tape, after: int = 0, *, limit: int | None = None) -> list[Stored]:
+        if limit == 2:
+            asked.append(after)
+            if after in away:
+                away.remove(after)
+                raise Unavailable("the bus is away")
+        return await stored(tape, after, limit=limit)
+
+    monkeypatch.setattr(Tape, "stored", read)
+    nothing: Any = None
+    finder: Any = SimpleNamespace(snapshots=SimpleNamespace(shelf=None, folder=""))
+    here = InVain(
+        context(SPEC, nothing, "s1"), nothing, nothing, lambda *what: shown.append(what[1]), nothing
+    )
+
+    async def begins() -> str:
+        follower = Follower(SPEC, bus, Tape(bus, "r"), finder)
+        return await here._begin_again(follower, History(SPEC), "no snapshot")
+
+    assert "the bus is away" in await begins() and asked == [0, 2, 4]
+    assert "nothing has been published" in await begins() and asked[3:] == [4, 6, 7]
+    assert "nothing has been published" in await begins() and asked[6:] == [7]
+    walked = [text.partition(",")[0] for text in shown if "record" in text]
+    assert walked == [f"reads record {n} of 7 of the tape" for n in (2, 4, 6, 7)]
+    await put_back(bus, lost=1, added=1)
+    with pytest.raises(Replaced):
+        await begins()
+    assert "nothing has been published" in await begins() and asked[7:] == [0, 2, 4, 6, 7]
+
+
+async def test_a_tape_that_was_walked_in_vain_is_not_walked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody came back meanwhile, and perhaps goes away again."""
+    nothing: Any = None
+    here = InVain(context(SPEC, nothing, "s1"), nothing, nothing, lambda *_: None, nothing)
+    began, read = list[int](), History(SPEC)
+    read.seq = 9
+
+    async def begin_again(known: History, *_: object) -> None:
+        began.append(known.seq)
+
+    follower: Any = SimpleNamespace(history=read, begin_again=begin_again)
+    for _ in range(2):
+        assert await here._begin_again(follower, History(SPEC), "") == "not yet"
+
+    async def now(seq: int) -> str:
+        return ""
+
+    monkeypatch.setattr(here, "_why_not_begin_again", now)
+    assert await here._begin_again(follower, History(SPEC), "") == ""
+    assert began == [0, 9, 9] and here.walked is None, "who goes on has it alone"
 
 
 async def test_what_is_gone_from_the_archive_stays_unread(tmp_path: Path) -> None:

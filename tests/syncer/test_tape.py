@@ -249,6 +249,18 @@ async def test_what_is_archived_is_read_where_it_lies_and_nothing_is_lost(tmp_pa
         await Tape(bus, "r", 0, archive).read()
 
 
+async def test_who_reads_the_stream_needs_nothing_of_the_archive(tmp_path: Path) -> None:
+    bus, archive = MemoryBus(MemoryBroker(), "a"), TapeArchive(str(tmp_path), "r.1")
+    await stream(bus)
+    tape = Tape(bus, "r", 0, archive)
+    for number in range(1, 8):
+        await tape.append(term(number, "a"))
+    archive.write((await bus.fetch(tape.stream, tape.subject))[:4])
+    await bus.purge(tape.stream, tape.subject, below_seq=5)
+    assert len(await tape.read(limit=4)) == 4 and archive._walks
+    assert [seq for seq, _ in await tape.read(4)] == [5, 6, 7] and not archive._walks
+
+
 async def test_what_is_left_of_a_tape_in_its_archive_alone_is_its_end(tmp_path: Path) -> None:
     """The server lost every record that was not archived: the next one follows the archive's."""
     bus = MemoryBus(MemoryBroker(), "a")

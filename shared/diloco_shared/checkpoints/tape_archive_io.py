@@ -18,9 +18,11 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgpack
+import structlog
 
 from diloco_shared.bus.port import Bus, Stored
 from diloco_shared.checkpoints.checkpoints_io import digest_bytes
@@ -29,6 +31,8 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import TAPE
 from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX
 from diloco_shared.spec.run import RunSpec
+
+log = structlog.get_logger()
 
 # Records of a segment, at most.
 SEGMENT_RECORDS = 1024
@@ -62,13 +66,19 @@ class Segment:
 
 
 class TapeArchive:
-    """Of one shard of one run. Raises VaultError where nothing can be read or written."""
+    """Of one shard of one run. Raises VaultError where nothing can be read or written.
+
+    Whoever reads it in batches, one after the other, has each segment fetched once.
+    """
 
     def __init__(self, root: str, folder: str, shard: int = 0) -> None:
         self.vault = Vault(root)
         self.shard = shard
         self.all = f"{folder}/{TAPE}/"
         self.prefix = f"{self.all}shard-{shard}/"
+        # Where the last batch ended, by run and record: a thread that goes on there takes it away.
+        self._walks: dict[tuple[str, int], _Walk] = {}
+        self._seqs: dict[str, frozenset[int]] = {}  # of segments of other shards, by their keys
 
     def write(self, records: Sequence[Stored]) -> Segment:
         """A segment of these, oldest first; durable when this returns. A repeat changes nothing."""
@@ -97,7 +107,7 @@ class TapeArchive:
         later = [s for s in self.segments() if s.last >= first]
         for segment in later:
             if segment.first < first:
-                self._write_all(r for r in self._stored(run, segment) if r.seq < first)
+                self._write_all(r for r in self.stored(run, segment) if r.seq < first)
             self.vault.write(segment.key, None)
         return len(later)
 
@@ -112,36 +122,45 @@ class TapeArchive:
         if waiting:
             self.write(waiting)
 
-    def _stored(self, run: str, segment: Segment) -> Iterator[Stored]:
-        """Its records, as they were in the stream."""
+    def stored(self, run: str, segment: Segment) -> Iterator[Stored]:
+        """The records of a segment, as they were in the stream, one by one."""
         subject = subjects.tape(run, self.shard)
         return (Stored(subject, body, {}, seq) for seq, body in self._records(segment))
 
     def of_others(self, first: int, last: int) -> set[int]:
         """Sequences of this range that the archives of other shards of the run have."""
-        found: set[int] = set()
+        found: dict[str, frozenset[int]] = {}
         for segment in self._segments(self.all):
             others = not segment.key.startswith(self.prefix)
             if others and segment.last >= first and segment.first <= last:
-                found |= {seq for seq, _ in self._records(segment)}
-        return found
+                known = self._seqs.get(segment.key)
+                found[segment.key] = known or frozenset(seq for seq, _ in self._records(segment))
+        self._seqs = found
+        return set[int]().union(*found.values())
 
     def read(self, run: str, after: int, limit: int | None = None) -> list[Stored]:
         """The first `limit` records with sequence > `after`, as they were in the stream."""
-        found: dict[int, Stored] = {}
-        last = 0  # of those
-        for segment in self.segments():
-            if segment.last <= after:
-                continue
-            if limit is not None and len(found) >= limit and segment.first > last:
-                break
-            for seq, payload in self._records(segment):
-                if limit is not None and len(found) >= limit and seq > last:
-                    break  # what follows in this segment does not count, either
-                if seq > after:
-                    found[seq] = Stored(subjects.tape(run, self.shard), payload, {}, seq)
-                    last = max(last, seq)
-        return [found[seq] for seq in sorted(found)][:limit]
+        walk = self._walks.pop((run, after), None)
+        found = [] if walk is None or limit is None else self._further(walk, limit)
+        if walk is None or limit is None or len(found) < limit:
+            walk = _Walk(self, run, after)
+            found = walk.take(limit)
+        if len(found) == limit:
+            self._walks = {(run, walk.at): walk}
+        return found
+
+    def _further(self, walk: "_Walk", limit: int) -> list[Stored]:
+        """What comes next where a batch ended; fewer where that may not be all by now."""
+        try:
+            if any(self.vault.pieces(walk.key, 0, 1)):
+                return walk.take(limit)
+        except VaultError as error:
+            log.info("the archive is listed again", reason=str(error))  # it may have been cut
+        return []
+
+    def let_go(self) -> None:
+        """Nobody reads on where the last batch ended: forget what that takes of the memory."""
+        self._walks = {}
 
     def _records(self, segment: Segment) -> Iterator[tuple[int, bytes]]:
         """In order of their sequences, each once the one before is taken."""
@@ -157,6 +176,34 @@ class TapeArchive:
             f"{self.vault.root}/{segment.key} is {why}: "
             f"records {segment.first} to {segment.last} of the tape cannot be read"
         )
+
+
+class _Walk:
+    """Through an archive's records, each sequence once, as far as somebody has come.
+
+    Takes memory for one segment as it was written, and for a few records.
+    """
+
+    def __init__(self, archive: TapeArchive, run: str, after: int) -> None:
+        self.at = after
+        self.key = ""  # of the segment that is read
+        self._records = self._all(archive, run, after)
+
+    def take(self, limit: int | None) -> list[Stored]:
+        """The next ones. After an exception nothing more comes."""
+        found = list(islice(self._records, limit))
+        self.at = found[-1].seq if found else self.at
+        return found
+
+    def _all(self, archive: TapeArchive, run: str, after: int) -> Iterator[Stored]:
+        for segment in archive.segments():
+            if segment.last <= after:
+                continue
+            self.key = segment.key
+            for record in archive.stored(run, segment):
+                if record.seq > after:
+                    after = record.seq
+                    yield record
 
 
 def of_one_segment(records: Sequence[Stored]) -> int:
@@ -267,6 +314,7 @@ async def read_tape(
     every = wanted[0] if len(wanted) == 1 else f"tape.{run}.*"
     stored = await bus.fetch(stream, every, start_seq=after + 1, limit=limit)
     if stored and stored[0].seq == after + 1 and len(wanted) == 1:
+        archives[0].let_go()
         return stored
     found = {s.seq: s for s in stored if s.subject in wanted}
     for archive, subject in zip(archives, wanted, strict=True):

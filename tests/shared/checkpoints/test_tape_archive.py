@@ -157,6 +157,68 @@ def test_a_large_segment_is_cut_into_small_ones(
     assert archive.read("r", 0) == records[:8]
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of segments, as often as one was read."""
+    names, read = list[str](), Vault.read
+
+    def counted(vault: Vault, key: str, **more: Any) -> bytes | None:
+        names.append(key.rpartition("/")[2].partition(".")[0])
+        return read(vault, key, **more)
+
+    monkeypatch.setattr(Vault, "read", counted)
+    return names
+
+
+def in_batches(archive: TapeArchive, size: int) -> list[Stored]:
+    found: list[Stored] = []
+    while batch := archive.read("r", found[-1].seq if found else 0, size):
+        found += batch
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 7])
+def test_whoever_reads_batch_after_batch_has_each_segment_fetched_once(
+    size: int, tmp_path: Path, opened: list[str]
+) -> None:
+    archive, records = TapeArchive(str(tmp_path), "r.1"), noisy(20, 10)
+    for n in range(0, 20, 5):
+        archive.write(records[n : n + 5])
+    assert in_batches(archive, size) == records
+    first, again = opened[:4], opened[4:]
+    assert first == sorted({*opened})
+    assert again in ([], first[3:], first[2:]), "a last batch that is short is looked for anew"
+    archive.write([Stored(r.subject, r.payload, {}, r.seq + 20) for r in records[:5]])
+    assert len(archive.read("r", 20, size)) == min(size, 5)
+
+
+def test_a_batch_goes_on_with_what_the_archive_has_by_then(tmp_path: Path) -> None:
+    """It was cut, since its hub was put back, and has others by now."""
+    archive, records = TapeArchive(str(tmp_path), "r.1"), noisy(10, 10)
+    others = [Stored(r.subject, b"other", {}, r.seq) for r in records]
+    leader = TapeArchive(str(tmp_path), "r.1")
+    for n in range(0, 10, 5):
+        archive.write(records[n : n + 5])
+    for after, first in ((2, 3), (5, 6), (7, 8)):
+        assert archive.read("r", 0, after)[-1].seq == after
+        leader.cut("r", first)
+        leader.write(others[first - 1 :])
+        assert archive.read("r", after, 3) == others[after : after + 3]
+        leader.cut("r", 1)
+        for n in range(0, 10, 5):
+            archive.write(records[n : n + 5])
+
+
+def test_sequences_of_other_shards_are_read_once(tmp_path: Path, opened: list[str]) -> None:
+    records, archive = noisy(12, 10), TapeArchive(str(tmp_path), "r.1")
+    theirs = TapeArchive(str(tmp_path), "r.1", 1)
+    theirs.write(records[:4])
+    theirs.write(records[4:8])
+    assert archive.of_others(2, 3) == {1, 2, 3, 4} == archive.of_others(3, 4)
+    assert archive.of_others(4, 9) == {1, 2, 3, 4, 5, 6, 7, 8} and len(opened) == 2
+    assert archive.of_others(9, 9) == set() == set(archive._seqs)
+
+
 @pytest.fixture(params=["folder", "s3", "gs"])
 def root(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

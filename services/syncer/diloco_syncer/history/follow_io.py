@@ -6,6 +6,7 @@ nothing more, and a machine that would compute something else is found out befor
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from diloco_shared.protocol.messages import (
     TapeRound,
     TapeTerm,
 )
-from diloco_shared.protocol.wire import decode
+from diloco_shared.protocol.wire import decode, decode_tape
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints import gone_back_io as gone_back
 from diloco_syncer.checkpoints.parts_io import bytes_of, load_recorded
@@ -63,6 +64,9 @@ READS_MAX = 2
 BATCH_RECORDS = 64
 # Manifests of one subject that are read at once where the newest is not the one: some KB each.
 BATCH_MANIFESTS = 16
+
+# Told of the record that a history goes up to, and of the tape's end.
+Progress = Callable[[int, int], None]
 
 
 class Replaced(Exception):
@@ -196,8 +200,8 @@ class Follower:
             return True
         if self.reborn is not None:
             raise Purged(f"record {end} was written by a syncer that has more than is published")
-        records = await self.tape.read(after=self.history.seq, limit=BATCH_RECORDS)
-        for seq, record in records:
+        for stored in await self.tape.stored(self.history.seq, limit=BATCH_RECORDS):
+            record = decode_tape(stored.payload)
             payloads = await self._payloads(record)
             passing("follow" if self.complete else "replay")
             back = await self._back(record)
@@ -206,7 +210,7 @@ class Follower:
                 self.history,
                 self.store,
                 record,
-                seq,
+                stored.seq,
                 payloads,
                 back,
                 self.snapshots.shelf,
@@ -248,20 +252,27 @@ class Follower:
             return False
         return True
 
-    async def begin_again(self, known: History, reason: str) -> None:
+    async def begin_again(
+        self, known: History, reason: str, progress: Progress = lambda seq, end: None
+    ) -> None:
         """Take what is published for the state, and all else from the tape after `known`.
 
         Raises Unpublished, Purged when a restore on the tape has lost its checkpoint and its
-        history was not kept, Replaced, or BusError.
+        history was not kept, Replaced, or BusError. After these but Replaced the history says what
+        the tape says up to some record, and another follower may go on after it.
         """
         self.history = History.restore(self.spec, known.meta())
         await self._still_there()  # `known` may be of a life of the server before
-        while records := await self.tape.read(after=self.history.seq, limit=BATCH_RECORDS):
-            for seq, record in records:
+        end = await self.tape.newest()
+        while batch := await self.tape.stored(self.history.seq, limit=BATCH_RECORDS):
+            for stored in batch:
+                record = decode_tape(stored.payload)
                 if isinstance(record, TapeRestore):
-                    self.history.resume(await self._history_of(record), record, seq)
+                    meta = await self._history_of(record)
+                    self.history.resume(meta, record, stored.seq)
                 else:
-                    self.history.apply(record, seq)
+                    self.history.apply(record, stored.seq)
+            progress(self.history.seq, max(end, self.history.seq))
         if not self.history.initialised:
             raise Unpublished("nothing has been published yet")
         h = self.history

@@ -7,6 +7,7 @@ when all that is in vain for long enough, the published parameters.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -17,7 +18,7 @@ from diloco_shared.bus.stored_records import readable_at
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
 from diloco_syncer.context import RunContext
-from diloco_syncer.history.follow_io import Damaged, Follower, Purged
+from diloco_syncer.history.follow_io import Damaged, Follower, Purged, Replaced
 from diloco_syncer.history.history import History
 from diloco_syncer.history.tape_io import Unread
 from diloco_syncer.leadership.lease_io import LeaseKeeper
@@ -75,6 +76,7 @@ class StateSearch:
         self.last_resort = LastResort(self.spec)
         self.checkpoints_at = 0.0
         self.told = ""
+        self.walked: History | None = None  # as far as the tape was read to begin again
 
     async def way_on(self, follower: Follower, fault: Purged) -> Follower:
         """A follower that can go on, once there is one; until then the reason is shown.
@@ -219,9 +221,23 @@ class StateSearch:
         """Give it what is published, and what the tape says after `known`; why not, or "" """
         # Not "catching up": two that read at the same time would wait for each other for ever.
         self.show("ineligible", f"{why}; reads what is published", known.seq)
+        further = self.walked
+        if further is not None and further.seq > known.seq:
+            known = further  # of an attempt that ended on the way: a tape takes hours to walk
         try:
-            await follower.begin_again(known, why)
+            await follower.begin_again(known, why, partial(self._reads, why, known.seq))
+        except Replaced:
+            self.walked = None
+            raise
         except (Unpublished, Purged, BusError) as error:
+            self.walked = follower.history
             return f"it cannot begin again: {error}"
         # Reading took its time: whoever came back meanwhile has more.
-        return await self._why_not_begin_again(follower.history.seq)
+        not_yet = await self._why_not_begin_again(follower.history.seq)
+        self.walked = follower.history if not_yet else None
+        return not_yet
+
+    def _reads(self, why: str, executed: int, seq: int, end: int) -> None:
+        """Show how far it is."""
+        text = f"reads record {seq} of {end} of the tape, and then what is published: {why}"
+        self.show("ineligible", text, executed)
