@@ -9,7 +9,11 @@ fault, so that no change is too small to be one.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -17,22 +21,44 @@ import msgpack
 FORMATS = (".jsonl", ".msgpack")
 _CHAIN_BYTES = 16
 
+Content = bytes | mmap
 
-def written(records: Iterable[dict[str, Any]], form: str) -> Iterator[bytes]:
-    """The file's bytes, row by row; `records` are JSON-ready and have `seq`."""
-    pack, chain, count = _packer(form), "", 0
-    for record in records:
+
+class Rows:
+    """Makes the file's bytes, row by row."""
+
+    def __init__(self, form: str) -> None:
+        self.count = 0
+        self._pack, self._chain = _packer(form), ""
+
+    def row(self, record: dict[str, Any]) -> bytes:
+        """Of the next record; it is JSON-ready and has `seq`."""
         row = plain(record)
-        chain = _next(chain, pack(row))
-        count += 1
-        yield pack({**row, "chain": chain})
-    yield pack({"records": count, "chain": _next(chain, pack({"records": count}))})
+        self._chain = _next(self._chain, self._pack(row))
+        self.count += 1
+        return self._pack({**row, "chain": self._chain})
+
+    def end(self) -> bytes:
+        """The last row."""
+        row = {"records": self.count}
+        return self._pack({**row, "chain": _next(self._chain, self._pack(row))})
 
 
-def check(data: bytes, form: str) -> tuple[int, str]:
+@contextmanager
+def content(file: Path) -> Iterator[Content]:
+    """What is in a file; one on a disk is never in memory as a whole. Raises OSError."""
+    with file.open("rb") as opened:
+        if not file.is_file() or not file.stat().st_size:
+            yield opened.read()
+            return
+        with mmap(opened.fileno(), 0, access=ACCESS_READ) as mapped:
+            yield mapped
+
+
+def check(data: Content, form: str) -> tuple[int, str]:
     """(sound rows in front, what is wrong with the next one): "" if the file is as written.
 
-    Memory: the file, and one row.
+    Memory: one row.
     """
     pack, chain, count, ended = _packer(form), "", 0, False
     last = "the beginning"
@@ -80,17 +106,17 @@ def _object(row: dict[str, Any]) -> bytes:
     return packed
 
 
-def _rows(data: bytes, form: str) -> Iterator[bytes]:
+def _rows(data: Content, form: str) -> Iterator[bytes]:
     """Raw rows; what cannot be cut into rows any more is the last one."""
-    if form == ".jsonl":
-        *lines, rest = data.split(b"\n")
-        yield from (line + b"\n" for line in lines)
-        if rest:
-            yield rest
-        return
-    unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1))
-    unpacker.feed(data)
     begin = 0
+    if form == ".jsonl":
+        while begin < len(data):
+            end = data.find(b"\n", begin) + 1 or len(data)
+            yield data[begin:end]
+            begin = end
+        return
+    stream = data if isinstance(data, mmap) else BytesIO(data)
+    unpacker = msgpack.Unpacker(stream, max_buffer_size=max(len(data), 1))
     while begin < len(data):
         try:
             unpacker.skip()

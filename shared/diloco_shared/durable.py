@@ -2,7 +2,10 @@
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 # Of a file system that does not know it, and of a folder that may be written and not listed.
 _NAMES_STAY_OPEN = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
@@ -53,20 +56,33 @@ def give(what: Path | int, like: Path) -> None:
         os.chown(what, owner.st_uid, owner.st_gid)
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """`replace` for what is written piece by piece. Where the block raises, the old file stays."""
+    with _replacing(path, 0o666) as file:
+        yield file
+
+
 def _replace(
     path: Path, content: bytes | memoryview | str, mode: int, like: Path | None = None
 ) -> None:
+    with _replacing(path, mode, like) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def _replacing(path: Path, mode: int, like: Path | None = None) -> Iterator[BinaryIO]:
     aside = path.with_name(path.name + _PART)
     aside.unlink(missing_ok=True)  # what a dead process left has the rights that it had then
     try:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             if like is not None:
                 give(file.fileno(), like)
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except OSError:
+    except BaseException:
         aside.unlink(missing_ok=True)  # half a file would take room on a disk that is full
         raise
     settle_names(path.parent)

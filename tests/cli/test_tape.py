@@ -1,19 +1,30 @@
 """`diloco tape` and `diloco replay`: lines for people, and what a user may get wrong."""
 
+import asyncio
+import json
 import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.test_tape_file import written
 
 from diloco_cli.__main__ import main
 from diloco_cli.commands import tape
 from diloco_cli.commands.tape import KEEP_ALL, _no_other, replayed_lines
-from diloco_cli.tape_file import plain, written
+from diloco_cli.tape_file import FORMATS, plain
 from diloco_cli.tape_lines import record_line
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, CliError
+from diloco_shared.bus.port import Stored, StreamSpec
+from diloco_shared.checkpoints import tape_archive_io
+from diloco_shared.checkpoints.tape_archive_io import archives_of
+from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeEnd, TapeInit, TapeRecord, TapeSetting, TapeTerm
-from diloco_syncer.history.audit_io import Replayed, TapeDifference
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.bus import MemoryBroker, MemoryBus
+from diloco_syncer.history.audit_io import BATCH_MANIFESTS, Replayed, TapeDifference
 
 
 def diloco(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -68,6 +79,106 @@ def test_archives_of_a_hub_are_looked_for_where_its_processes_are_told(
     monkeypatch.setenv("DILOCO_CHECKPOINTS", "s3://bucket/checkpoints")
     assert diloco(monkeypatch, "tape", "verify", "r", "--data", str(tmp_path), *given) == FAILED
     assert asked == [place.replace("DATA", str(tmp_path))]
+
+
+class Counted(MemoryBus):
+    """Is asked for a batch at a time, as what lies there may be larger than any memory."""
+
+    async def fetch(self, *where: Any, limit: int | None = None, **more: Any) -> list[Stored]:
+        assert limit is not None and limit <= max(tape_archive_io.BATCH_RECORDS, BATCH_MANIFESTS)
+        return await super().fetch(*where, limit=limit, **more)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def long_tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TapeTerm]:
+    """Of a run `r` whose place of checkpoints is `c`: batches of 4 records, of 15, 10 archived."""
+    monkeypatch.setattr(tape_archive_io, "BATCH_RECORDS", 4)
+    broker = MemoryBroker()
+    records = [TapeTerm(epoch=0, term=n, leader="s", at=float(n)) for n in range(1, 16)]
+
+    async def work() -> None:
+        bus = MemoryBus(broker, "a")
+        for stream, filled in (
+            ("tape", subjects.tape_stream("r")),
+            ("up", subjects.up_stream("r")),
+        ):
+            await bus.ensure_stream(StreamSpec(filled, (f"{stream}.r.>",), 1 << 20))
+        await bus.ensure_bucket(subjects.RUNS)
+        spec = RunSpec.model_validate({"name": "r", "id": "ab", "budget": {"steps": 1}})
+        run = RunRecord(
+            name="r", spec=spec.model_dump(mode="json"), desired="running", quorum=1, created_at=0.0
+        )
+        await bus.kv_put(subjects.RUNS, "r", encode(run))
+        for record in records:
+            await bus.append(subjects.tape("r", 0), encode(record))
+        (archive,) = archives_of(spec, str(tmp_path / "c"))
+        stored = await bus.fetch(subjects.tape_stream("r"), "tape.r.0", limit=10)
+        archive.write(stored[:3])
+        archive.write(stored[3:])
+        await bus.purge(subjects.tape_stream("r"), "tape.r.0", below_seq=11)
+
+    asyncio.run(work())
+
+    async def bus_of(*_: Any) -> MemoryBus:
+        return Counted(broker, "b")
+
+    monkeypatch.setattr(tape, "bus_of", bus_of)
+    return records
+
+
+def test_a_long_tape_is_shown_and_written_record_by_record(
+    long_tape: list[TapeTerm],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = ["--checkpoints", str(tmp_path / "c")]
+    lines = [record_line(seq, record) for seq, record in enumerate(long_tape, 1)]
+    rows = [{"seq": n, **record.model_dump(mode="json")} for n, record in enumerate(long_tape, 1)]
+    for begin in (0, 1, 9, 16):
+        first = max(begin - 1, 0)
+        assert diloco(monkeypatch, "tape", "show", "r", "--from", str(begin), *where) == 0
+        assert capsys.readouterr().out.splitlines() == (lines[first:] or ["the tape is empty"])
+        command = ["tape", "show", "r", "--from", str(begin), "--json", *where]
+        assert diloco(monkeypatch, *command) == 0
+        assert capsys.readouterr().out == json.dumps(rows[first:]) + "\n"
+    for form in FORMATS:
+        file = tmp_path / f"tape{form}"
+        assert diloco(monkeypatch, "tape", "export", "r", str(file), *where) == 0
+        assert file.read_bytes() == b"".join(written(rows, form))
+        assert capsys.readouterr().out == f"15 records in {file}\n"
+
+
+@pytest.mark.parametrize("command", [["tape", "verify"], ["replay"]])
+def test_a_long_tape_is_judged_record_by_record(
+    command: list[str],
+    long_tape: list[TapeTerm],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = ["--checkpoints", str(tmp_path / "c"), "--data", str(tmp_path)]
+    assert diloco(monkeypatch, *command, "r", *where, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 15
+
+
+def test_an_export_that_ends_half_way_leaves_the_file_of_before(
+    long_tape: list[TapeTerm],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file, archived = tmp_path / "tape.jsonl", sorted((tmp_path / "c").glob("*/tape/*/*.z"))
+    before = b"".join(written([{"seq": 1}], ".jsonl"))
+    file.write_bytes(before)
+    archived[1].write_bytes(b"torn")
+    command = ["tape", "export", "r", str(file), "--checkpoints", str(tmp_path / "c")]
+    assert diloco(monkeypatch, *command) == FAILED
+    assert "--checkpoints names another place" in capsys.readouterr().err
+    assert file.read_bytes() == before and [*tmp_path.glob("tape*")] == [file]
 
 
 def test_an_export_needs_a_format(

@@ -1,6 +1,9 @@
 """An exported tape is what was written, or the place of the first change is named (I9)."""
 
 import json
+from collections.abc import Iterable
+from mmap import mmap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syncer.recording import Recording
 
-from diloco_cli.tape_file import FORMATS, check, plain, written
+from diloco_cli.tape_file import FORMATS, Rows, check, content, plain
 
 
 def records() -> list[dict[str, Any]]:
@@ -22,8 +25,14 @@ def records() -> list[dict[str, Any]]:
     ]
 
 
+def written(records: Iterable[dict[str, Any]], form: str) -> list[bytes]:
+    """The rows of a file."""
+    rows = Rows(form)
+    return [*map(rows.row, records), rows.end()]
+
+
 RECORDS = records()
-FILES = {form: list(written(RECORDS, form)) for form in FORMATS}
+FILES = {form: written(RECORDS, form) for form in FORMATS}
 both = pytest.mark.parametrize("form", FORMATS)
 
 
@@ -32,6 +41,22 @@ def test_what_was_written_is_sound(form: str) -> None:
     assert len(FILES[form]) == len(RECORDS) + 1
     assert check(b"".join(FILES[form]), form) == (len(RECORDS), "")
     assert check(b"".join(written([], form)), form) == (0, "")
+
+
+@both
+def test_a_file_is_checked_where_it_lies(form: str, tmp_path: Path) -> None:
+    """One of many learners and days has more bytes than this machine has memory."""
+    file, whole = tmp_path / f"tape{form}", b"".join(FILES[form])
+    for data in (whole, whole[:-1], b""):
+        file.write_bytes(data)
+        with content(file) as there:
+            assert isinstance(there, mmap) == bool(data)
+            assert check(there, form) == check(data, form)
+    with content(file) as there:
+        assert check(there, form) == (
+            0,
+            "row 1, after the beginning: the end of the file is missing",
+        )
 
 
 def test_lines_are_json_with_the_record_in_them() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from settled import Settled
 
-from diloco_shared.durable import replace, replace_for_owner, settle
+from diloco_shared.durable import replace, replace_for_owner, replacing, settle
 
 
 def test_it_is_replaced_by_bytes_and_by_text(tmp_path: Path) -> None:
@@ -49,6 +49,20 @@ def test_why_a_write_failed_is_what_is_said(
         patched.setattr(os, "open", full)
         with pytest.raises(OSError, match="No space"):
             replace(tmp_path / "a", b"new")
+
+
+def test_what_is_written_piece_by_piece_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for pieces in ([b"one ", b"two"], [b"three"]):
+        with replacing(path) as file:
+            for piece in pieces:
+                file.write(piece)
+        assert path.read_bytes() == b"".join(pieces)
+    with pytest.raises(KeyError), replacing(path) as file:
+        file.write(b"four")
+        raise KeyError("what comes next")
+    assert path.read_bytes() == b"three"
+    assert [one.name for one in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize("write", [replace, replace_for_owner])

@@ -1,6 +1,7 @@
 """Commands about a run's tape. They speak to the message server itself: REST has no tape."""
 
 import asyncio
+import json
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -15,18 +16,17 @@ from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.message_server import Login, bus_of
-from diloco_cli.tape_file import FORMATS, check, plain, written
+from diloco_cli.tape_file import FORMATS, Rows, check, content, plain
 from diloco_cli.tape_lines import record_line
 from diloco_cli.words import FAILED, INVALID, UNKNOWN, CliError, counted, why
 from diloco_shared.bus.port import Bus, BusError, NoStream
 from diloco_shared.bus.stored_records import record_at
-from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
+from diloco_shared.checkpoints.tape_archive_io import TapeReader, archives_of
 from diloco_shared.checkpoints.vault_io import VaultError
-from diloco_shared.durable import replace
+from diloco_shared.durable import replacing
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import TapeRecord
 from diloco_shared.protocol.records import RunRecord
-from diloco_shared.protocol.wire import WireError, decode_tape
+from diloco_shared.protocol.wire import WireError
 from diloco_shared.spec.run import RunSpec
 
 if TYPE_CHECKING:  # slow to import, and only what executes a tape needs it
@@ -58,7 +58,7 @@ class Recorded:
     """A run's specification and tape, the bus they came from, and the place of checkpoints."""
 
     spec: RunSpec
-    records: list[tuple[int, TapeRecord]]
+    records: TapeReader
     bus: Bus
     checkpoints: str
 
@@ -70,8 +70,11 @@ def _on_tape(
     act: Callable[[Recorded], Awaitable[T]],
     shard: int = 0,
     checkpoints: str = "",
+    *,
+    quiet: bool = False,
 ) -> T:
-    """Connect, read the tape, and do `act`; CliError says what is missing."""
+    """Connect, and do `act` with the tape; CliError says what is missing. `quiet`: what it prints
+    meanwhile shows that it works."""
 
     async def work() -> T:
         bus = await bus_of(login, data)
@@ -83,10 +86,12 @@ def _on_tape(
             raise CliError(f"{error} (--checkpoints names another place)") from None
         except BusError as error:
             raise CliError(f"the message server does not give it: {error}") from None
+        except WireError as error:
+            raise CliError(str(error)) from None
         finally:
             await bus.close()
 
-    with meanwhile("reads the tape"):
+    with meanwhile("reads the tape", quiet=quiet):
         return asyncio.run(work())
 
 
@@ -104,20 +109,13 @@ async def _recorded(bus: Bus, run: str, shard: int, root: str) -> Recorded:
         text = f"run {run!r} was submitted by another release; this one cannot read it: {error}"
         raise CliError(text) from None
     try:
-        await bus.stream_info(subjects.tape_stream(run))
+        end = (await bus.stream_info(subjects.tape_stream(run))).last_seq
     except NoStream:
-        return Recorded(spec, [], bus, root)  # no syncer has begun with it yet
+        end = 0  # no syncer has begun with it yet
     shards = spec.algorithm.shards
     if shard >= shards:
         raise CliError(f"run {run!r} has {shards} shards, numbered from 0", UNKNOWN)
-    stored = await read_tape(bus, run, [archives_of(spec, root)[shard]])
-    records = []
-    for s in stored:
-        try:
-            records.append((s.seq, decode_tape(s.payload)))
-        except WireError as error:
-            raise CliError(f"record {s.seq} of the tape cannot be read: {error}") from None
-    return Recorded(spec, records, bus, root)
+    return Recorded(spec, TapeReader(bus, run, archives_of(spec, root)[shard], end), bus, root)
 
 
 @tape.command("show")
@@ -134,13 +132,22 @@ def show_tape(
 ) -> None:
     """Every record, one line each."""
 
-    async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
-        return [(seq, record) for seq, record in found.records if seq >= begin]
+    async def act(found: Recorded) -> None:
+        before = "["
+        async for seq, record in found.records.after(max(begin - 1, 0)):
+            if not as_json:
+                say(record_line(seq, record))
+            else:
+                row = {"seq": seq, **plain(record.model_dump(mode="json"))}
+                print(before + json.dumps(row), end="")
+            before = ", "
+        if as_json:
+            print("]" if before == ", " else "[]")
+        elif before == "[":
+            say("the tape is empty")
 
     login = Login(nats_url, nats_token, nats_credentials)
-    records = _on_tape(run, data, login, act, shard, checkpoints)
-    shown = [{"seq": seq, **plain(record.model_dump(mode="json"))} for seq, record in records]
-    show(shown, as_json, lambda: [record_line(s, r) for s, r in records] or ["the tape is empty"])
+    _on_tape(run, data, login, act, shard, checkpoints, quiet=True)
 
 
 @tape.command()
@@ -157,24 +164,30 @@ def export(
     """Write every record to a file."""
     _format(file)
 
-    async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
-        return found.records
+    async def act(found: Recorded) -> int:
+        rows = Rows(file.suffix)
+        try:
+            _no_other(file)
+            with replacing(file) as out:
+                async for seq, record in found.records.after():
+                    out.write(rows.row({"seq": seq, **record.model_dump(mode="json")}))
+                out.write(rows.end())
+        except VaultError:
+            raise
+        except OSError as error:
+            raise CliError(f"{file} cannot be written: {why(error)}") from None
+        return rows.count
 
     login = Login(nats_url, nats_token, nats_credentials)
-    records = _on_tape(run, data, login, act, shard, checkpoints)
-    rows = [{"seq": seq, **record.model_dump(mode="json")} for seq, record in records]
-    try:
-        _no_other(file)
-        replace(file, b"".join(written(rows, file.suffix)))
-    except OSError as error:
-        raise CliError(f"{file} cannot be written: {why(error)}") from None
-    say(f"{len(rows)} records in {file}")
+    count = _on_tape(run, data, login, act, shard, checkpoints)
+    say(f"{count} records in {file}")
 
 
 def _no_other(file: Path) -> None:
     """CliError for a file that no export has written: it may be somebody's work."""
     if file.exists() and file.stat().st_size:
-        sound, fault = check(file.read_bytes(), file.suffix)
+        with content(file) as there:
+            sound, fault = check(there, file.suffix)
         if fault and not sound:
             text = f"{file} is there, and is no export of a tape: name another file, or remove it"
             raise CliError(text, INVALID)
@@ -187,7 +200,8 @@ def check_file(
     """Whether an exported file is, byte for byte, as it was written; status 1 if not."""
     _format(file)
     try:
-        sound, fault = check(file.read_bytes(), file.suffix)
+        with content(file) as there:
+            sound, fault = check(there, file.suffix)
     except OSError as error:
         raise CliError(f"{file} cannot be read: {why(error)}") from None
     told = f"{file}: {fault}" if fault else f"{sound} records, all as they were written"

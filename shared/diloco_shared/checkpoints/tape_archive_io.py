@@ -15,7 +15,7 @@ Not for an event loop: the methods of `TapeArchive` wait for the vault.
 import asyncio
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -29,7 +29,8 @@ from diloco_shared.checkpoints.checkpoints_io import digest_bytes
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import TAPE
-from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX
+from diloco_shared.protocol.messages import TapeRecord
+from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX, WireError, decode_tape
 from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
@@ -46,6 +47,8 @@ FRAME_BYTES = 16
 # may write where it lies must not have whoever reads it run out of memory. There are segments of
 # more than WRITTEN_BYTES: up to release 0.2 only their number was bounded.
 SEGMENT_BYTES_MAX = (SEGMENT_RECORDS + 1) * (MESSAGE_BYTES_MAX + FRAME_BYTES)
+# Records that whoever reads a whole tape has in memory at a time, of 1 MiB at most.
+BATCH_RECORDS = 64
 # Compressed bytes that are read at a time, and what becomes of them at most at a time.
 _TAKEN_BYTES, _GIVEN_BYTES = 64 << 10, MESSAGE_BYTES_MAX
 
@@ -323,3 +326,35 @@ async def read_tape(
             older = await ask(partial(archive.read, run, after, limit))
             found |= {s.seq: s for s in older if not oldest or s.seq < oldest[0].seq}
     return [found[seq] for seq in sorted(found)][:limit]
+
+
+class TapeReader:
+    """One shard's tape up to the record `end`, of which a batch is in memory at a time.
+
+    It may be read as often as somebody wants: what stands there then is the same.
+    """
+
+    def __init__(self, bus: Bus, run: str, archive: TapeArchive, end: int) -> None:
+        self.bus, self.run, self.archive, self.end = bus, run, archive, end
+
+    async def stored(self, after: int = 0) -> AsyncIterator[Stored]:
+        """Those with sequence > `after`. Raises BusError and VaultError."""
+        while after < self.end:
+            batch = await read_tape(
+                self.bus, self.run, [self.archive], after=after, limit=BATCH_RECORDS
+            )
+            for stored in batch:
+                if (after := stored.seq) <= self.end:
+                    yield stored
+            if not batch:
+                return
+
+    async def after(self, seq: int = 0) -> AsyncIterator[tuple[int, TapeRecord]]:
+        """Sequence and record. Raises WireError, too, where one cannot be read."""
+        async for stored in self.stored(seq):
+            try:
+                record = decode_tape(stored.payload)
+            except WireError as error:
+                text = f"record {stored.seq} of the tape cannot be read: {error}"
+                raise WireError(text) from None
+            yield stored.seq, record

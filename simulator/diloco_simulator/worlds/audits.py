@@ -6,9 +6,8 @@ contributions, and lost disks may lack the snapshots from which a replay could b
 
 from typing import TYPE_CHECKING
 
-from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
+from diloco_shared.checkpoints.tape_archive_io import TapeReader, archives_of
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.wire import decode_tape
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history import audit_io as audit
@@ -25,10 +24,9 @@ async def audited(world: "World", spec: RunSpec) -> None:
     bus, root = MemoryBus(world.broker, "an auditor"), str(world.folder / "checkpoints")
     counts = world.found.counts
     sound = not counts["tails lost"] and not counts["power cuts"]
-    stored = await read_tape(bus, spec.name, archives_of(spec, root))
-    for shard in range(spec.algorithm.shards):
-        mine = subjects.tape(spec.name, shard)
-        records = [(s.seq, decode_tape(s.payload)) for s in stored if s.subject == mine]
+    end = (await bus.stream_info(subjects.tape_stream(spec.name))).last_seq
+    for shard, archive in enumerate(archives_of(spec, root)):
+        records = TapeReader(bus, spec.name, archive, end)
         verified = await audit.verify(spec, bus, records, root, shard)
         counts["audits"] += 1
         counts["restores whose checkpoint was removed"] += bool(verified.removed)

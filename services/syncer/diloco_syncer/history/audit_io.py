@@ -4,15 +4,15 @@ Reads the bus and snapshot folders, writes nothing, takes part in nothing.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from diloco_shared.bus.blobs import BlobIncomplete, get_blob
 from diloco_shared.bus.port import Bus
-from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
+from diloco_shared.checkpoints.tape_archive_io import TapeReader, archives_of
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import parse_reference
@@ -33,11 +33,14 @@ from diloco_syncer.history.replay import RestoredState, payloads_needed, replay
 from diloco_syncer.merging.store import FragmentStore, in_memory
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
-Records = Sequence[tuple[int, TapeRecord]]
+# Of one shard: those of a long tape are read anew whenever somebody looks at them.
+Records = Sequence[tuple[int, TapeRecord]] | TapeReader
 
 # Time to read a contribution, in seconds, and for its bytes: it lies whole on a disk, or it is
 # damaged there and never comes.
 BLOB_S, BLOB_BYTES_PER_S = 5.0, 10_000_000
+# Manifests that are read at a time, of some hundred bytes.
+BATCH_MANIFESTS = 256
 # Faults listed at most: a purged stream has one for every contribution.
 FAULTS_MAX = 100
 
@@ -82,51 +85,110 @@ async def verify(
     spec: RunSpec, data: Bus, records: Records, checkpoint_root: str, shard: int = 0
 ) -> Verified:
     """Records follow each other; every contribution not yet covered is there, byte for byte."""
-    history, faults = History(spec, shard), await _missing(spec, data, checkpoint_root)
-    unfollowed = removed = 0
-    for seq, record in records:
+    faults = await _missing(spec, data, checkpoint_root)
+    found = await _followed(spec, shard, records, checkpoint_root)
+    fault = found.fault
+    missing = any(f.purged and f.seq < fault.seq for f in faults) if fault is not None else False
+    if fault is not None and (found.lost or not missing):  # else what is missing is why
+        faults.append(fault)
+    covers = 0 if spec.keeping.contributions == "all" else found.covers
+    compared = 0
+    async for seq, record in _after(records, covers):
+        for subject in payloads_needed(record):
+            compared += 1
+            _, why, purged = await _contribution(spec.name, data, record, subject)
+            if why and len(faults) < FAULTS_MAX:
+                faults.append(TapeDifference(seq, subject, why, purged))
+    return Verified(
+        found.records,
+        compared,
+        found.needed - compared,
+        tuple(faults),
+        tuple(found.born),
+        found.unfollowed,
+        found.removed,
+    )
+
+
+async def _after(records: Records, seq: int) -> AsyncIterator[tuple[int, TapeRecord]]:
+    """Those with a larger sequence, one by one."""
+    if isinstance(records, TapeReader):
+        async for pair in records.after(seq):
+            yield pair
+        return
+    for pair in records:
+        if pair[0] > seq:
+            yield pair
+
+
+@dataclass(slots=True)
+class _Looked:
+    """What a tape says as a whole."""
+
+    records: int = 0
+    needed: int = 0  # contributions and initial parameters
+    covers: int = 0  # the newest record that a snapshot covers, also of one not followed
+    born: list[int] = field(default_factory=list)  # rebirths
+    restores: list[tuple[int, TapeRestore]] = field(default_factory=list)
+    gone: int = 0  # the newest record that needs what UP has not
+
+    def look(self, seq: int, record: TapeRecord, there: Container[str] | None = None) -> None:
+        """At the next record. `there`: subjects of the manifests in UP; None: nobody asks."""
+        needed = [*payloads_needed(record)]
+        self.records += 1
+        self.needed += len(needed)
+        if there is not None and any(s + ".m" not in there for s in needed):
+            self.gone = seq
+        match record:
+            case TapeSnapshot():
+                self.covers = max(self.covers, record.covers)
+            case TapeRebirth():
+                self.born.append(seq)
+            case TapeRestore():
+                self.restores.append((seq, record))
+
+
+@dataclass(slots=True)
+class _Followed(_Looked):
+    """And whether its records follow each other."""
+
+    fault: TapeDifference | None = None  # the first one
+    lost: bool = False  # it is a restore whose checkpoint cannot be had
+    unfollowed: int = 0  # as `Verified` has them
+    removed: int = 0
+
+
+async def _followed(spec: RunSpec, shard: int, records: Records, root: str) -> _Followed:
+    """One look at all of a tape: nothing of it is kept."""
+    found, history = _Followed(), History(spec, shard)
+    lost: list[tuple[int, str]] = []  # restores whose checkpoint cannot be had, and why not
+    async for seq, record in _after(records, 0):
+        found.look(seq, record)
+        if found.fault is not None or found.unfollowed:
+            continue
         meta = None
         if isinstance(record, TapeRestore):
-            meta, why = await _meta_of(spec, shard, record, checkpoint_root)
-            removed = seq if why else removed
-            if why and seq > _covered_by(records):
-                faults.append(TapeDifference(seq, "", why))
-                break
+            meta, why = await _meta_of(spec, shard, record, root)
+            if why:
+                lost.append((seq, why))
             if meta is None:
-                unfollowed = seq
-                break
+                found.unfollowed = seq
+                continue
         try:
             if meta is not None and isinstance(record, TapeRestore):
                 history.resume(meta, record, seq)
             else:
                 history.apply(record, seq)
         except TapeFault as fault:
-            if not any(f.purged and f.seq < seq for f in faults):  # else that is why
-                faults.append(TapeDifference(seq, "", str(fault)))
+            found.fault = TapeDifference(seq, "", str(fault))
+    # A snapshot that covers a restore stands behind it. Nothing counts after one that needs its
+    # checkpoint.
+    for seq, why in lost:
+        found.removed = seq
+        if seq > found.covers:
+            found.fault, found.lost, found.unfollowed = TapeDifference(seq, "", why), True, 0
             break
-    keep_all = spec.keeping.contributions == "all"
-    covers = 0 if keep_all else _covered_by(records)
-    compared = covered = 0
-    for seq, record in records:
-        for subject in payloads_needed(record):
-            if seq <= covers:
-                covered += 1
-                continue
-            compared += 1
-            _, why, purged = await _contribution(spec.name, data, record, subject)
-            if why and len(faults) < FAULTS_MAX:
-                faults.append(TapeDifference(seq, subject, why, purged))
-    born = _rebirths(records)
-    return Verified(len(records), compared, covered, tuple(faults), born, unfollowed, removed)
-
-
-def _rebirths(records: Records) -> tuple[int, ...]:
-    return tuple(seq for seq, record in records if isinstance(record, TapeRebirth))
-
-
-def _covered_by(records: Records) -> int:
-    """The newest record that a snapshot covers, also of a tape that cannot be followed."""
-    return max((r.covers for _, r in records if isinstance(r, TapeSnapshot)), default=0)
+    return found
 
 
 async def reexecute(
@@ -144,26 +206,43 @@ async def reexecute(
     was published, no merge made that: it is the oldest snapshot after the newest such record; and
     after the newest restore whose checkpoint was removed, since a snapshot covers it.
     """
-    gone, why_gone = await _unreachable(spec, shard, data, records, checkpoint_root)
+    looked = _Looked()
+    there = await _manifests(spec.name, data)
+    async for seq, record in _after(records, 0):
+        looked.look(seq, record, there)
+    gone, why_gone = await _unreachable(spec, shard, looked, checkpoint_root)
     while True:
-        place = await asyncio.to_thread(_begin, spec, shard, folders, dict(records), gone, why_gone)
+        known = {n: await _record(records, n) for n in _snapshots(folders)} if gone else {}
+        place = await asyncio.to_thread(_begin, spec, shard, folders, known, gone, why_gone)
         found = await _executed(spec, shard, data, records, checkpoint_root, place, gone)
         fault = found.fault
-        if fault is None or not fault.purged or not gone < fault.seq <= _covered_by(records):
+        if fault is None or not fault.purged or not gone < fault.seq <= looked.covers:
             return found
         gone, why_gone = fault.seq, f"{fault.text}, which a snapshot covers"
 
 
+def _snapshots(folders: Sequence[Path]) -> set[int]:
+    """The records that their snapshots cover."""
+    return {covers for folder in folders for covers in SnapshotStore(folder).covers()}
+
+
+async def _record(records: Records, seq: int) -> TapeRecord | None:
+    """The one of this sequence, if the tape has it."""
+    async for there, record in _after(records, seq - 1):
+        return record if there == seq else None
+    return None
+
+
 async def _unreachable(
-    spec: RunSpec, shard: int, data: Bus, records: Records, checkpoint_root: str
+    spec: RunSpec, shard: int, looked: _Looked, checkpoint_root: str
 ) -> tuple[int, str]:
     """The newest record that cannot be executed, and why not; 0: all may be."""
-    gone = await _last_gone(spec.name, data, records)
+    gone = looked.gone
     why_gone = f"contributions of record {gone} and before are gone"
-    born = max(_rebirths(records), default=0)
+    born = max(looked.born, default=0)
     if born >= max(gone, 1):
         gone, why_gone = born, f"record {born} begins again from what was published"
-    restored, why_restored = await _newest_gone_back(spec, shard, records, checkpoint_root)
+    restored, why_restored = await _newest_gone_back(spec, shard, looked, checkpoint_root)
     return (restored, why_restored) if restored >= max(gone, 1) else (gone, why_gone)
 
 
@@ -184,9 +263,7 @@ async def _executed(
     for missing in await _missing(spec, data, checkpoint_root):
         if missing.seq > began_at:
             return Replayed(began_at, done, rounds, missing)
-    for seq, record in records:
-        if seq <= began_at:
-            continue
+    async for seq, record in _after(records, began_at):
         payloads: dict[str, bytes] = {}
         for subject in payloads_needed(record):
             payload, why, purged = await _contribution(spec.name, data, record, subject)
@@ -210,8 +287,11 @@ async def _missing(spec: RunSpec, data: Bus, checkpoint_root: str) -> list[TapeD
     """
     run, stream = spec.name, subjects.tape_stream(spec.name)
     info = await data.stream_info(stream)
-    there = {s.seq for s in await read_tape(data, run, archives_of(spec, checkpoint_root))}
-    gone = [n for n in range(1, info.last_seq + 1) if n not in there]
+    there = bytearray(info.last_seq + 1)
+    for archive in archives_of(spec, checkpoint_root):
+        async for stored in TapeReader(data, run, archive, info.last_seq).stored():
+            there[stored.seq] = True
+    gone = (n for n in range(1, info.last_seq + 1) if not there[n])
     lost = "is not given: it is damaged on the message server's disk"
     place = spec.keeping.run_checkpoint_root or checkpoint_root
     elsewhere = f"left the stream, and no archive in {place} has it: is that where checkpoints are?"
@@ -257,12 +337,11 @@ async def _kept(
 
 
 async def _newest_gone_back(
-    spec: RunSpec, shard: int, records: Records, checkpoint_root: str
+    spec: RunSpec, shard: int, looked: _Looked, checkpoint_root: str
 ) -> tuple[int, str]:
     """The newest restore that a snapshot covers and whose checkpoint cannot be had, and why not."""
-    covers = _covered_by(records)
-    for seq, record in reversed(records):
-        if seq <= covers and isinstance(record, TapeRestore):
+    for seq, record in reversed(looked.restores):
+        if seq <= looked.covers:
             try:
                 await _back(spec, shard, record, checkpoint_root)
             except TapeFault as fault:
@@ -270,26 +349,22 @@ async def _newest_gone_back(
     return 0, ""
 
 
-async def _last_gone(run: str, data: Bus, records: Records) -> int:
-    """The newest record that names something UP does not have; 0 when all is there."""
-    there = {
-        stored.subject
-        for stored in await data.fetch(subjects.up_stream(run), f"up.{run}.*.*.*.*.*.m")
-    } | {
-        stored.subject
-        for stored in await data.fetch(subjects.up_stream(run), f"up.{run}.*.init.*.*.m")
-    }
-    return max(
-        (seq for seq, r in records if any(s + ".m" not in there for s in payloads_needed(r))),
-        default=0,
-    )
+async def _manifests(run: str, data: Bus) -> set[str]:
+    """Subjects of those that UP has, of contributions and of initial parameters."""
+    stream, there = subjects.up_stream(run), set[str]()
+    for every in (f"up.{run}.*.*.*.*.*.m", f"up.{run}.*.init.*.*.m"):
+        after = 0
+        while batch := await data.fetch(stream, every, start_seq=after + 1, limit=BATCH_MANIFESTS):
+            there |= {stored.subject for stored in batch}
+            after = batch[-1].seq
+    return there
 
 
 def _begin(
     spec: RunSpec,
     shard: int,
     folders: Sequence[Path],
-    known: Mapping[int, TapeRecord],
+    known: Mapping[int, TapeRecord | None],
     gone: int,
     why_gone: str,
 ) -> tuple[History, FragmentStore | None, str]:
@@ -298,12 +373,15 @@ def _begin(
         return History(spec, shard), None, ""
     faults: list[str] = []
     for covers, folder in sorted((n, f) for f in folders for n in SnapshotStore(f).covers()):
+        if covers not in known:
+            continue  # it was written a moment ago
         if covers < gone:
             faults.append(f"the snapshot of record {covers} is too old")
             continue
         try:
             meta, arrays = SnapshotStore(folder, shelf=in_memory).load(covers)
-            if covers in known and not is_of(meta["history"], known[covers]):
+            record = known[covers]
+            if record is not None and not is_of(meta["history"], record):
                 faults.append(f"the snapshot of record {covers} is of one that the tape has lost")
                 continue
             store = FragmentStore.restore(meta["store"], arrays, spec.algorithm)
