@@ -205,8 +205,9 @@ def test_two_threads_write_one_after_the_other(
             begun[0].join(0.2)  # as long as it may take where nothing holds it up
 
     monkeypatch.setattr(snapshots, "passing", meanwhile)
-    store.save(1, {"seed": 1}, arrays(1))
-    begun[0].join()
+    with store.receiving():
+        store.save(1, {"seed": 1}, arrays(1))
+        begun[0].join()
     assert store.covers() == [1, 2]
     assert all(store.sound(covers) for covers in (1, 2))
 
@@ -386,6 +387,26 @@ def test_what_was_received_and_is_damaged_is_fetched_again(
     assert store.missing(meta) == []
     flip(store.folder / snapshots.RECEIVED / listed.name)
     assert store.missing(meta) == [listed]
+
+
+def test_what_was_received_in_vain_goes_with_the_next_snapshot_of_its_own(
+    store: SnapshotStore, tmp_path: Path
+) -> None:
+    """A standby died when it had most of it, and came back by the tape: it was kept for good."""
+    theirs = SnapshotStore(tmp_path / "theirs")
+    theirs.save(4, {}, fragments(p0=1, p1=2))
+    covers, meta = theirs.newest_meta() or (0, b"")
+    first, second = store.missing(meta)
+    store.receive(first, (theirs.file(covers, first.digest) or Path()).read_bytes())
+    store = SnapshotStore(store.folder)
+    with store.receiving():
+        store.save(5, {}, fragments(p0=3))
+        assert store.missing(meta) == [second], "a leader that was deposed wrote the last one"
+    assert (store.folder / snapshots.RECEIVED).exists()
+    store.save(6, {}, fragments(p0=4))
+    assert names(store) == ["snapshot-000000000005", "snapshot-000000000006"]
+    assert len([*store.folder.iterdir()]) == 2
+    assert store.missing(meta) == [first, second]
 
 
 @pytest.mark.parametrize(

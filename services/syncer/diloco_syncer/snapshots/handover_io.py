@@ -5,8 +5,8 @@ file it does not have, one after the other; it removes each from STATE before it
 So STATE holds one file at a time (two while a broken attempt gives way to the next), the receiver's
 memory one, the sender's none: it sends from the page cache. What moves forward is not given up;
 what was received stays on the standby's disk, and a transfer that breaks goes on with the file
-where it was. The sender keeps the snapshot until it is fetched: as long as what it sent lies in
-STATE, and the standby lives that is to fetch it.
+where it was, until the standby writes a snapshot of its own. The sender keeps the snapshot until it
+is fetched: as long as what it sent lies in STATE, and the standby lives that is to fetch it.
 """
 
 import asyncio
@@ -230,19 +230,20 @@ async def fetch_snapshot(
     reason, if they gave one), BusError or OSError.
     """
     fetch = _Fetch(run, shard, standby, control, data, after, of)
-    await fetch.purge()
-    try:
-        covers, meta = await fetch.description()
-        for listed in await asyncio.to_thread(snapshots.missing, meta):
-            body = await fetch.file(covers, listed)
-            await asyncio.to_thread(snapshots.receive, listed, body)
-            del body
-            await fetch.purge()
-    except BaseException:
-        with suppress(BusError):
-            await fetch.purge()
-        raise
-    await asyncio.to_thread(snapshots.adopt, covers, meta)
+    with snapshots.receiving():
+        await fetch.purge()
+        try:
+            covers, meta = await fetch.description()
+            for listed in await asyncio.to_thread(snapshots.missing, meta):
+                body = await fetch.file(covers, listed)
+                await asyncio.to_thread(snapshots.receive, listed, body)
+                del body
+                await fetch.purge()
+        except BaseException:
+            with suppress(BusError):
+                await fetch.purge()
+            raise
+        await asyncio.to_thread(snapshots.adopt, covers, meta)
     return covers
 
 

@@ -18,6 +18,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -121,6 +122,8 @@ class SnapshotStore:
         self.bytes_written = 0  # of arrays, ever
         self._newest: dict[str, _Written] = {}  # by fragment
         self._writing = threading.Lock()
+        # Snapshots of others that are on their way here. The lock is never held for long.
+        self._handovers, self._handing = 0, threading.Lock()
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -134,6 +137,7 @@ class SnapshotStore:
 
     def _save(self, covers: int, meta: dict[str, Any], arrays: dict[str, Array]) -> Path:
         aside = self._aside(covers)
+        self._forget_received()
         written: dict[str, _Written] = {}
         try:
             for fragment in dict.fromkeys(name.partition(".")[0] for name in arrays):
@@ -288,6 +292,29 @@ class SnapshotStore:
         """The file of this digest in the snapshot of record `covers`; None if it is gone."""
         found = sorted(self._path(covers).glob(f"*.{digest}.arrays"))
         return found[0] if found else None
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Another's snapshot is on its way until the end of the block: what comes of it stays."""
+        with self._handing:
+            self._handovers += 1
+        try:
+            yield
+        finally:
+            with self._handing:
+                self._handovers -= 1
+
+    def _forget_received(self) -> None:
+        """Of another's snapshot, which whoever writes one of its own needs no more: it came as far
+        by another way, and this may be what fills the disk. Raises OSError.
+        """
+        aside = self.folder / f"{ASIDE}received"
+        with self._handing:
+            if self._handovers:
+                return
+            with suppress(FileNotFoundError):
+                (self.folder / RECEIVED).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
     def missing(self, meta: bytes) -> list[Listed]:
         """Files of another's snapshot that are not here yet, neither received nor in one of ours.
