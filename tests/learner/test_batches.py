@@ -1,6 +1,8 @@
 """Batches across shards: never waiting, every sequence in its turn."""
 
+import os
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from diloco_learner.data.left_out import LEFT_OUT_MAX
 from diloco_learner.data.shards import Cut, MixedCut, ShardCut, ShardReader
 from diloco_shared.corpora.mix import Interleave
 from diloco_shared.corpora.sequences import Tokens, WrongToken
+from diloco_shared.corpora.token_files import token_file
 from diloco_shared.protocol.messages import Cursor
 from diloco_syncer.messages.data_leases_io import HELD_MAX
 
@@ -284,6 +287,20 @@ def test_a_sequence_with_a_number_that_is_no_token_is_left_out(mixed: bool, size
         cursor = batches.cursor
         assert cursor is not None and cursor.shard == 3
         assert batches.left_out.total == 3 and "300, which is no" in batches.left_out.why
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_sequence_that_cannot_be_read_is_left_out(tmp_path: Path, size: int) -> None:
+    """As where a block of a disk is bad: here all behind the middle of a file is gone."""
+    np.arange(161, dtype="<u2").tofile(tmp_path / "c.bin")
+    tokens = Tokens([token_file(tmp_path / "c.bin", "uint16", 161)], 256, "c")
+    batches = Batches(ShardCut(tokens, 1, 8, 0), size)
+    batches.grant(0, 0, 0)
+    os.truncate(tmp_path / "c.bin", 2 * 75)  # nine sequences, and a bit of the next one
+    read = [row for _ in range(9 // size) for row in batches.take().tolist()]
+    assert sorted(row[0] for row in read) == list(range(0, 72, 8))
+    assert batches.left_out.total and batches.repeats == 0
+    assert "c.bin ends at byte" in batches.left_out.why
 
 
 def test_a_corpus_of_another_vocabulary_is_not_read_for_ever() -> None:

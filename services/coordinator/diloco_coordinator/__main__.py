@@ -1,6 +1,7 @@
 """`diloco-coordinator`: reads the environment, sets up the process, runs the app."""
 
 import asyncio
+import faulthandler
 import sys
 
 from diloco_shared.process.imported import importing
@@ -8,6 +9,8 @@ from diloco_shared.process.imported import importing
 
 def main() -> None:
     """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
+    # A fault in compiled code, or of a mapped file, ends a process by a signal: not without a word.
+    faulthandler.enable()
     with importing():
         import structlog
 

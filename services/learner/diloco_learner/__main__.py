@@ -1,6 +1,7 @@
 """`diloco-learner`: reads the environment, sets up jax and the process, runs the app."""
 
 import asyncio
+import faulthandler
 import os
 import platform
 import signal
@@ -27,6 +28,8 @@ def main() -> None:
     if _wants_large_pages():
         os.environ[TUNABLES] = LARGE_PAGES
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    # A fault in compiled code, or of a mapped file, ends a process by a signal: not without a word.
+    faulthandler.enable()
     from diloco_learner.hosts.place import place_of
     from diloco_learner.settings import Settings
     from diloco_shared.process.logs import configure

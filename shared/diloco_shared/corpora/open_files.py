@@ -1,8 +1,8 @@
 """How many files this process may have open at once.
 
-Each mapped file is an open one for as long as it is mapped, and a corpus of a terabyte has four
-thousand. Systems allow a process some thousand unless it asks for more (the soft limit), and far
-more once it does (up to the hard one).
+Each file of a corpus is open for as long as somebody may read it, and a corpus of a terabyte has
+four thousand. Systems allow a process some thousand unless it asks for more (the soft limit), and
+far more once it does (up to the hard one).
 """
 
 import resource

@@ -26,8 +26,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from diloco_shared.corpora.open_files import allow_most
-from diloco_shared.corpora.sequences import Tokens, mapped
+from diloco_shared.corpora.sequences import Tokens
 from diloco_shared.corpora.splits import SPLITS, Split
+from diloco_shared.corpora.token_files import Unreadable, token_file
 from diloco_shared.corpora.tokenizers import BYTES, Tokenizer, load_bytes
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
 
@@ -175,7 +176,7 @@ def open_corpus(folder: Path) -> Corpus:
     allow_most()
     splits = {}
     for name, part in index.splits.items():
-        parts = [mapped(folder / s.file, index.dtype, s.tokens) for s in part.shards]
+        parts = [token_file(folder / s.file, index.dtype, s.tokens) for s in part.shards]
         splits[name] = Tokens(parts, index.vocabulary, f"{folder} ({name})", masked=index.masked)
     return Corpus(
         splits["train"],
@@ -262,24 +263,35 @@ def combined(tokenizer: str, splits: Mapping[Split, str], format_: int = FORMAT)
 
 
 def hash_tokens(tokens: Tokens, dtype: str, moved: Moved = lambda more: None) -> str:
-    """Digest of a split as `PreparedSplit.digest` has it; reads all of it, a block at a time."""
+    """Digest of a split as `PreparedSplit.digest` has it; reads all of it, a block at a time.
+
+    Raises Unreadable.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for block in tokens.blocks():
-        digest.update(block.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes())
+        numbers = np.ascontiguousarray(block, np.dtype(dtype).newbyteorder("<"))
+        digest.update(numbers.view(np.uint8).data)
         moved(block.nbytes)
     return digest.hexdigest()
 
 
 def verify(corpus: Corpus) -> list[str]:
     """Every split whose tokens are not those that were written, in words; reads all of them."""
-    if corpus.index is None:
-        return []
-    return [
-        f"the {name} tokens of {corpus.name} are not those that were written: copy or prepare them "
-        "again"
-        for name, part in corpus.index.splits.items()
-        if hash_tokens(corpus.split(name), corpus.index.dtype) != part.digest
-    ]
+    index, faults = corpus.index, list[str]()
+    if index is None:
+        return faults
+    for name, part in index.splits.items():
+        try:
+            sound = hash_tokens(corpus.split(name), index.dtype) == part.digest
+        except Unreadable as error:
+            faults.append(f"the {name} tokens: {error}")
+            continue
+        if not sound:
+            faults.append(
+                f"the {name} tokens of {corpus.name} are not those that were written: copy or "
+                "prepare them again"
+            )
+    return faults
 
 
 def digest_of(corpus: Corpus, moved: Moved = lambda more: None) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diloco_shared.corpora.prepared import VOCABULARY_MAX, Corpus
-from diloco_shared.corpora.sequences import Tokens, mapped
+from diloco_shared.corpora.sequences import Tokens
 from diloco_shared.corpora.splits import check_fraction
+from diloco_shared.corpora.token_files import TokenFile, token_file
 
 SUFFIXES = (".bin", ".npy")
 DTYPES = ("uint16", "uint32")
@@ -63,7 +63,7 @@ def open_tokens(path: Path, fraction: float, vocabulary: int | None = None) -> C
         )
     train = len(array) - 2 * held_out
     ends = ((0, train), (train, train + held_out), (train + held_out, len(array)))
-    training, validation, test = (Tokens([array[a:b]], size, str(path)) for a, b in ends)
+    training, validation, test = (Tokens([array.part(a, b)], size, str(path)) for a, b in ends)
     return Corpus(training, validation, test, size, said.end_of_document, "", str(path))
 
 
@@ -102,7 +102,7 @@ def _number(body: dict[str, Any], name: str, least: int) -> int | None:
     return value
 
 
-def _raw(path: Path, said: _Said, vocabulary: int | None) -> NDArray[Any]:
+def _raw(path: Path, said: _Said, vocabulary: int | None) -> TokenFile:
     dtype = said.dtype
     if dtype is None:
         known = said.vocabulary or vocabulary
@@ -117,12 +117,16 @@ def _raw(path: Path, said: _Said, vocabulary: int | None) -> NDArray[Any]:
         raise ValueError(
             f"{path} has {size} bytes, which are no whole number of {dtype}: it is cut"
         )
-    return mapped(path, dtype, size // each)
+    return token_file(path, dtype, size // each)
 
 
-def _numpy(path: Path, said: _Said) -> NDArray[Any]:
+def _numpy(path: Path, said: _Said) -> TokenFile:
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        # Mapped to read what the file says of itself; the numbers are read otherwise.
+        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.memmap):
+            raise ValueError("it holds several arrays, or none")
+        found = TokenFile(path, array.dtype, array.offset, array.size)
     except (ValueError, EOFError, OSError) as error:
         raise ValueError(f"{path} is no array of numpy: {error}") from None
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -134,4 +138,4 @@ def _numpy(path: Path, said: _Said) -> NDArray[Any]:
         raise ValueError(
             f"{path} holds {array.dtype}, and {path.with_suffix('.json').name} says {said.dtype}"
         )
-    return array
+    return found

@@ -1,4 +1,4 @@
-"""Tokens of a split, memory-mapped: one long sequence that may lie in several files.
+"""Tokens of a split: one long sequence that may lie in several files.
 
 Nothing is read until somebody looks at it, and then only that part. Numpy arrays do as well
 wherever tokens are wanted: see `windows`.
@@ -7,47 +7,23 @@ In a *masked* sequence a number below 0 is the bitwise complement of a token (~t
 and not to be predicted.
 """
 
-import errno
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.corpora.open_files import too_many
+from diloco_shared.corpora.token_files import Damaged, TokenFile
 
 # Bytes of a sequence that are read at once where all of it is looked at.
 BLOCK = 16 << 20
 
+Part = NDArray[Any] | TokenFile
 
-class WrongToken(ValueError):
+
+class WrongToken(Damaged):
     """A number that is no token of the vocabulary: the file is damaged, or not what it is said to
     be."""
-
-
-def mapped(path: Path, dtype: str, tokens: int) -> NDArray[Any]:
-    """The tokens of a file of nothing else. ValueError if it has another size, or if it cannot be
-    opened."""
-    wanted = tokens * np.dtype(dtype).itemsize
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    if size != wanted:
-        kind = "shorter" if size < wanted else "longer"
-        raise ValueError(
-            f"{path} has {size} bytes and should have {wanted} ({tokens} tokens of {dtype}): it is "
-            f"{kind} than when it was written. Copy or prepare it again"
-        )
-    if not tokens:
-        return np.empty(0, dtype)
-    try:
-        found: NDArray[Any] = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
-    except OSError as error:
-        fault = too_many() if error.errno == errno.EMFILE else error.strerror or error
-        raise ValueError(f"{path} cannot be read: {fault}") from None
-    return found
 
 
 class Tokens:
@@ -55,7 +31,7 @@ class Tokens:
 
     def __init__(
         self,
-        parts: Sequence[NDArray[Any]],
+        parts: Sequence[Part],
         vocabulary: int,
         name: str = "tokens",
         *,
@@ -76,7 +52,7 @@ class Tokens:
     @overload
     def __getitem__(self, place: slice) -> NDArray[Any]: ...
     def __getitem__(self, place: int | slice) -> int | NDArray[Any]:
-        """A token, or a stretch [a:b] as one array; of a stretch in one file, without a copy."""
+        """A token, or a stretch [a:b] as one array. Raises Unreadable."""
         if isinstance(place, slice):
             start, stop, step = place.indices(len(self))
             if step != 1:
@@ -98,7 +74,7 @@ class Tokens:
             return np.empty(0, self.parts[0].dtype if self.parts else np.uint16)
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def _part(self, place: int) -> tuple[NDArray[Any], int]:
+    def _part(self, place: int) -> tuple[Part, int]:
         """The part that holds a place, and where it begins."""
         number = int(np.searchsorted(self._ends, place, side="right"))
         part = self.parts[number]
@@ -107,8 +83,8 @@ class Tokens:
     def windows(self, starts_S: NDArray[np.int64], length: int) -> NDArray[np.int32]:
         """The stretches of `length` tokens that begin at these places, shape (S, length).
 
-        Of a masked sequence with the signs. Raises WrongToken if one of them has a number that is
-        no token.
+        Of a masked sequence with the signs. Raises Damaged: WrongToken if one of them has a number
+        that is no token, Unreadable if a part of a file cannot be read.
         """
         starts_S = np.asarray(starts_S, np.int64)
         if len(starts_S) and not 0 <= starts_S.min() <= starts_S.max() <= len(self) - length:
@@ -124,7 +100,10 @@ class Tokens:
             rows = np.flatnonzero(~across_S & (first_S == number))
             part = self.parts[number]
             local = starts_S[rows] - (int(self._ends[number]) - len(part))
-            found[rows] = part[local[:, None] + offsets_L]
+            if isinstance(part, TokenFile):
+                found[rows] = part.rows(local, length)
+            else:
+                found[rows] = part[local[:, None] + offsets_L]
         for row in np.flatnonzero(across_S):
             start = int(starts_S[row])
             found[row] = self._stretch(start, start + length)
@@ -140,8 +119,8 @@ class Tokens:
             wrong = int(found.max() if found.max() >= self.vocabulary else found.min())
             row, column = np.argwhere(found == wrong)[0]
             place = int(starts_S[row] + column)
-            file = getattr(self._part(place)[0], "filename", None)
-            where = f", in {file}" if file else ""
+            part, _ = self._part(place)
+            where = f", in {part.path}" if isinstance(part, TokenFile) else ""
             raise WrongToken(
                 f"{self.name} has the number {wrong}, which is no token: there are "
                 f"{self.vocabulary}. It is number {place} of this split, counted from 0{where}. "
@@ -149,7 +128,7 @@ class Tokens:
             )
 
     def blocks(self, size: int = BLOCK) -> Iterator[NDArray[Any]]:
-        """All of it, some bytes at a time."""
+        """All of it, some bytes at a time. Raises Unreadable."""
         for part in self.parts:
             step = max(size // part.dtype.itemsize, 1)
             for start in range(0, len(part), step):

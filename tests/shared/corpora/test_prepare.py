@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from diloco_shared.corpora.prepared import (
     whole,
 )
 from diloco_shared.corpora.sources import find
+from diloco_shared.corpora.token_files import TokenFile
 from diloco_shared.corpora.tokenizers import ByteTokenizer
 from diloco_shared.corpora.training import train_tokenizer
 
@@ -386,11 +388,18 @@ def test_bytes_that_changed_are_found_where_somebody_looks(tmp_path: Path) -> No
     assert [fault.split()[1] for fault in verify(open_corpus(tmp_path / "c"))] == ["validation"]
 
 
+def test_a_file_that_becomes_shorter_is_one_of_the_faults_that_are_found(tmp_path: Path) -> None:
+    corpus = prepared(folder_of(tmp_path / "a", 60), tmp_path / "c")
+    os.truncate(tmp_path / "c" / "test-00000.bin", 10)
+    (fault,) = verify(corpus)
+    assert fault.startswith("the test tokens: ") and "test-00000.bin ends at byte 10" in fault
+
+
 def test_opening_reads_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(folder_of(tmp_path / "a", 60), tmp_path / "c")
     opened: Corpus = open_corpus(tmp_path / "c")
     parts = [*opened.train.parts, *opened.validation.parts, *opened.test.parts]
-    assert parts and all(isinstance(part, np.memmap) for part in parts)
+    assert parts and all(isinstance(part, TokenFile) for part in parts)
     assert digest_of(opened) == opened.digest
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from diloco_shared.corpora.prepared import digest_of
 from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
+from diloco_shared.corpora.token_files import TokenFile
 
 TOKENS = np.arange(1000) % 500
 
@@ -39,7 +40,7 @@ def test_raw_numbers_are_what_the_file_beside_them_says(tmp_path: Path, dtype: s
     parts = [corpus.train[:], corpus.validation[:], corpus.test[:]]
     np.testing.assert_array_equal(np.concatenate(parts), TOKENS)
     assert [len(part) for part in parts] == [800, 100, 100]
-    assert all(isinstance(tokens.parts[0], np.memmap) for tokens in (corpus.train, corpus.test))
+    assert all(isinstance(tokens.parts[0], TokenFile) for tokens in (corpus.train, corpus.test))
 
 
 def test_the_runs_tokenizer_says_it_where_no_file_does(tmp_path: Path) -> None:
@@ -67,6 +68,11 @@ def no_array(folder: Path) -> Path:
     return folder / "t.npy"
 
 
+def several(folder: Path) -> Path:
+    np.savez(folder / "t.npz", TOKENS, TOKENS)
+    return (folder / "t.npz").rename(folder / "t.npy")
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -79,6 +85,7 @@ def no_array(folder: Path) -> Path:
         (lambda f: raw(f, []), r"t\.json does not describe t\.bin: expected an object"),
         (lambda f: raw(f, {"dtype": "uint16"}), r"how many tokens .*t\.bin knows is not known"),
         (no_array, r"t\.npy is no array of numpy"),
+        (several, r"t\.npy is no array of numpy: it holds several"),
         (lambda f: array(f, np.zeros((3, 3), np.uint16)), r"uint16 of shape \(3, 3\)"),
         (lambda f: array(f, np.zeros(3)), r"float64 of shape \(3,\): tokens are whole numbers"),
         (lambda f: array(f, TOKENS), r"how many tokens .*t\.npy knows is not known"),

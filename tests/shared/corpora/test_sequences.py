@@ -9,7 +9,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_shared.corpora.sequences import Tokens, WrongToken, mapped, windows
+from diloco_shared.corpora.sequences import Tokens, WrongToken, windows
+from diloco_shared.corpora.token_files import token_file
 
 PARTS = st.lists(st.integers(0, 30), min_size=1, max_size=6)
 
@@ -88,18 +89,6 @@ def test_the_file_is_named_that_holds_a_number_which_is_no_token(tmp_path: Path)
     numbers = [np.arange(4, dtype=np.uint16), np.array([0, 9], np.uint16)]
     for n, of_file in enumerate(numbers):
         of_file.tofile(tmp_path / f"{n}.bin")
-    parts = [mapped(tmp_path / f"{n}.bin", "uint16", len(a)) for n, a in enumerate(numbers)]
+    parts = [token_file(tmp_path / f"{n}.bin", "uint16", len(a)) for n, a in enumerate(numbers)]
     with pytest.raises(WrongToken, match=r"It is number 5 of .*, in /.*/1\.bin\. The file is dam"):
         Tokens(parts, 9, "c (train)").windows(np.array([3]), 3)
-
-
-def test_a_file_of_another_size_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.bin"
-    np.arange(10, dtype=np.uint16).tofile(path)
-    np.testing.assert_array_equal(mapped(path, "uint16", 10), np.arange(10))
-    with pytest.raises(ValueError, match="has 20 bytes and should have 22"):
-        mapped(path, "uint16", 11)
-    with pytest.raises(ValueError, match="longer than when it was written"):
-        mapped(path, "uint16", 9)
-    with pytest.raises(ValueError, match="cannot be read"):
-        mapped(tmp_path / "gone.bin", "uint16", 1)

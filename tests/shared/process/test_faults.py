@@ -1,6 +1,10 @@
 """What ended a process is said once for each fault."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from structlog.testing import capture_logs
@@ -27,6 +31,35 @@ def test_a_fault_of_the_system_tells_its_path() -> None:
     with capture_logs() as said:
         tell(PermissionError(13, "Permission denied", "/data/x"), "nats://hub:4222")
     assert said[0]["error"] == "PermissionError: [Errno 13] Permission denied: '/data/x'"
+
+
+# A service that a signal ends, as after a fault in compiled code.
+STRUCK = """
+import os
+import signal
+import {package}.app as app
+from {package}.__main__ import main
+
+async def serve(*_):
+    os.kill(os.getpid(), signal.SIGBUS)
+
+app.serve = serve
+main()
+"""
+
+
+@pytest.mark.parametrize("package", ["diloco_coordinator", "diloco_syncer", "diloco_learner"])
+def test_what_a_signal_ends_says_where_it_stood(package: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", STRUCK.format(package=package)],
+        env=os.environ | {"GLIBC_TUNABLES": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGBUS
+    assert "Fatal Python error: Bus error" in ended.stderr and "in serve" in ended.stderr
 
 
 async def _fails_while(cancelled: asyncio.Event) -> None:

@@ -103,7 +103,7 @@ class Batches:
         return self.reader.cursor.model_copy(update={"finished": self.finished[-FINISHED_TOLD:]})
 
     def take(self) -> NDArray[Any]:
-        """The next batch, shape (sequences, L + 1). Raises WrongToken; see LeftOut."""
+        """The next batch, shape (sequences, L + 1). Raises Damaged; see LeftOut."""
         parts: list[NDArray[Any]] = []
         missing = self.sequences
         while missing:

@@ -6,7 +6,7 @@
 
 The text is known by its files' names, sizes and times. Whoever comes while another one prepares
 waits for it. What is over the cache's limit is removed, the least recently used first; whoever has
-it open keeps what he has, since the system keeps a file's content for as long as it is mapped.
+it open keeps what he has, since the system keeps a file's content for as long as it is open.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def opened(folder: Path) -> Corpus:
     return found
 
 
-# As long as somebody has them: what is removed from the disk takes its room while it is mapped.
+# As long as somebody has them: what is removed from the disk takes its room while it is open.
 _OPEN: WeakValueDictionary[tuple[Path, int, int], Corpus] = WeakValueDictionary()
 
 

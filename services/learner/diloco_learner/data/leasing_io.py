@@ -95,7 +95,7 @@ class Leases:
         left_out = self.batches.left_out
         if (total := left_out.total) >= max(2 * self.left_out, 1):
             self.left_out, times = total, f"{total} times so far" if total > 1 else "once"
-            text = f"{self.learner} leaves a sequence out ({times}), as all do: {left_out.why}"
+            text = f"{self.learner} leaves a sequence out ({times}): {left_out.why}"
             await self.tell("sequence-left-out", text[:500], {"times": total})
         if self.batches.repeats >= max(2 * self.repeats, 1):
             self.repeats = self.batches.repeats

@@ -1,16 +1,17 @@
-"""Sequences that hold a number which is no token: left out of every batch, and counted as read.
+"""Damaged sequences: left out of every batch, and counted as read.
 
-One damaged block of a disk must end no learner: it would begin again at the same place and end
-again, and so would whoever takes the shard after it. What is left out follows from the corpus
-alone, so that all who have the same files read the same.
+One holds a number which is no token, or lies where the file cannot be read. One damaged block of a
+disk must end no learner: it would begin again at the same place and end again, and so would whoever
+takes the shard after it. What is left out follows from the files alone, so that all who can read
+the same files read the same.
 """
 
 from dataclasses import dataclass
 
-from diloco_shared.corpora.sequences import WrongToken
+from diloco_shared.corpora.token_files import Damaged
 
-# So many in a row are borne. More are no damage: the corpus is of another vocabulary, and there
-# may be nothing in it to train on. Sequences of a shard lie all over it.
+# So many in a row are borne. More are no damaged block: the corpus is of another vocabulary, or
+# what it lies on is gone, and there is nothing to train on. Sequences of a shard lie all over it.
 LEFT_OUT_MAX = 64
 
 
@@ -26,7 +27,7 @@ class LeftOut:
         """One or more were read."""
         self.in_a_row = 0
 
-    def wrong(self, error: WrongToken) -> None:
+    def wrong(self, error: Damaged) -> None:
         """One is left out. Raises `error` after too many in a row."""
         self.in_a_row += 1
         if self.in_a_row > LEFT_OUT_MAX:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from diloco_learner.data.left_out import LeftOut
 from diloco_shared.corpora.mix import Interleave, Mixed
-from diloco_shared.corpora.sequences import Tokens, WrongToken, windows
+from diloco_shared.corpora.sequences import Tokens, windows
+from diloco_shared.corpora.token_files import Damaged
 from diloco_shared.protocol.messages import Cursor
 
 
@@ -234,8 +235,8 @@ class ShardReader:
     def take(self, sequences: int, left_out: LeftOut | None = None) -> NDArray[np.int32]:
         """Up to `sequences` next sequences, shape (S, L + 1); fewer at the shard's end.
 
-        Those that hold a number which is no token are counted in `left_out`, and make it fewer as
-        well. Raises WrongToken where there are too many of them, or nothing counts them.
+        Damaged ones are counted in `left_out`, and make it fewer as well. Raises Damaged where
+        there are too many of them, or nothing counts them.
         """
         first = self.consumed - self._known_from
         if first + min(sequences, self.left) > len(self._places):
@@ -248,7 +249,7 @@ class ShardReader:
     def _sound(self, places_S: NDArray[np.int64], left_out: LeftOut) -> NDArray[np.int32]:
         try:
             found = self.cut.at(places_S)
-        except WrongToken:
+        except Damaged:
             found = np.concatenate([self._one(place, left_out) for place in places_S])
         else:
             left_out.sound()
@@ -258,7 +259,7 @@ class ShardReader:
         """The sequence there, or none of them."""
         try:
             found = self.cut.at(np.array([place]))
-        except WrongToken as error:
+        except Damaged as error:
             left_out.wrong(error)
             return np.empty((0, self.cut.context + 1), np.int32)
         left_out.sound()

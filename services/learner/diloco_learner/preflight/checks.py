@@ -45,9 +45,9 @@ from diloco_shared.budget.memory import device, disks, learner
 from diloco_shared.budget.terms import shown
 from diloco_shared.corpora.mix import Mixture
 from diloco_shared.corpora.prepared import Corpus, is_prepared
-from diloco_shared.corpora.sequences import WrongToken
 from diloco_shared.corpora.sources import STDLIB
 from diloco_shared.corpora.splits import SPLITS
+from diloco_shared.corpora.token_files import Damaged
 from diloco_shared.corpora.tokenizers import BYTES
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
 from diloco_shared.gpus import gpus_here, unused
@@ -285,7 +285,7 @@ class _Checks:
         for split in ("validation", "test"):
             try:
                 held_out_of(spec, self.corpora.split(split))
-            except WrongToken as error:
+            except Damaged as error:
                 raise Wrong(f"{split}: {error}", "copy or prepare the corpus again") from None
             except ValueError as error:
                 raise ValueError(f"{split}: {error}") from None
