@@ -15,7 +15,7 @@ from waiting import until
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
-from diloco_learner.data.leasing_io import FINISHED_MAX, VERIFY_S, Leases
+from diloco_learner.data.leasing_io import FINISHED_MAX, NONE_FREE_S, VERIFY_S, Leases
 from diloco_learner.data.shards import ShardCut
 from diloco_shared.corpora.sequences import WrongToken
 from diloco_shared.protocol import subjects
@@ -267,6 +267,73 @@ async def test_more_learners_than_shards_share_and_say_so(fleet: Fleet) -> None:
             assert other.held == {}
             other.batches.take()
         assert fleet.told == [("l-1", "shard-shared")]
+
+
+def counted(leases: Leases) -> list[str]:
+    """Buckets of which it reads what the whole run holds."""
+    asked, all_of = list[str](), leases.bus.kv_all
+
+    async def noted(bucket: str, key: str = ">") -> Any:
+        assert key == "r.>", "no other run's"
+        asked.append(bucket)
+        return await all_of(bucket, key)
+
+    leases.bus.kv_all = noted  # type: ignore[method-assign]
+    return asked
+
+
+async def test_who_finds_no_shard_free_looks_again_seldom(fleet: Fleet) -> None:
+    """It may be so for good: with 64 data shards, from 33 learners on. And all of them look."""
+    await ready(fleet)
+    fleet.live = ("a", "b")
+    for shard in range(fleet.spec.data.virtual_shards):
+        await fleet.bus.kv_put(subjects.SHARDS, f"r.{shard}", _held_by("b", shard))
+    async with fleet.learner("a") as a:
+        asked = counted(a)
+        await a.first()
+        a.batches.take()
+        await asyncio.sleep(10 * NONE_FREE_S)
+        searches = asked.count(subjects.SHARDS)
+        assert 5 <= searches <= 11 and a.none_free and not a.held
+        free = ShardLease(shard=0, holder="", incarnation=-1, sequences=0, passes=0)
+        await fleet.bus.kv_put(subjects.SHARDS, "r.0", encode(free))
+        await until(lambda: 0 in a.held)
+        assert asked.count(subjects.SHARDS) <= searches + 2
+
+
+async def test_what_a_learner_gives_back_it_may_lease_at_once(fleet: Fleet) -> None:
+    """Though none was free a moment ago."""
+    await ready(fleet)
+    fleet.live = ("a", "b")
+    async with fleet.learner("a") as a:
+        await a.first()
+        (shard,) = a.held
+        for other in range(fleet.spec.data.virtual_shards):
+            if other != shard:
+                await fleet.bus.kv_put(subjects.SHARDS, f"r.{other}", _held_by("b", other))
+        while not a.batches.repeats:
+            a.batches.take()
+        cursor = a.batches.cursor
+        assert cursor is not None
+        await until(lambda: a.none_free)
+        searched_at = a.searched_at
+        a.batches.leased = False  # as if it read something else by now
+        a.batches.finished = ((shard, 0),)
+        a.merged(cursor.model_copy(update={"finished": ((shard, 0),)}))
+        await a.look(searched_at)
+        assert a.held[shard][0].passes == 1 and a.searched_at == searched_at
+
+
+async def test_of_what_is_held_its_own_records_are_looked_at_alone(fleet: Fleet) -> None:
+    await ready(fleet)
+    fleet.live = ("a",)
+    async with fleet.learner("a") as a:
+        await a.first()
+        a.batches.take()
+        await until(lambda: not a.batches.wants)
+        asked, before = counted(a), a.verified_at
+        await until(lambda: a.verified_at > before)
+        assert not asked and len(a.held) == 2
 
 
 async def test_a_shard_that_runs_out_is_read_again_rather_than_waited_for(fleet: Fleet) -> None:

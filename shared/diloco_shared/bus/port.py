@@ -401,8 +401,8 @@ class Bus(Protocol):
         """
         ...
 
-    async def kv_all(self, bucket: str) -> dict[str, KeyEntry]:
-        """Every live key."""
+    async def kv_all(self, bucket: str, key: str = ">") -> dict[str, KeyEntry]:
+        """Every live key; `key`: those alone that fit it, as "run.>" does all keys of a run."""
 
     def kv_watch(
         self, bucket: str, key: str = ">"

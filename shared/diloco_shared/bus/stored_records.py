@@ -44,12 +44,13 @@ async def readable_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> M | Non
 async def records_in(
     bus: Bus, bucket: str, kind: type[M], *, under: str = "", strict: bool = False
 ) -> dict[str, Found[M]]:
-    """Every record whose key begins with `under`. Raises BusError.
+    """Every record whose key begins with `under`, which ends in a dot; no others are asked for.
+    Raises BusError.
 
     One that nobody can read is left out; `strict`: it raises WireError.
     """
     read = decode if strict else readable
-    found = {k: e for k, e in (await bus.kv_all(bucket)).items() if k.startswith(under)}
+    found = await bus.kv_all(bucket, f"{under}>")
     return {
         key: Found(record, entry.revision)
         for key, entry in found.items()

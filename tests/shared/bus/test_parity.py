@@ -114,6 +114,7 @@ class Dice:
         rng = self.rng
         key, value, revision = rng.choice(KEYS), rng.randbytes(3), rng.randrange(1, 30)
         ttl_s = rng.choice([None, 600.0])  # longer than any of this
+        some = rng.choice(["k.>", "*", key])
         asks: list[tuple[str, Ask]] = [
             (f"kv_get {key}", lambda bus: bus.kv_get("B", key)),
             (
@@ -132,6 +133,7 @@ class Dice:
                 lambda bus: bus.kv_delete("B", key, revision=revision),
             ),
             ("kv_all", lambda bus: bus.kv_all("B")),
+            (f"kv_all {some}", lambda bus: bus.kv_all("B", some)),
         ]
         return rng.choice(asks)
 

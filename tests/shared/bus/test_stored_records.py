@@ -54,6 +54,21 @@ async def test_records_of_a_bucket_are_those_that_can_be_read() -> None:
     assert set(await records_in(bus, BUCKET, Place)) == {"r.0", "r.1", "s.0"}
 
 
+async def test_records_of_one_run_are_read_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub has the records of all runs in one bucket, and one run may have a million."""
+    bus, asked = await bucket(), list[str]()
+    fetched = bus.fetch_raw
+
+    async def noted(stream: str, subject: str, *, start_seq: int = 1) -> list[Stored]:
+        asked.append(subject)
+        return await fetched(stream, subject, start_seq=start_seq)
+
+    monkeypatch.setattr(bus, "fetch_raw", noted)
+    await records_in(bus, BUCKET, Place, under="r.")
+    await records_in(bus, BUCKET, Place)
+    assert asked == ["$KV.places.r.>", "$KV.places.>"]
+
+
 async def test_who_is_strict_hears_of_one_that_cannot_be_read() -> None:
     bus = await bucket()
     with pytest.raises(WireError):

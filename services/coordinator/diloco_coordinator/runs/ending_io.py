@@ -104,9 +104,8 @@ async def _deletion(registry: Registry, record: RunRecord) -> AsyncIterator[None
                 await registry.assign(member, "")
             yield
     for bucket in (subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES):
-        for key in await bus.kv_all(bucket):
-            if key.startswith(f"{run}."):
-                await bus.kv_delete(bucket, key)
+        for key in await bus.kv_all(bucket, f"{run}.>"):
+            await bus.kv_delete(bucket, key)
         yield
     await bus.purge(subjects.EVENTS_STREAM, f"ev.{run}.>")
     yield

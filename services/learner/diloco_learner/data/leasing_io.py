@@ -7,6 +7,7 @@ last reader died before it heard of that.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -31,6 +32,9 @@ LOOK_S = 0.2
 # Looks at whether the leases held are still ours, in seconds: somebody who was thought dead reads
 # no longer than this what another one reads by now.
 VERIFY_S = 5.0
+# Between two searches for a shard where none was free, in seconds: each reads what the whole run
+# holds, and it may go on so for good, where a run has hardly more shards than learners.
+NONE_FREE_S = 5.0
 # For the leader's answer to a wish, in seconds. That is a round trip, and three more before the
 # leader answers, which reads twice and writes once: all of a second or two, over the slowest links.
 ANSWER_S = 10.0
@@ -72,6 +76,7 @@ class Leases:
         self.verified_at = 0.0
         self.repeats = self.left_out = 0  # as last told
         self.none_free = False  # when a lease was last sought
+        self.searched_at = -math.inf
 
     async def supply(self) -> None:
         """Lease and give back, for ever."""
@@ -124,7 +129,9 @@ class Leases:
         if self.held and now - self.verified_at >= VERIFY_S:
             await self._verify()
             self.verified_at = now
-        if self.batches.wants and self.learner in self.live() and not self.leaves():
+        waits = self.none_free and self.batches.ready and now < self.searched_at + NONE_FREE_S
+        if self.batches.wants and not waits and self.learner in self.live() and not self.leaves():
+            self.searched_at = now
             await self._acquire()
 
     async def _give_up(self, shard: int, passes: int) -> None:
@@ -220,13 +227,15 @@ class Leases:
             if shard in self.held:
                 await self._write(given_back(shard, passes))
                 self.held.pop(shard, None)
+                self.searched_at = -math.inf  # this one is free
             del self.closed[shard]
 
     async def _verify(self) -> None:
-        leases, _ = await self._leases()
-        for shard in list(self.held):
-            lease = leases.get(shard)
-            if lease is None or (lease.holder, lease.incarnation) != self._me:
+        held = list(self.held)
+        keys = (f"{self.run}.{shard}" for shard in held)
+        reading = (record_at(self.bus, subjects.SHARDS, key, ShardLease) for key in keys)
+        for shard, found in zip(held, await asyncio.gather(*reading), strict=True):
+            if found is None or (found.record.holder, found.record.incarnation) != self._me:
                 self._lost(shard)
 
     @property

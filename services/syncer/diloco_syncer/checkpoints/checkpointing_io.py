@@ -210,7 +210,9 @@ class Checkpointer:
         there = {lease.shard: lease for lease in leases}
         free = ShardLease(shard=0, holder="", incarnation=-1, sequences=0, passes=0)
         run = self.spec.name
-        read = await until_done(lambda: self.control.kv_all(subjects.SHARDS), "leases of data")
+        read = await until_done(
+            lambda: self.control.kv_all(subjects.SHARDS, f"{run}.>"), "leases of data"
+        )
         for n in range(self.spec.data.virtual_shards):
             if n not in there and f"{run}.{n}" not in read:
                 continue  # never read

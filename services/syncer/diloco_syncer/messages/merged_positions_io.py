@@ -64,7 +64,7 @@ class MergedPositions:
         return f"{self.run}.{shard}.{self.syncer}"
 
     async def _read(self) -> None:
-        there = await self.bus.kv_all(subjects.PLACES)
+        there = await self.bus.kv_all(subjects.PLACES, f"{self.run}.>")
         # What is gone by now, since the hub was put back, has no revision any more.
         self.revisions, self.written = {}, {}
         for key, entry in there.items():
