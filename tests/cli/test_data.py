@@ -3,8 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shared.corpora.conversations import LINES, lines_of, said, sums
@@ -105,6 +107,33 @@ def test_tokens_of_somebody_else_are_shown(diloco: Diloco, tmp_path: Path) -> No
     (tmp_path / "t.json").write_text('{"dtype": "uint16", "vocabulary": 9}')
     status, out, _ = diloco("show", tmp_path / "t.bin")
     assert status == 0 and "1,800" in out and "vocabulary  9 tokens" in out
+    out = diloco("show", tmp_path / "t.bin", "--verify")[1]
+    assert "not verified: a file of tokens does not say" in out and "every token is" not in out
+
+
+def test_tokens_of_somebody_else_are_read_for_their_digest_once(
+    diloco: Diloco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have terabytes, and whoever waits is told for what."""
+    (tmp_path / "t.bin").write_bytes(bytes(4000))
+    (tmp_path / "t.json").write_text('{"dtype": "uint16", "vocabulary": 9}')
+    read, shown = [0], list[str]()
+    preadv = os.preadv
+
+    def counted(*what: Any) -> int:
+        read[0] += (got := preadv(*what))
+        return got
+
+    @contextmanager
+    def noted(text: str | Callable[[], str], *, quiet: bool = False) -> Iterator[None]:
+        yield
+        shown.append("" if quiet else text() if callable(text) else text)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    monkeypatch.setattr(module, "meanwhile", noted)
+    assert diloco("show", tmp_path / "t.bin")[0] == 0
+    assert read[0] == 4000 and shown[-1] == f"reads {tmp_path / 't.bin'} for its digest: 100 %"
+    assert diloco("show", tmp_path / "t.bin", "--json")[0] == 0 and shown[-1] == ""
 
 
 def test_what_is_told_of_tokens_is_what_a_run_accepts(diloco: Diloco, tmp_path: Path) -> None:
@@ -125,13 +154,18 @@ def test_what_is_told_of_tokens_is_what_a_run_accepts(diloco: Diloco, tmp_path: 
         load(run.model_copy(update={"validation_fraction": 0.2}))
 
 
-def test_damage_is_told_and_is_a_failure(diloco: Diloco, tmp_path: Path) -> None:
+def test_damage_is_told_and_is_a_failure(
+    diloco: Diloco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     diloco("prepare", folder_of(tmp_path / "text", 60), "--to", tmp_path / "corpus")
     shard = tmp_path / "corpus" / "test-00000.bin"
     shard.write_bytes(b"x" + shard.read_bytes()[1:])
     status, out, _ = diloco("show", tmp_path / "corpus", "--verify")
     assert status == FAILED and "not sound: the test tokens of" in out
     assert diloco("show", tmp_path / "corpus")[0] == 0, "it reads no tokens unless it is told to"
+    monkeypatch.setattr(os, "preadv", lambda *what: 0)  # as where nothing can be read
+    status, out, _ = diloco("show", tmp_path / "corpus", "--verify")
+    assert status == FAILED and out.count("not sound: the ") == 3 and "ends at byte 0" in out
 
 
 def test_a_bar_is_for_terminals(

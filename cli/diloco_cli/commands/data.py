@@ -30,6 +30,7 @@ from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.splits import SPLITS
 from diloco_shared.corpora.templates import template_of
+from diloco_shared.corpora.token_files import Unreadable
 from diloco_shared.corpora.tokenizers import BYTES, load
 from diloco_shared.corpora.training import train_tokenizer
 from diloco_shared.spec.run import Data
@@ -102,7 +103,8 @@ def prepare_corpus(
             how = Chat(template_of(encoder, tokenizer, chat_template), field or MESSAGES)
         found = find(source, field=field or "text", chat=how)
         corpus = prepare(found, encoder, to, validation_fraction, workers, told)
-    show(_described(corpus), as_json, lambda: _table(corpus))
+    described = _described(corpus)
+    show(described, as_json, lambda: _table(corpus, described))
 
 
 @data.command("show")
@@ -137,7 +139,8 @@ def show_corpus(
             corpus = open_corpus(folder)
         with meanwhile("compares every digest", quiet=as_json or not check):
             faults = verify(corpus) if check else []
-        described, lines = _described(corpus), _table(corpus)
+        described = _described(corpus, quiet=as_json)
+        lines = _table(corpus, described)
         if held_out is not None:  # whose digest depends on it
             described["validation_fraction"] = held_out
             lines.append(f"held out    {held_out:g} for validation, and as much for test")
@@ -147,7 +150,12 @@ def show_corpus(
         heading += "; what stands between « and » is not to be predicted"
     lines += ["", f"{heading}:", sample] if sample else []
     lines += [f"not sound: {fault}" for fault in faults]
-    lines += ["every token is as it was written"] if check and not faults else []
+    if check and not faults:
+        lines += [
+            "every token is as it was written"
+            if corpus.index
+            else "not verified: a file of tokens does not say what was written. Compare its digest"
+        ]
     show(described | {"faults": faults}, as_json, lambda: lines)
     if faults:
         raise typer.Exit(FAILED)
@@ -158,11 +166,26 @@ def _vocabulary(tokenizer: str) -> int | None:
     return load(tokenizer).vocabulary if tokenizer not in ("", BYTES) else None
 
 
-def _described(corpus: Corpus) -> dict[str, Any]:
+def _digest(corpus: Corpus, quiet: bool) -> str:
+    """Tokens that came without one are read for it, all of them."""
+    total, done = sum(part.nbytes for name in SPLITS for part in corpus.split(name).parts), 0
+
+    def moved(more: int) -> None:
+        nonlocal done
+        done += more
+
+    def reads() -> str:
+        return f"reads {corpus.name} for its digest: {100 * done // max(total, 1)} %"
+
+    with meanwhile(reads, quiet=quiet or bool(corpus.digest)):
+        return digest_of(corpus, moved)
+
+
+def _described(corpus: Corpus, *, quiet: bool = False) -> dict[str, Any]:
     index = corpus.index
     found: dict[str, Any] = {
         "name": corpus.name,
-        "digest": digest_of(corpus),
+        "digest": _digest(corpus, quiet),
         "vocabulary": corpus.vocabulary,
         "tokenizer": index.tokenizer.digest if index else None,
         "source": index.source if index else None,
@@ -183,8 +206,9 @@ def _described(corpus: Corpus) -> dict[str, Any]:
     return found
 
 
-def _table(corpus: Corpus) -> list[str]:
-    found, index = _described(corpus), corpus.index
+def _table(corpus: Corpus, found: dict[str, Any]) -> list[str]:
+    """For people; `found`: what `_described` says of it."""
+    index = corpus.index
     lines = [f"{'split':<12}{'documents':>12}{'tokens':>18}{'files':>8}"]
     lines[0] += f"{'to predict':>18}" if corpus.masked else ""
     for name, split in found["splits"].items():
@@ -209,7 +233,10 @@ def _sample(corpus: Corpus) -> str:
     tokenizer = corpus.tokenizer
     if tokenizer is None:
         return ""
-    tokens = corpus.validation[:SAMPLE_TOKENS].tolist()
+    try:
+        tokens = corpus.validation[:SAMPLE_TOKENS].tolist()
+    except Unreadable:  # `--verify` says so
+        return ""
     return marked(tokens, tokenizer) if corpus.masked else tokenizer.decode(tokens)
 
 
