@@ -23,9 +23,9 @@ END = "<|endoftext|>"
 VOCABULARY_MIN = 258
 # Above this the table of pairs of the trainer takes many GB, and no model has as many tokens.
 VOCABULARY_MAX = 1 << 20
-# Text that the trainer sees, in bytes. It holds every different word with its count: some GB for
-# this much. Of a larger corpus a sample is taken, document by document; more text hardly changes
-# which pairs are frequent.
+# Text that the trainer sees at most, in bytes. It holds every different word with its count: some
+# GB for this much. Of more text a sample is taken, document by document, half as much at least;
+# more text hardly changes which pairs are frequent.
 TEXT_MAX = 512 << 20
 # Documents handed over at once.
 BATCH = 256
@@ -62,21 +62,51 @@ def train_tokenizer(
             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tally = _Seen()
-        inner.train_from_iterator(_batches(source, tally, progress), trainer)
-        if not tally.documents:
+        sample = _sampled(source, progress)
+        if not sample.texts:
             raise ValueError(f"source {source.name!r} has no text to train a tokenizer on")
+        inner.train_from_iterator(sample.taken(), trainer)
         _written(to, inner.to_str())
     found = load(str(to))
     assert isinstance(found, HuggingFace)
     return found
 
 
-class _Seen:
-    """How many documents the trainer got."""
+class _Sample:
+    """A fair sample of documents, of at most TEXT_MAX bytes: wherever one stands in the source, it
+    is as likely to be among them.
+
+    How much text there is shows in the end: compressed files hold several times their size. So all
+    are taken at first, and whenever those are too much, a half of what is drawn goes, and is not
+    drawn from then on either.
+    """
 
     def __init__(self) -> None:
-        self.documents = 0
+        self.seen = 0
+        self.bytes = 0
+        self.below = 1 << 64  # places of those that are drawn
+        self.texts: dict[int, bytes] = {}  # by place, which is evenly spread below 2^64
+
+    def add(self, text: str) -> None:
+        """The next document of the source. Not its text decides, of which there may be copies."""
+        number, self.seen = self.seen, self.seen + 1
+        digest = hashlib.blake2b(number.to_bytes(8), digest_size=8, person=b"tokenizer")
+        if (place := int.from_bytes(digest.digest())) >= self.below:
+            return
+        content = text.encode()
+        self.texts[place] = content
+        self.bytes += len(content)
+        while self.bytes > TEXT_MAX:
+            self.below >>= 1
+            self.texts = {at: each for at, each in self.texts.items() if at < self.below}
+            self.bytes = sum(map(len, self.texts.values()))
+
+    def taken(self) -> Iterator[list[str]]:
+        """All of them, some at a time, in the order of the source; they are let go of."""
+        texts, self.texts = list(self.texts.values()), {}
+        texts.reverse()
+        while texts:
+            yield [texts.pop().decode() for _ in range(min(BATCH, len(texts)))]
 
 
 def _written(to: Path, text: str) -> None:
@@ -91,32 +121,14 @@ def _written(to: Path, text: str) -> None:
     settle(to.parent)
 
 
-def _batches(source: Source, seen: _Seen, progress: Progress | None) -> Iterator[list[str]]:
-    total, done, batch = source.bytes, 0, list[str]()
-    share = min(TEXT_MAX / max(total, 1), 1.0)
-    given = 0
+def _sampled(source: Source, progress: Progress | None) -> _Sample:
+    """Of all documents; reads all of the source."""
+    total, done, found = source.bytes, 0, _Sample()
     for document in source.documents(Tally()):
         done += document.read
-        content = document.text.encode()
-        if share < 1 and not _drawn(content, share):
-            continue
-        given += len(content)
-        if given > TEXT_MAX:  # of compressed files there is more text than bytes
-            break
-        batch.append(document.text)
-        seen.documents += 1
-        if len(batch) >= BATCH:
-            yield batch
-            batch = []
-            if progress is not None:
-                progress(min(done, total), total)
-    if batch:
-        yield batch
+        found.add(document.text)
+        if progress is not None and not found.seen % BATCH:
+            progress(min(done, total), total)
     if progress is not None:
         progress(total, total)
-
-
-def _drawn(content: bytes, share: float) -> bool:
-    """Whether a document is in the sample; its content decides, as for the splits."""
-    digest = hashlib.blake2b(content, digest_size=8, person=b"tokenizer").digest()
-    return int.from_bytes(digest) < share * 2**64
+    return found

@@ -1,6 +1,8 @@
 """Tokenizers: text to numbers and back, what ends a document, and files that are none."""
 
+import gzip
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,12 +90,39 @@ def test_training_of_much_text_sees_a_sample_of_all_of_it(
     every = {d.text for d in source.documents(Tally())}
     monkeypatch.setattr(training, "TEXT_MAX", source.bytes // 4)
     told: list[tuple[int, int]] = []
-    seen = training._Seen()
-    batches = training._batches(source, seen, lambda done, total: told.append((done, total)))
-    drawn = [text for batch in batches for text in batch]
-    assert set(drawn) < every and 40 < len(drawn) == seen.documents < 160
+    sample = training._sampled(source, lambda done, total: told.append((done, total)))
+    drawn = [text for batch in sample.taken() for text in batch]
+    assert set(drawn) < every and 30 < len(drawn) < 160
     assert int(max(drawn).split()[1]) > 300 and int(min(drawn).split()[1]) < 100
     assert told[-1] == (source.bytes, source.bytes)
+
+
+def test_a_sample_of_packed_text_is_of_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much text they hold shows only in the end; their names have an order of their own."""
+    for file in range(4):
+        lines = (json.dumps({"text": f"{file} {n} " + "word " * 200}) for n in range(200))
+        with gzip.open(tmp_path / f"{file}.jsonl.gz", "wt") as packed:
+            packed.writelines(f"{line}\n" for line in lines)
+    source = find(str(tmp_path))
+    every = [document.text for document in source.documents(Tally())]
+    monkeypatch.setattr(training, "TEXT_MAX", 100_000)
+    assert source.bytes < training.TEXT_MAX < sum(map(len, every)) // 8
+    drawn = [text for batch in training._sampled(source, None).taken() for text in batch]
+    assert 20_000 < sum(map(len, drawn)) <= training.TEXT_MAX
+    assert len(set(drawn)) == len(drawn) and drawn == sorted(drawn, key=every.index)
+    of_file = Counter(text[0] for text in drawn)
+    assert len(of_file) == 4 and max(of_file.values()) < 4 * min(of_file.values())
+
+
+def test_copies_of_one_text_are_sampled_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.jsonl").write_text('{"text": "the same"}\n' * 1000)
+    monkeypatch.setattr(training, "TEXT_MAX", 1000)
+    sample = training._sampled(find(str(tmp_path)), None)
+    assert 200 < sample.bytes == 8 * len(sample.texts) <= 1000
 
 
 @pytest.mark.parametrize(("vocabulary", "says"), [(257, "is not from 258"), (10**9, "to 1048576")])
