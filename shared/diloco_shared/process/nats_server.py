@@ -23,7 +23,7 @@ from diloco_shared.process.disk_watch import free_bytes
 from diloco_shared.process.hub_watch import (
     UNANSWERED_S,
     HubWatch,
-    Recovering,
+    Reading,
     answers,
     read_by,
 )
@@ -340,7 +340,7 @@ class NatsServer:
     async def _ready(self, timeout_s: float) -> bool:
         """Wait until the server says INFO; False when it exited."""
         began = said_at = time.monotonic()
-        reading = Recovering()
+        reading = Reading()
         while not reading.hangs(now := time.monotonic(), read_by(self.pid or 0), timeout_s):
             if not self.running:
                 return False
