@@ -37,7 +37,7 @@ READ_BYTES = 1 << 20
 READING_S_MAX = 43_200.0
 
 
-class Reading:
+class FirstReading:
     """What a server does that has not answered yet. Pure."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class HubWatch:
         self.no_space = False
         self.silent_since: float | None = None
         self.answered = False
-        self.reading = Reading()
+        self.reading = FirstReading()
 
     def said(self, log: bytes) -> None:
         """What its log says; lines may come in any portions that do not cut them."""

@@ -22,8 +22,8 @@ from diloco_shared.bus.nats.hub_config import Routes, cluster, in_config
 from diloco_shared.process.disk_watch import free_bytes
 from diloco_shared.process.hub_watch import (
     UNANSWERED_S,
+    FirstReading,
     HubWatch,
-    Reading,
     answers,
     read_by,
 )
@@ -340,7 +340,7 @@ class NatsServer:
     async def _ready(self, timeout_s: float) -> bool:
         """Wait until the server says INFO; False when it exited."""
         began = said_at = time.monotonic()
-        reading = Reading()
+        reading = FirstReading()
         while not reading.hangs(now := time.monotonic(), read_by(self.pid or 0), timeout_s):
             if not self.running:
                 return False
