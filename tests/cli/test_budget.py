@@ -142,6 +142,31 @@ def test_exports_lie_on_the_disk_of_the_coordinator(
     assert disk() == [("exports", 20.0), ("an export being made", 8.0)]
 
 
+def test_what_lies_where_checkpoints_are_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of it goes by itself."""
+    file = tmp_path / "run.toml"
+
+    def terms(steps: int) -> dict[str, int]:
+        file.write_text(f'name = "r"\n[budget]\nsteps = {steps}\n[algorithm]\nshards = 2\n')
+        assert run(monkeypatch, str(file), "--learners", "3", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        need, n = found["disk"]["checkpoints"], found["parameters"]
+        told = {t["name"]: t["bytes"] for t in need["terms"]}
+        of_learners = found["disk"]["learner"]["bytes"] / 3  # two are kept, and one is written
+        assert told.pop("a run-wide checkpoint") == pytest.approx(16 * n + 3 * of_learners)
+        return told
+
+    assert terms(100) == {}
+    few, many = terms(1_000_000), terms(2_000_000)
+    assert [*few] == ["archived tape"]
+    in_stream = 2 * 2048 * (1200 + 3 * 640)
+    assert many["archived tape"] + in_stream == pytest.approx(
+        2 * (few["archived tape"] + in_stream), rel=0.001
+    )
+
+
 def test_faults_of_the_file_and_a_size_that_nobody_knows_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

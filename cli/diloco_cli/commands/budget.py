@@ -23,6 +23,7 @@ _HOLDS = {
     "DN": "what syncers publish",
     "TAPE": "a record of each round",
     "STATE": "inner states and snapshots, for whoever joins",
+    "checkpoints": "the place of run-wide checkpoints, which a deleted run leaves as it is",
 }
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 

@@ -8,7 +8,8 @@ is the host's: both figures add up.
 import math
 
 from diloco_shared.budget.job import Job
-from diloco_shared.budget.streams import SNAPSHOTS
+from diloco_shared.budget.overhead import ROUND, ROUND_LEARNER
+from diloco_shared.budget.streams import RECORDS_IN_STREAM, SNAPSHOTS, TAPE_SAFETY
 from diloco_shared.budget.terms import Need, Term
 from diloco_shared.spec.codecs import bytes_of, facts
 from diloco_shared.spec.mesh import MeshSizes
@@ -408,7 +409,7 @@ def snapshots_per_step(job: Job) -> float:
 
 
 def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
-    """Disk of hub, syncer, learner and coordinator."""
+    """Disk of hub, syncer, learner and coordinator, and where run-wide checkpoints are."""
     keeping, values, per_value = job.spec.keeping, _of_a_shard(job), kept_bytes(job)
     stored = tuple(Term(k, need.bytes, "limit of the stream") for k, need in streams.items())
     return {
@@ -444,7 +445,27 @@ def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
             "keeping.checkpoints",
         ),
         "coordinator": _exports(job),
+        "checkpoints": _checkpoints(job),
     }
+
+
+def _checkpoints(job: Job) -> Need:
+    """A run-wide checkpoint, of which nobody knows how many will be asked for, and the tape."""
+    per_value, shards = kept_bytes(job), job.spec.algorithm.shards
+    how = (
+        f"{per_value:g} bytes x N, and moments and counts of {job.learners} learners: each that "
+        "is made stays until it is deleted"
+    )
+    each = int(per_value * job.parameters) + job.learners * job.state
+    terms = [Term("a run-wide checkpoint", each, how)]
+    record = ROUND + ROUND_LEARNER * job.learners
+    if (count := shards * (TAPE_SAFETY * job.rounds - RECORDS_IN_STREAM)) > 0:
+        how = (
+            f"{count} records of {record} bytes before they are compressed: of every shard the "
+            f"rounds of the run twice, but for {RECORDS_IN_STREAM} that lie in the stream"
+        )
+        terms.append(Term("archived tape", count * record, how))
+    return Need("checkpoints", tuple(terms))
 
 
 def _exports(job: Job) -> Need:
