@@ -73,3 +73,34 @@ async def test_who_reads_the_stream_needs_nothing_of_the_archive(tmp_path: Path)
     await bus.purge(tape.stream, tape.subject, below_seq=5)
     assert len(await tape.read(limit=4)) == 4 and archive._walks
     assert [seq for seq, _ in await tape.read(4)] == [5, 6, 7] and not archive._walks
+
+
+async def test_who_reads_on_in_the_archive_asks_the_stream_for_its_beginning_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of the stream's records, for each batch of the archive's, was fetched and dropped."""
+    bus, archive = MemoryBus(MemoryBroker(), "a"), TapeArchive(str(tmp_path), "r.1")
+    await stream(bus)
+    tape, asked = Tape(bus, "r", 0, archive), list[int | None]()
+    for number in range(1, 13):
+        await tape.append(term(number, "a"))
+    stored = await bus.fetch(tape.stream, tape.subject)
+    archive.write(stored[:5])
+    archive.write(stored[5:9])
+    await bus.purge(tape.stream, tape.subject, below_seq=8)  # what is in both is the stream's
+    archive.write(
+        [Stored(s.subject, b"of a history that was lost", {}, s.seq) for s in stored[7:9]]
+    )
+    fetch = bus.fetch
+
+    async def counted(*where: Any, limit: int | None = None, **more: Any) -> list[Stored]:
+        asked.append(limit)
+        return await fetch(*where, limit=limit, **more)
+
+    monkeypatch.setattr(bus, "fetch", counted)
+    found: list[int] = []
+    while batch := await tape.read(found[-1] if found else 0, limit=3):
+        found += [seq for seq, _ in batch]
+        asked.append(0)
+    assert found == list(range(1, 13))
+    assert asked == [3, 1, 0, 1, 0, 1, 3, 0, 3, 0, 3, 1]

@@ -161,6 +161,10 @@ class TapeArchive:
             log.info("the archive is listed again", reason=str(error))  # it may have been cut
         return []
 
+    def reads_on(self, run: str, after: int) -> bool:
+        """Whether a batch ended at this record."""
+        return (run, after) in self._walks
+
     def let_go(self) -> None:
         """Nobody reads on where the last batch ended: forget what that takes of the memory."""
         self._walks = {}
@@ -315,7 +319,10 @@ async def read_tape(
     stream = subjects.tape_stream(run)
     wanted = [subjects.tape(run, a.shard) for a in archives]
     every = wanted[0] if len(wanted) == 1 else f"tape.{run}.*"
-    stored = await bus.fetch(stream, every, start_seq=after + 1, limit=limit)
+    asked = partial(bus.fetch, stream, every, start_seq=after + 1, limit=limit)
+    # Whoever reads on in an archive finds the next ones there: the stream's begin after it.
+    reads_on = len(archives) == 1 and archives[0].reads_on(run, after)
+    stored = [] if reads_on else await asked()
     if stored and stored[0].seq == after + 1 and len(wanted) == 1:
         archives[0].let_go()
         return stored
@@ -325,6 +332,9 @@ async def read_tape(
         if oldest[0].seq > after + 1 if oldest else await has_left(bus, stream):
             older = await ask(partial(archive.read, run, after, limit))
             found |= {s.seq: s for s in older if not oldest or s.seq < oldest[0].seq}
+    if reads_on and (limit is None or len(found) < limit):
+        archives[0].let_go()
+        found |= {s.seq: s for s in await asked()}
     return [found[seq] for seq in sorted(found)][:limit]
 
 
