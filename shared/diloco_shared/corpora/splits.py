@@ -1,7 +1,9 @@
 """Which documents are trained on, and which are held out.
 
 A document's content decides, by a hash of it: wherever it lies, whatever its file is called and
-whatever else is added, it stays in its split, and two copies of it never lie on both sides.
+whatever else is added, it stays in its split, and two copies of it never lie on both sides. Two
+copies of one text may, where they are cut into passages in different ways (documents.py): under
+gzip, and of the only file, shorter texts are cut.
 
 A hash leaves a split of few documents empty now and then. Then, of all documents in the order of
 their hashes, the first goes to validation, the second to test and the last to training; the others

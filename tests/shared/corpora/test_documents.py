@@ -112,6 +112,20 @@ def test_json_lines_and_compressed_files(tmp_path: Path) -> None:
     assert texts(tmp_path / "d.jsonl", field="body") == ["of another field"]
 
 
+@pytest.mark.parametrize(("kib", "plain", "packed"), [(60, 1, 1), (100, 1, 2), (300, 5, 5)])
+def test_under_gzip_a_text_is_cut_sooner(tmp_path: Path, kib: int, plain: int, packed: int) -> None:
+    """So copies of one text may be different documents: docs/how-to/models.md says so."""
+    text = ("x" * 63 + "\n") * (16 * kib)
+    for folder in ("plain", "packed"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "other.txt").write_text("else each would be a single file")
+    (tmp_path / "plain" / "a.txt").write_text(text)
+    (tmp_path / "packed" / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    found = [texts(tmp_path / folder) for folder in ("plain", "packed")]
+    assert [len(each) - 1 for each in found] == [plain, packed]
+    assert (found[0] == found[1]) == (plain == packed)
+
+
 def test_a_missing_value_is_an_empty_document(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": null}\n{"text": "b"}\n')
     tally = Tally()
