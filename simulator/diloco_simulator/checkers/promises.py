@@ -65,6 +65,7 @@ class Mark:
     next_round: int
     tokens: Any  # what I5 has counted
     numbers: Any  # what I9 has computed
+    data: Any = None  # which sequences were merged
 
 
 class Anchors:

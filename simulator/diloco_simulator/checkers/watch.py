@@ -4,17 +4,20 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from diloco_shared.protocol.messages import Blob, PublicationManifest, TapeRecord, TapeRound
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.cuts import Parts
+from diloco_simulator.checkers.data import DataRead
 from diloco_simulator.checkers.limits import SILENT_S, LearnerLimits, StepPace
 from diloco_simulator.checkers.promises import Anchors, KnownRefusals, Merges, Report
 from diloco_simulator.checkers.stops import Stops
 from diloco_simulator.checkers.watch_shard import OfShard
 from diloco_simulator.coverage.reached import of_record
+from diloco_simulator.worlds.computing import size_of
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import Values
 from diloco_syncer.history.history import identity
@@ -55,6 +58,8 @@ class RunWatch:
         self.pace = StepPace(report, spec, self.anchors)
         self.limits = LearnerLimits(report, spec)
         self.stops = Stops(report, spec.algorithm.shards)
+        size = partial(size_of, spec.data.virtual_shards)
+        self.data = DataRead(report, spec, size, self.reached)
         self.spec = spec
         self.healed_at = math.inf
         self.ends: dict[str, End] = {}  # of each learner's newest life that left
@@ -66,6 +71,7 @@ class RunWatch:
                 learners=scene.options.learners_ever,
                 claims=self.claims,
                 parts=self.parts,
+                data=self.data.merged[shard],
                 numbers=numbers,
             )
             for shard in range(spec.algorithm.shards)
@@ -95,7 +101,7 @@ class RunWatch:
 
     def healed(self) -> None:
         """From now on nothing goes wrong."""
-        self.healed_at = self.scene.now
+        self.healed_at = self.data.healed_at = self.scene.now
         for shard in self.of:
             shard.alive.record(self.scene.now)
             shard.alive.limit_s = SILENT_S * self.scene.options.step_s

@@ -18,6 +18,7 @@ from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.cuts import Cuts, Parts
 from diloco_simulator.checkers.ledger import Tokens
 from diloco_simulator.checkers.limits import Alive, LeaderLimits
+from diloco_simulator.checkers.merged_data import MergedData
 from diloco_simulator.checkers.numbers import CheckedNumbers
 from diloco_simulator.checkers.promises import KnownMembers, LeaderLeases, Mark, Merges, Report
 from diloco_syncer.history.history import History, Identity
@@ -36,6 +37,7 @@ class OfShard:
         learners: int,
         claims: Claims,
         parts: Parts,
+        data: MergedData,
         numbers: bool,
     ) -> None:
         self.spec = spec
@@ -50,6 +52,7 @@ class OfShard:
         self.alive = Alive(self.report)
         self.members = KnownMembers(self.report, spec)
         self.tokens = Tokens(self.report, spec, claims, shard)
+        self.data = data
         self.limits = LeaderLimits(self.report, spec, learners, shard)
         self.numbers = CheckedNumbers(self.report, spec, shard) if numbers else None
         self.cuts = Cuts(self.report, parts, spec.algorithm.owned(shard), self.merges.lost)
@@ -75,7 +78,7 @@ class OfShard:
 
     def record(self, record: TapeRecord, now: float, *, faulty: bool) -> None:
         """Every record as the tape takes it."""
-        mark = self._read(record)
+        mark = self._read(record, now)
         self.alive.record(now)
         if self.numbers is not None:
             self.numbers.record(record, mark)
@@ -106,11 +109,12 @@ class OfShard:
             case _:
                 pass
 
-    def _read(self, record: TapeRecord) -> Mark | None:
+    def _read(self, record: TapeRecord, now: float = 0.0) -> Mark | None:
         """The mark that a restore goes back to."""
         mark = self.cuts.restored(record) if isinstance(record, TapeRestore) else None
         self.merges.record(record, mark)
         self.tokens.record(record, mark)
+        self.data.record(record, mark, now)
         return mark
 
     def gives(self, number: int) -> None:
@@ -127,6 +131,7 @@ class OfShard:
             merges.next_round,
             self.tokens.fates[-1],
             self.numbers.state if self.numbers is not None else [],
+            self.data.state(),
         )
 
     def lost(self, kept: Sequence[TapeRecord], gone: Sequence[TapeRecord]) -> None:
@@ -137,6 +142,7 @@ class OfShard:
         self.merges.begin(self.spec.algorithm.quorum)
         del self.seqs[len(kept) :], self.tails[len(kept) :]
         self.tokens.lost(len(kept))
+        self.data.lost()
         self.cuts.executed.clear()
         if self.numbers is not None:
             self.numbers.lost(len(kept))

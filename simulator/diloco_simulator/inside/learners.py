@@ -8,6 +8,7 @@ from math import ceil, inf
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from diloco_learner.app import Learner
@@ -38,6 +39,7 @@ from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Restored
+from diloco_simulator.checkers.data import SEEN_S
 from diloco_simulator.checkers.limits import LearnerHolds
 from diloco_simulator.checkers.watch import End, RunWatch
 from diloco_simulator.virtual_loop import Hosted, current
@@ -139,7 +141,20 @@ class Trained:
 
         exchange: Any = self.exchange
         loop: Any = self.loop
-        exchange.handle, loop.turns = handled, turned
+        step = loop.trainer.step
+
+        def stepped(tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Any:
+            self._reads(tokens_BxL1)
+            return step(tokens_BxL1, rate, poisoned=poisoned)
+
+        exchange.handle, loop.turns, loop.trainer.step = handled, turned, stepped
+
+    def _reads(self, tokens_BxL1: NDArray[Any]) -> None:
+        """Every sequence says which one it is."""
+        now, state = self.watch.scene.now, self.state
+        read = [(shard, passes, n) for shard, passes, n in tokens_BxL1[:, :3].tolist()]
+        able = not state.leaves and now - state.able_at > SEEN_S
+        self.watch.data.reads(self.life, read, now, able=able)
 
     # --- between two steps ---------------------------------------------------------------------
 
@@ -168,6 +183,7 @@ class Trained:
                 whose = watch.spec.name, self.learner
                 subject = subjects.contribution(*whose, e.epoch, e.fragment, e.round, e.term)
                 watch.claims.contributed(self.life, e)
+                watch.data.contributed(self.life, e)
                 watch.parts.contributed(self.life, subject)
             case Merged() | Unmerged():
                 watch.reached("learners:", type(effect).__name__)

@@ -19,7 +19,7 @@ from diloco_shared.protocol.messages import (
     PublicationManifest,
     TapeRecord,
 )
-from diloco_shared.protocol.records import Event, RunRecord, RunStatus
+from diloco_shared.protocol.records import Event, RunRecord, RunStatus, ShardLease
 from diloco_shared.protocol.wire import WireError, decode, decode_tape
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.islands import IslandWatch
@@ -62,6 +62,7 @@ class Observer:
         self.flood = subjects.event(spec.name, "flood")
         self.runs = f"KV_{subjects.RUNS}"
         self.statuses = f"KV_{subjects.STATUS}"
+        self.shards = f"KV_{subjects.SHARDS}"
         # Of every shard's tape, with the sequences on its stream.
         self.records: list[list[tuple[int, TapeRecord]]] = [[] for _ in self.tapes]
         # What the hub has of a user's wishes by kind, and since when.
@@ -83,6 +84,8 @@ class Observer:
             self._wanted(message)
         elif stream == self.statuses:
             self._shown(message)
+        elif stream == self.shards:
+            self._leased(message)
         elif message.subject == self.flood:
             self._taken_back(message)
         elif not message.subject.endswith(".m"):
@@ -98,6 +101,15 @@ class Observer:
         told = decode(message.payload, Event).data
         if told["stream"] == "UP" and told["learner"] != STRANGER:
             self.watch.broken("I12", f"what {told['learner']} was asked for is taken for a flood")
+
+    def _leased(self, message: Stored) -> None:
+        """A data shard is, or it is free; or the run is deleted."""
+        if self._ours(message):
+            self.watch.data.leased(decode(message.payload, ShardLease), self.scene.now)
+
+    def _ours(self, message: Stored) -> bool:
+        """Whether it is the lease of a data shard of this run."""
+        return bool(message.payload) and f".{self.spec.name}." in message.subject
 
     def _wanted(self, message: Stored) -> None:
         """The run's record, or that there is none any more."""
@@ -149,6 +161,9 @@ class Observer:
         """The hub was, from a backup: what was wished for since may be lost."""
         self.checkpoint = 0
         self.watch.stops.forget()
+        there = self.broker.select(self.shards, ">", 1) if self.broker.exists(self.shards) else ()
+        leases = [decode(m.payload, ShardLease) for m in there if self._ours(m)]
+        self.watch.data.put_back(leases, self.scene.now)
 
     def lost(self) -> None:
         """The hub lost the newest records: what is not there any more never was."""

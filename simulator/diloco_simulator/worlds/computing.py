@@ -31,6 +31,9 @@ T = TypeVar("T")
 SEQUENCES = 512
 # Of few of them, so that a run reads them again and again: two steps. And how often a run has few.
 SEQUENCES_FEW, FEW, SCARCE = 16, (1, 2, 3), 0.25
+# Of some of them, which a run reads one after another, and each several times: five steps. Every
+# third one has a sequence more than the others.
+SEQUENCES_SOME, SOME = 40, (12, 17, 24)
 # Between two looks at the mailbox of a learner that may not step, in virtual seconds.
 LOOK_S = 0.1
 # Of every step's time in a world: without it, learners could stay in step for ever.
@@ -144,15 +147,45 @@ def scarce(spec: RunSpec, seed: int) -> RunSpec:
     dice = Random(f"data {seed}")
     if dice.random() >= SCARCE:
         return spec
-    data = spec.data.model_copy(update={"virtual_shards": dice.choice(FEW)})
+    return in_shards(spec, dice.choice(FEW))
+
+
+def in_shards(spec: RunSpec, shards: int) -> RunSpec:
+    """The same run with so many data shards."""
+    data = spec.data.model_copy(update={"virtual_shards": shards})
     return spec.model_copy(update={"data": data})
 
 
-class InOrder(ShardCut):
-    """Nobody sees what is read: drawing an order would only take time."""
+def sequences_in(shards: int) -> int:
+    """Sequences of a corpus that is cut into so many data shards."""
+    if shards in FEW:
+        return shards * SEQUENCES_FEW
+    return shards * SEQUENCES_SOME + shards // 3 if shards in SOME else shards * SEQUENCES
 
-    def order(self, shard: int, passes: int) -> Any:
-        return range(self.sequences_per_shard)
+
+def size_of(shards: int, shard: int) -> int:
+    """Sequences of one of so many data shards."""
+    each, more = divmod(sequences_in(shards), shards)
+    return each + (shard < more)
+
+
+# More than a shard has sequences.
+_SPAN = 1 << 20
+
+
+class InOrder(ShardCut):
+    """Each sequence says which one it is, by its first tokens: data shard, pass, and place in it.
+
+    Drawing an order would only take time."""
+
+    def places(self, shard: int, passes: int, first: int, last: int) -> NDArray[np.int64]:
+        return (passes * self.shards + shard) * _SPAN + np.arange(first, last)
+
+    def at(self, places_S: NDArray[np.int64]) -> NDArray[np.int32]:
+        found = np.zeros((len(places_S), self.context + 1), np.int32)
+        readings_S, found[:, 2] = np.divmod(places_S, _SPAN)
+        found[:, 1], found[:, 0] = np.divmod(readings_S, self.shards)
+        return found
 
 
 class Paced:
@@ -248,15 +281,14 @@ class TinyComputing(Paced):
         self.report = report
 
     def build(self, spec: RunSpec, check: Check = go_on, *, begun: bool = False) -> Built:
-        """A tiny trainer of the run's fragments, with a corpus of zeros in as many data shards."""
+        """A tiny trainer of the run's fragments, with a corpus in as many data shards."""
         a = spec.algorithm
         tiny = TinyTrainer(
             a.fragments, self.learner, spec.seed, spec.tokens_per_step, a.codec_up, self.report
         )
         context = spec.model.context_tokens
         shards = spec.data.virtual_shards
-        sequences = SEQUENCES_FEW if shards in FEW else SEQUENCES
-        corpus = np.zeros(shards * sequences * context + 1, np.uint8)
+        corpus = np.zeros(sequences_in(shards) * context + 1, np.uint8)
         cut = InOrder(corpus, shards, context, spec.seed)
         batches = Batches(cut, spec.inner.batch_sequences * spec.inner.accumulation)
         held_out = HeldOut(np.zeros((1, context + 1), np.int32))

@@ -98,6 +98,7 @@ class Options:
     in_order: bool = False  # what met a cut stays in its connection's order; with clogs it does so
     elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
     full_disks: int = 0  # for some seconds the hub's disk is full, which no append's answer tells
+    data_shards: int = 0  # of 40 sequences or so, which a run reads to their ends; 0: larger ones
 
     @property
     def learners_ever(self) -> int:
@@ -169,7 +170,7 @@ class Options:
         )
         more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
         more |= hubs_put_back(seed) | newer_codecs(seed) | broken_connections(seed)
-        more |= clogs_and_storms(seed)
+        more |= clogs_and_storms(seed) | smaller_data(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
@@ -249,6 +250,16 @@ def clogs_and_storms(seed: int) -> dict[str, Any]:
         "storms": of_storms.choice([1, 2]) if of_storms.random() < STORMS else 0,
         "in_order": random.Random(f"order of {seed}").random() < IN_ORDER,
     }
+
+
+# How many worlds have a corpus of which learners read one data shard after another.
+SMALLER_DATA = 0.4
+
+
+def smaller_data(seed: int) -> dict[str, Any]:
+    """Of the run's corpus, from dice of its own."""
+    rng = random.Random(f"smaller data of {seed}")
+    return {"data_shards": rng.choice([12, 17, 24])} if rng.random() < SMALLER_DATA else {}
 
 
 # How many worlds have a hub whose disk fills up.

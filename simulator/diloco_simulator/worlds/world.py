@@ -59,7 +59,7 @@ from diloco_simulator.troubles.lies import Lies
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.virtual_loop import Hosted, Idle, VirtualLoop, play
 from diloco_simulator.worlds.case import Case
-from diloco_simulator.worlds.computing import TinyComputing, scarce, tiny
+from diloco_simulator.worlds.computing import TinyComputing, in_shards, scarce, tiny
 from diloco_simulator.worlds.constants import put
 from diloco_simulator.worlds.limit import Circling, limited
 from diloco_simulator.worlds.options import Options
@@ -163,6 +163,8 @@ class World:
             spec = asked_first(spec)
         if self.case.exports:
             spec = by_itself(spec, self.seed)
+        if self.options.data_shards:
+            spec = in_shards(spec, self.options.data_shards)
         return scarce(spec, self.seed) if self.case.hardships else spec
 
     # --- who is there --------------------------------------------------------------------------
