@@ -1,5 +1,7 @@
 """How far data shards are merged, told to whoever reads on where another stopped."""
 
+import asyncio
+
 import pytest
 
 from diloco_shared.bus.port import Conflict
@@ -55,6 +57,41 @@ async def test_a_later_leader_takes_back_what_its_history_does_not_hold() -> Non
     earlier.places |= {3: (0, 2)}
     await MergedPositions(bus, "r", lambda: earlier).write()
     assert await told(bus) == {"r.3.0": (0, 2), "r.5.0": (0, 0), "other.5.0": (2, 2)}
+
+
+async def test_a_run_that_goes_back_tells_the_places_of_its_checkpoint_first() -> None:
+    """Its ledger is the one of before until the restore is on the tape."""
+    bus, ledger, places = await written()
+    places.back = {3: (0, 2)}
+    await places.write()
+    assert await told(bus) == {"r.3.0": (0, 2), "r.5.0": (0, 0)}
+    places.back = None
+    ledger.places[3] = (0, 4)
+    await places.write()
+    assert await told(bus) == {"r.3.0": (0, 4), "r.5.0": (1, 0)}
+
+
+async def test_what_is_being_written_does_not_replace_places_of_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It began before the run went back."""
+    bus, ledger, places = await written()
+    put, held = places._put, asyncio.Event()
+
+    async def late(shard: int, value: bytes) -> None:
+        await held.wait()
+        await put(shard, value)
+
+    monkeypatch.setattr(places, "_put", late)
+    ledger.places[3] = (0, 9)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(places.write())
+        await asyncio.sleep(0)
+        places.back = {3: (0, 2), 5: (1, 0)}
+        tasks.create_task(places.write())
+        await asyncio.sleep(0)
+        held.set()
+    assert await told(bus) == {"r.3.0": (0, 2), "r.5.0": (1, 0)}
 
 
 async def test_shards_of_the_syncer_do_not_overwrite_each_other() -> None:

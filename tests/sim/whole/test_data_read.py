@@ -4,6 +4,7 @@ The product is broken in one place, a world is played in which little else goes 
 promise `data` must be named, with what was seen.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -204,6 +205,22 @@ def test_who_comes_back_reads_on_where_its_work_was_merged(
     in_the_midst(what)(monkeypatch)
     for changes in ({}, LONG):
         assert calm(**changes).violations == []
+
+
+@pytest.mark.whole
+def test_a_run_that_goes_back_leaves_nothing_out_where_writes_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Learners were back before the leader had written all places of the checkpoint."""
+    put = MergedPositions._put
+
+    async def late(self: MergedPositions, shard: int, value: bytes) -> None:
+        await asyncio.sleep(1.5)
+        await put(self, shard, value)
+
+    monkeypatch.setattr(MergedPositions, "_put", late)
+    found = calm(**BACK)
+    assert found.violations == [] and found.counts["restored"] == 1
 
 
 @pytest.mark.whole

@@ -184,6 +184,12 @@ class Checkpointer:
             self.loaded = {restore.serial: state}
         self.put(Loaded(restore, state.manifest.run, state.history, state.digest))
 
+    def merged(self, serial: int) -> dict[int, tuple[int, int]]:
+        """How far each data shard was merged in this shard of the syncer, at a loaded checkpoint:
+        (passes, sequences)."""
+        places = self.loaded[serial].history["ledger"]["places"]
+        return {shard: (passes, sequences) for shard, passes, sequences in places}
+
     async def rewind(self, serial: int) -> None:
         """Keep the history that is gone back to. Data is read on from where the checkpoint's
         parameters have it; other data from its beginning.

@@ -389,6 +389,7 @@ class Leader:
                 self.horizon = Horizon()
                 self.purger.begun_again()
                 leases = self.checkpointer.loaded[effect.serial].leases
+                self.merged_positions.back = None  # the ledger says the same
                 self.numbers.perform(effect)
                 self.tasks.create_task(self._gone_back(leases))
             case PurgeUp():
@@ -407,13 +408,21 @@ class Leader:
 
     async def _append(self, effect: Append) -> None:
         if isinstance(effect.record, TapeRestore):
-            await self.checkpointer.rewind(effect.record.serial)
+            await self._goes_back(effect.record.serial)
         seq = await self.tape.append(effect.record)
         self.executed(seq)
         if isinstance(effect.record, TapeSnapshot):
             self.archiver.want()
         self._put(Appended(seq, ambient.wall()))
         self.merged_positions.changed.set()
+
+    async def _goes_back(self, serial: int) -> None:
+        """What must be there before a restore is on the tape."""
+        # Places first: whoever sees a lease of the checkpoint looks for the place after that.
+        self.merged_positions.back = self.checkpointer.merged(serial)
+        if not self.lease.lapsed:
+            await until_done(self.merged_positions.write, "places in the data")
+        await self.checkpointer.rewind(serial)
 
     @property
     def _restored_lately(self) -> bool:

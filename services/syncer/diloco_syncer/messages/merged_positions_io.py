@@ -1,7 +1,7 @@
 """Tells learners how far every data shard is merged, as the tape says (bucket PLACES)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from diloco_shared.bus.port import Bus, BusError, Conflict
 from diloco_shared.bus.repeating import again_and_again
@@ -24,6 +24,10 @@ class MergedPositions:
     writes the first time over whatever is there, since its tape is the newer one.
 
     Each shard of the syncer has keys of its own: what is merged in any of them is merged.
+
+    A run that goes back to a checkpoint has the checkpoint's places written before the restore is
+    on the tape. Else a learner that comes back at once could take a further place, and leave out
+    the data in between.
     """
 
     def __init__(self, bus: Bus, run: str, ledger: Callable[[], Ledger], syncer: int = 0) -> None:
@@ -31,6 +35,9 @@ class MergedPositions:
         self.run = run
         self.syncer = syncer
         self.ledger = ledger  # the present one
+        # Of the checkpoint that the run is going back to, until the present ledger is that one's.
+        self.back: Mapping[int, tuple[int, int]] | None = None
+        self.writing = asyncio.Lock()  # what is begun with other places ends before
         self.known = False  # whether `written` is what earlier leaders wrote
         self.written: dict[int, tuple[int, int]] = {}
         self.revisions: dict[int, int] = {}
@@ -39,9 +46,13 @@ class MergedPositions:
 
     async def write(self) -> None:
         """Write what is not written yet. Raises BusError; may be called again."""
+        async with self.writing:
+            await self._write()
+
+    async def _write(self) -> None:
         if not self.known:
             await self._read()
-        merged = self.ledger().places
+        merged = self.ledger().places if self.back is None else self.back
         # A place that the tape does not know is one of a history that was gone back behind.
         for shard in {*merged, *self.written}:
             passes, sequences = merged.get(shard, (0, 0))
