@@ -32,6 +32,9 @@ log = structlog.get_logger()
 # Lifetime of a member's key without refresh, and how often it is refreshed: two may be lost.
 TTL_S = 5.0
 REFRESH_S = 1.5
+# For giving the key back, in seconds: a process that is told to stop has not much more, and the key
+# of one that could not do so is gone a little later.
+LEAVES_S = 2.0
 # In each member's data folder.
 LOCK = "lock"
 
@@ -247,13 +250,17 @@ class Registration:
             self.changed.set()
 
     async def leave(self) -> None:
-        """Give the key back, if it is still ours."""
-        with left_undone("leaving"):  # the key expires
-            entry = await self.bus.kv_get(subjects.MEMBERS, self.key)
-            if entry is not None and entry.value is not None and self._ours(entry.value):
-                with suppress(Conflict):  # another process has it by now
-                    place = subjects.MEMBERS, self.key
-                    await self.bus.kv_delete(*place, revision=entry.revision)
+        """Give the key back, if it is still ours, and the hub answers in time."""
+        with left_undone("leaving"), suppress(TimeoutError):  # the key expires
+            async with asyncio.timeout(LEAVES_S):
+                await self._give_back()
+
+    async def _give_back(self) -> None:
+        entry = await self.bus.kv_get(subjects.MEMBERS, self.key)
+        if entry is not None and entry.value is not None and self._ours(entry.value):
+            with suppress(Conflict):  # another process has it by now
+                place = subjects.MEMBERS, self.key
+                await self.bus.kv_delete(*place, revision=entry.revision)
 
     async def assignments(self) -> AsyncIterator[str]:
         """The run this member works for, at first and at every change; "" for none.

@@ -7,6 +7,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
+from random import Random
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,12 +15,19 @@ from structlog.testing import capture_logs
 from diloco_shared import VERSION
 from diloco_shared.bus import stream_kv
 from diloco_shared.bus.port import Bus
-from diloco_shared.process.membership import TTL_S, DataFolder, FolderTaken, Registration
+from diloco_shared.process.membership import (
+    LEAVES_S,
+    TTL_S,
+    DataFolder,
+    FolderTaken,
+    Registration,
+)
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord, boot_of
 from diloco_shared.protocol.wire import decode, encode
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
+from diloco_simulator.virtual_loop import play
 
 ROOT = Path(__file__).parents[3]
 
@@ -85,6 +93,21 @@ async def test_a_member_is_shown_until_it_leaves(broker: MemoryBroker) -> None:
     assert record is not None and (record.run, record.state) == ("r", "working")
     await member.leave()
     assert await shown(bus) is None
+
+
+def test_a_hub_that_is_away_is_not_asked_for_long_by_who_leaves() -> None:
+    """Whoever told the process to stop kills it soon; its key expires."""
+
+    async def main() -> float:
+        bus = await prepared(MemoryBroker())
+        member = Registration(bus, "a", "learner", "lock-1")
+        await member.register()
+        bus.disconnect()
+        began = asyncio.get_running_loop().time()
+        await member.leave()
+        return asyncio.get_running_loop().time() - began
+
+    assert play(main(), Random(1)) == LEAVES_S
 
 
 async def test_a_silent_member_expires(broker: MemoryBroker, clock: Clock) -> None:
