@@ -8,6 +8,7 @@ would do is done at once, and is over some virtual time later.
     process.freeze()                # nothing that it began runs, as after SIGSTOP
     process.freeze(suspended=True)  # nor does its clock, as of a suspended machine
     process.thaw()
+    process.signal(SIGTERM)         # its handler is called, and without one it is killed
     process.kill()                  # nor ever again, as after SIGKILL: no `finally` either
 """
 
@@ -75,11 +76,15 @@ class Hosted:
         self.behind_s = 0.0  # by so much its clock is, of all its suspensions
         self.woke_at = 0.0  # by its clock, from the last of them
         self.app: Any = None  # what runs in it
+        self.machine: Any = None  # on which it has a name
         # Does what a thread of it would; what it returns, or something to wait for before it can
         # go on (`islands.waiting.Waiting`).
         self.carry: Callable[[Callable[[], Any]], Any] = _simply
         # Told of everything that it is about to do and that others can see; may kill it.
         self.before: Callable[[str], None] = lambda what: None
+        # Of signals: what each calls, in the process.
+        self.handlers: dict[int, Callable[[], Any]] = {}
+        self.unhandled: Callable[[], None] = self.kill  # what a signal without a handler does
         loop.hosted.append(self)
         self.held: list[_Handle] = []  # what came while it stood still
 
@@ -96,6 +101,19 @@ class Hosted:
             self.suspended_at = self.loop.now
             for child in self.children:
                 child.freeze(suspended=True)
+
+    def signal(self, number: int) -> None:
+        """Sent to it by whoever may: what stands still gets it when it goes on."""
+        context = contextvars.copy_context()
+        context.run(_HOSTED.set, self)
+        self.loop.call_soon(self._signalled, number, context=context)
+
+    def _signalled(self, number: int) -> None:
+        handler = self.handlers.get(number)
+        if handler is not None:
+            handler()
+        else:
+            self.unhandled()
 
     @property
     def monotonic(self) -> float:
@@ -314,6 +332,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                     handle.failed(error)
             if self._stopping:
                 return
+
+    def add_signal_handler(  # type: ignore[override]
+        self, sig: int, callback: Callable[..., Any], *args: Any
+    ) -> None:
+        """Of the process that asks for it: signals of the real one are none of theirs."""
+        hosted = _HOSTED.get()
+        assert hosted is not None, "only processes of a world get its signals"
+        hosted.handlers[sig] = partial(callback, *args)
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        hosted = _HOSTED.get()
+        assert hosted is not None, "only processes of a world get its signals"
+        return hosted.handlers.pop(sig, None) is not None
 
     def _early(self, handle: _Handle, hosted: Hosted) -> bool:
         """Whether a timer is not due yet by a clock that has stood still since it was set."""

@@ -106,16 +106,19 @@ class Worker(ABC, Generic[S]):
         yield from self.metrics()
 
     async def run(self) -> None:
-        """Until cancelled, or until the work fails."""
-        await ensure_buckets(self.control)
-        await self.membership.register()
-        self.ready = True
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.membership.keep())
-            tasks.create_task(self.faults.serve())
-            tasks.create_task(remove_deleted(self.control, self.folder.path / self.kept))
-            tasks.create_task(watch_disk(self.membership, self.room, self.tell))
-            await self.serve_runs(tasks)
+        """Until cancelled, or until the work fails; then it is no member any more."""
+        try:
+            await ensure_buckets(self.control)
+            await self.membership.register()
+            self.ready = True
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.membership.keep())
+                tasks.create_task(self.faults.serve())
+                tasks.create_task(remove_deleted(self.control, self.folder.path / self.kept))
+                tasks.create_task(watch_disk(self.membership, self.room, self.tell))
+                await self.serve_runs(tasks)
+        finally:
+            await self.membership.leave()
 
     async def spec_of(self, run: str) -> RunSpec | None:
         """Of the run that it is assigned to; None if there is none such any more, or none that
@@ -181,4 +184,3 @@ async def _run(worker: Worker[S]) -> None:
     finally:
         watching.cancel()
         await health.close()
-        await worker.membership.leave()

@@ -29,6 +29,7 @@ class Parts:
         # (life, contribution) -> newest part of that life by then.
         self.made_after: dict[tuple[str, str], int] = {}
         self.began_with: dict[str, int] = {}  # life -> epoch of the restore it began after
+        self.went: set[str] = set()  # lives that took moments of a run-wide checkpoint
         self.failed = 0  # number of the newest checkpoint that failed, on the first shard's tape
 
     def kept(
@@ -51,6 +52,7 @@ class Parts:
 
     def went_back(self, life: str, learner: str, source: str, own: bool, moments: bytes) -> None:
         """A process took moments of a checkpoint; `own`: there is a part of its own there."""
+        self.went.add(life)
         number = parse_reference(source)[2]
         known = (
             self.moments.get((number, learner), [])

@@ -35,6 +35,7 @@ from diloco_learner.recovery import moments
 from diloco_learner.recovery import recoverer_io as recoverer
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Pause, Rest, TrainLoop
+from diloco_learner.work_io import Work
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
@@ -83,6 +84,11 @@ class SeenLife:
         return self.silent_since == inf and not self.leaves and self.whole
 
     @property
+    def alone(self) -> bool:
+        """Whether it is no island of several hosts."""
+        return getattr(getattr(self.process.app, "computing", None), "leading", None) is None
+
+    @property
     def whole(self) -> bool:
         """Of an island of several hosts: whether none keeps it from its work."""
         leading = getattr(getattr(self.process.app, "computing", None), "leading", None)
@@ -97,6 +103,7 @@ class Trained:
         assert process is not None and isinstance(process.app, Learner)
         work = process.app.work
         assert work is not None
+        self.work: Work = work
         self.watch = watch
         self.learner = learner
         self.loop = loop
@@ -104,6 +111,8 @@ class Trained:
         self.book: AnchorBook = work.book
         self.mailbox: Mailbox = work.mailbox
         self.found_bad = False
+        self.steps = 0  # of this life, at its end
+        self.last_moments: bytes | None = None  # then, where one host holds them
         self.copy: tuple[int, bytes] | None = None  # the newest of its moments: after which step
         self.life = f"{learner}/{exchange.incarnation}"
         options, algorithm = watch.scene.options, watch.spec.algorithm
@@ -223,6 +232,9 @@ class Trained:
         assert self.loop.left is not None
         watch, exchange = self.watch, self.exchange
         self.state.left_at = watch.scene.now
+        self.steps = exchange.counters.step
+        if self.state.alone:
+            self.last_moments = bytes(self.loop.trainer.inner_state())
         self.state.drained = self.state.drained or bool(self.loop.draining or self.loop.stopping)
         adopted = tuple(exchange.counters.adopted_P)
         watch.ends[self.learner] = End(self.loop.left.outcome, adopted, watch.scene.now)

@@ -81,6 +81,7 @@ class IslandLearner(Learner):
     """Process 0: the product's learner, once all hosts are there."""
 
     computing: IslandComputing
+    once = True  # of several signals the first one counts: see `diloco_learner.__main__`
 
     async def run(self) -> None:
         self.computing.tell = self.tell

@@ -6,6 +6,7 @@ decided by the product's `hosts.whole`; what travels between them are the produc
 """
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
@@ -139,7 +140,6 @@ class Leading:
         self.connections: dict[int, Connection] = {}
         self.changed: list[asyncio.Future[None]] = []
         self.when_lost: Callable[[], None] | None = None
-        self.working: asyncio.Task[Any] | None = None
         self.all_there: asyncio.Event | None = None
 
     def begins(self, process: Hosted, life: IslandLife) -> None:
@@ -162,7 +162,6 @@ class Leading:
 
     async def gather(self) -> None:
         """Wait until all are there; from then on hear them."""
-        self.working = asyncio.current_task()
         self.all_there = asyncio.Event()
         while not self.all_there.is_set():
             with suppress(TimeoutError):
@@ -339,9 +338,8 @@ class Leading:
             self.stop()
 
     def stop(self) -> None:
-        """As by SIGTERM."""
-        if self.working is not None:
-            self.working.cancel()
+        """As of `leading_io.Hosts`: by another signal than a supervisor's."""
+        self.process.signal(signal.SIGINT)
 
     def leave(self) -> None:
         """At once: its supervisor starts it again."""

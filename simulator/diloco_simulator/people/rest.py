@@ -68,6 +68,8 @@ class RestCalls:
         if process is None or not isinstance(app, CoordinatorApp) or not app.listens:
             raise NoAnswer("nobody listens")
         task = self._run(process, exchange.carried_out(app))
+        app.answering.add(task)
+        task.add_done_callback(app.answering.discard)
         if exchange.scope["method"] == "POST":
             self.posted.add(task)
             task.add_done_callback(self.posted.discard)

@@ -138,6 +138,7 @@ class Disks:
         left = folder.with_name(f".torn-{folder.name}")
         shutil.copytree(folder, left)
         self.torn = folder, left
+        machine.kept.clear()
         if machine in self.world.machines:
             self.world.crash(machine, self.rng.uniform(0.5, 6.0))
         else:

@@ -99,6 +99,8 @@ class Options:
     elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
     full_disks: int = 0  # for some seconds the hub's disk is full, which no append's answer tells
     data_shards: int = 0  # of 40 sequences or so, which a run reads to their ends; 0: larger ones
+    # Processes that are told to stop; where there are any, some of each kind once all is well too.
+    told_to_stop: int = 0
 
     @property
     def learners_ever(self) -> int:
@@ -170,7 +172,7 @@ class Options:
         )
         more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
         more |= hubs_put_back(seed) | newer_codecs(seed) | broken_connections(seed)
-        more |= clogs_and_storms(seed) | smaller_data(seed)
+        more |= clogs_and_storms(seed) | smaller_data(seed) | told_to_stop(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
@@ -260,6 +262,16 @@ def smaller_data(seed: int) -> dict[str, Any]:
     """Of the run's corpus, from dice of its own."""
     rng = random.Random(f"smaller data of {seed}")
     return {"data_shards": rng.choice([12, 17, 24])} if rng.random() < SMALLER_DATA else {}
+
+
+# How many worlds have processes that are told to stop.
+TOLD = 0.3
+
+
+def told_to_stop(seed: int) -> dict[str, Any]:
+    """By their supervisors, from dice of their own."""
+    rng = random.Random(f"told to stop of {seed}")
+    return {"told_to_stop": rng.choice([1, 2, 4])} if rng.random() < TOLD else {}
 
 
 # How many worlds have a hub whose disk fills up.

@@ -1,7 +1,9 @@
-"""Processes of the product under one name each: started, stopped, frozen, killed, started again."""
+"""Processes of the product under one name each: started, told to stop, frozen, killed, started
+again."""
 
 import asyncio
 import shutil
+import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,6 +16,7 @@ from diloco_learner.app import Learner
 from diloco_learner.settings import Settings as LearnerSettings
 from diloco_learner.training.computing_io import Computing
 from diloco_shared.process.membership import DataFolder
+from diloco_shared.process.stopping import until_stopped
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.virtual_loop import Hosted, VirtualLoop
 from diloco_syncer.app import Settings as SyncerSettings
@@ -23,6 +26,9 @@ from diloco_syncer.app import Syncer
 TOKEN = "of the operator"
 # Before a supervisor starts again what ended by itself, in virtual seconds.
 RESTART_S = 1.0
+# A coordinator that is told to stop gives requests so long, in virtual seconds: see
+# `diloco_coordinator.api.listening_io`.
+ANSWERS_S = 2.0
 # Asked before a process does what others can see: whether it lives to do it.
 Passing = Callable[[str], bool]
 # A connection to the world's hub: of its name, the machine that it is on, and what it passes.
@@ -82,8 +88,13 @@ class Host:
         self.before: Callable[[str], None] = lambda what: None  # may kill its process
         # Told of every process before it runs.
         self.begins: Callable[[App, Hosted], None] = lambda app, process: None
-        # Told once a process is gone.
+        # Told once a process is gone, and of one that has ended because it was told to: its error,
+        # if there was one.
         self.over: Callable[[], None] = lambda: None
+        self.stopped: Callable[[BaseException | None], None] = lambda error: None
+        self.told = False  # the process that lives was told to stop
+        # What its disk must have for the next process; its keys are those of whoever keeps it.
+        self.kept: dict[str, Any] = {}
         self.process: Hosted | None = None
         self.app: App | None = None  # of the newest process
         self.lock: DataFolder | None = None
@@ -98,9 +109,11 @@ class Host:
         if self.process is not None or self.lost:
             return
         self.starts += 1
+        self.told = False
         self.process = process = Hosted(
             self.loop, f"{self.name}/{self.starts}", skew_s=self.skew_s()
         )
+        process.machine, process.unhandled = self, self._unhandled
         self.lock = lock = HostFolder(self.folder, self.name)
         lock.disk = f"{self.host}:{self.wiped}"
         process.before = self.before
@@ -116,14 +129,34 @@ class Host:
         task.add_done_callback(lambda done: self._over(process, done))
 
     async def _body(self, app: App) -> None:
-        await app.run()
+        if isinstance(app, CoordinatorApp):
+            await app.run()  # its server has the signals
+        else:
+            await until_stopped(app.run(), once=getattr(app, "once", False))
 
     def _over(self, process: Hosted, task: asyncio.Task[None]) -> None:
-        """It ended by itself: its supervisor starts another one."""
-        if self.process is process and not process.killed:
-            self.failed(None if task.cancelled() else task.exception())
+        """It ended by itself: its supervisor starts another one, unless it wanted it to end."""
+        if self.process is not process or process.killed:
+            return
+        error = None if task.cancelled() else task.exception()
+        if self.told:
             self.kill()
-            self.loop.call_later(RESTART_S, self.start)
+            self.stopped(error)
+            return
+        self.failed(error)
+        self.kill()
+        self.loop.call_later(RESTART_S, self.start)
+
+    def _unhandled(self) -> None:
+        """A signal ends it at once."""
+        self.kill()
+        self.stopped(None)
+
+    def stop(self) -> None:
+        """As a supervisor does, by SIGTERM: it ends by itself some time later."""
+        if self.process is not None:
+            self.told = True
+            self.process.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """As by SIGKILL: nothing more is said, and its keys run out by themselves."""
@@ -141,6 +174,7 @@ class Host:
         """Its disk is empty, and its process gone."""
         self.kill()
         self.wiped += 1
+        self.kept = {}
         shutil.rmtree(self.folder / self.name, ignore_errors=True)
 
     @property
@@ -162,14 +196,24 @@ class CoordinatorApp:
         of_programs: dict[str, Any] = {"exporter": exporter, "sampler": sampler}
         self.coordinator = Coordinator(settings, bus, lock, TOKEN, **of_programs)
         self.listens = False
+        self.answering: set[asyncio.Task[None]] = set()  # requests
 
     async def run(self) -> None:
-        """For ever."""
+        """Until it is told to stop."""
         await self.coordinator.run(self._listening())
 
     async def _listening(self) -> None:
+        """As the product's server does; what is asked now is answered, but not for ever."""
+        told, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, told.set)
         self.listens = True
-        await asyncio.Event().wait()
+        await told.wait()
+        self.listens = False
+        if self.answering:
+            _, late = await asyncio.wait(self.answering, timeout=ANSWERS_S)
+            for task in late:
+                task.cancel()
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 S = TypeVar("S", CoordinatorSettings, SyncerSettings, LearnerSettings)

@@ -45,6 +45,7 @@ from diloco_simulator.inside.observer import Observer, Scene
 from diloco_simulator.inside.states import SeenStates
 from diloco_simulator.islands.computing import IslandComputing, IslandLearner
 from diloco_simulator.islands.processes import Island
+from diloco_simulator.people.exchanging import Exchanging
 from diloco_simulator.people.exporting import Exporting, by_itself
 from diloco_simulator.people.heeding import Heeding
 from diloco_simulator.people.sequel import Sequel, heir_of
@@ -56,8 +57,9 @@ from diloco_simulator.troubles.hardships import Hardships
 from diloco_simulator.troubles.inflicting import arm
 from diloco_simulator.troubles.islands import IslandTroubles
 from diloco_simulator.troubles.lies import Lies
+from diloco_simulator.troubles.signals import Signals
 from diloco_simulator.troubles.troubles import Troubles
-from diloco_simulator.virtual_loop import Hosted, Idle, VirtualLoop, play
+from diloco_simulator.virtual_loop import Hosted, Idle, VirtualLoop, current, play
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.computing import TinyComputing, in_shards, scarce, tiny
 from diloco_simulator.worlds.constants import put
@@ -151,6 +153,7 @@ class World:
         self.lost: list[Host] = []  # for good
         self.twins = 0  # second processes of a name
         self.troubles = Troubles(self)
+        self.signals = Signals(self)
         self.of_islands = IslandTroubles(self)
         self.backups = Backups(self)
         self.visitors = Visitors(self)
@@ -289,7 +292,7 @@ class World:
     def _trains(self, learner: str, loop: TrainLoop, step_s: float) -> None:
         watch = self.watch_of(loop.spec.name)
         if watch is not None and self._there(loop.spec):
-            Trained(watch, learner, loop, step_s)
+            self.signals.trains(current(), Trained(watch, learner, loop, step_s))
         self.lies.trains(loop)
 
     @contextmanager
@@ -368,6 +371,7 @@ class World:
         if not self.case.early:
             await self._begun()
         self.troubles.plan()
+        self.signals.plan()
         self.of_islands.plan()
         self.backups.plan()
         if self.case.visitors:
@@ -429,6 +433,9 @@ class World:
         if self.options.wishes:
             self.run.well()
             await Heeding(self.run).play()
+        if self.options.told_to_stop:
+            self.run.well()
+            await Exchanging(self.run).play()
         await self.user.calm(self.options.quorum)
 
 

@@ -495,6 +495,21 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_hardships.py::test_a_run_that_begins_with_a_checkpoint_ends_too": ("heirs",),
     "test_lies.py::test_a_checkpoint_that_nobody_has_begun_spoils_none": ("lies about marks",),
     "test_disks.py::test_whoever_dies_while_it_writes_begins_again": ("torn",),
+    "test_told_to_stop.py::test_one_of_each_kind_is_told_to_stop_and_nothing_is_lost": (
+        "moments saved at a stop",
+        "processes exchanged once all is well",
+        "requests answered at a stop",
+        "takeovers after a stop",
+        "told to stop: coordinator",
+        "told to stop: leader",
+        "told to stop: learner",
+    ),
+    "test_told_to_stop.py::test_supervisors_may_not_wait_for_the_end": (
+        "moments of before a stop",
+        "told to stop: killed before its end",
+        "told to stop: standby",
+        "told to stop: told twice",
+    ),
     "test_put_back.py::test_everybody_goes_on_to_the_end_of_the_run": ("hubs restored",),
     "test_islands.py::came_back": ("islands ended", "islands whole again"),
     "test_islands.py::test_a_host_that_dies_ends_the_island": (

@@ -1,0 +1,209 @@
+"""Processes of worlds that are told to stop, as by SIGTERM: what they have is not lost with them.
+
+And each part of such an end is broken once in the product: the world must name it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.training.train import TrainLoop
+from diloco_shared.process.membership import Registration
+from diloco_simulator.troubles import signals
+from diloco_simulator.troubles.signals import Signals
+from diloco_simulator.worlds import processes
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.options import TOLD, Options, told_to_stop
+from diloco_simulator.worlds.processes import Host
+from diloco_simulator.worlds.world import World, WorldResult, played
+from diloco_syncer.leadership.lease_io import LeaseKeeper
+
+# Longer than it takes to exchange one process of each kind once all is well.
+CALM = Options.calm(
+    learners=2, quorum=1, steps=48, safety_s=8.0, syncers=2, snapshot_every_rounds=3, told_to_stop=1
+)
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def calm(patch: pytest.MonkeyPatch, *strikes: Callable[[World], object], **changes: Any) -> Any:
+    """These strike, 5 virtual seconds after one another, and nothing else before all is well."""
+
+    def plan(self: Signals) -> None:
+        for n, strike in enumerate(strikes):
+            self.loop.call_later(4.0 + 5.0 * n, strike, self.world)
+
+    patch.setattr(Signals, "plan", plan)
+    return played(Case(1, CALM.changed(**changes)))
+
+
+def test_one_of_each_kind_is_told_to_stop_and_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = calm(monkeypatch)
+    assert found.violations == [] and found.rounds > 0
+    for state in (
+        "told to stop: coordinator",
+        "told to stop: leader",
+        "told to stop: learner",
+        "moments saved at a stop",
+        "requests answered at a stop",
+        "takeovers after a stop",
+        "processes exchanged once all is well",
+    ):
+        assert found.counts[state], state
+    assert found.looks["stops"] >= 3
+
+
+def tells(of: Callable[[World], list[Host]], n: int, impatience: float) -> Callable[[World], None]:
+    """One of these machines' processes is told to stop, by a supervisor of that patience."""
+
+    def strike(world: World) -> None:
+        class Dice(Random):
+            def choice(self, _: Any) -> Any:
+                return of(world)[n]
+
+            def random(self) -> float:
+                return impatience
+
+        world.signals.rng = Dice(1)
+        world.signals._strike()
+
+    return strike
+
+
+def test_supervisors_may_not_wait_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lone learner goes on with what it had saved, whoever else is killed or told twice."""
+    monkeypatch.setattr(signals, "IMPATIENT_S", (0.0, 0.1))
+    monkeypatch.setattr(signals, "AWAY_S", (0.5, 1.0))
+
+    def stands_by(world: World) -> list[Host]:
+        reached = world.observer.reached
+        return [m for m in world.syncers if reached.role(m.name) == "standby"]
+
+    found = calm(
+        monkeypatch,
+        tells(lambda world: world.learners, 0, 1.0),
+        tells(stands_by, 0, signals.KILLS),
+        tells(lambda world: world.learners, 0, 0.0),
+        learners=1,
+        safety_s=24.0,
+        delay_s=0.2,
+    )
+    assert found.violations == []
+    for state in (
+        "told to stop: standby",
+        "told to stop: killed before its end",
+        "told to stop: told twice",
+        "moments of before a stop",
+    ):
+        assert found.counts[state], state
+
+
+def test_a_learner_that_does_not_reach_the_hub_ends_in_time_and_has_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def without_a_hub(world: World) -> None:
+        world.net.away = True
+        world.loop.call_later(20.0, setattr, world.net, "away", False)
+
+    found = calm(
+        monkeypatch,
+        without_a_hub,
+        tells(lambda world: world.learners, 0, 1.0),
+        learners=1,
+        safety_s=30.0,
+    )
+    assert found.violations == [] and found.counts["told to stop: learner"] >= 1
+    assert found.counts["moments of before a stop"]
+
+
+def test_told_are_those_of_some_seeds() -> None:
+    """From dice of their own, and none in a calm world."""
+    drawn = [told_to_stop(seed).get("told_to_stop", 0) for seed in range(400)]
+    assert 0.7 * TOLD * 400 < sum(map(bool, drawn)) < 1.3 * TOLD * 400
+    assert not Options.calm().told_to_stop
+
+
+# --------------------------------------------------------------------------------------------------
+# Broken ends.
+
+
+def of_moments(patch: pytest.MonkeyPatch) -> None:
+    """A learner leaves without saving them."""
+    perform = TrainLoop._perform
+
+    def but_the_last(self: TrainLoop, effect: Any) -> None:
+        if not getattr(effect, "final", False):
+            perform(self, effect)
+
+    patch.setattr(TrainLoop, "_perform", but_the_last)
+
+
+def of_what_was_saved(patch: pytest.MonkeyPatch) -> None:
+    """Its next life takes the checkpoint before."""
+    complete = LocalCheckpoints._complete
+
+    def older(self: LocalCheckpoints) -> Any:
+        found = complete(self)
+        return {n: path for n, path in found.items() if n != max(found)}
+
+    load = LocalCheckpoints.load
+
+    def loaded(self: LocalCheckpoints, check: Any) -> Any:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(LocalCheckpoints, "_complete", older)
+            return load(self, check)
+
+    patch.setattr(LocalCheckpoints, "load", loaded)
+
+
+def of_leases(patch: pytest.MonkeyPatch) -> None:
+    async def kept(self: LeaseKeeper) -> None:
+        """It runs out by itself."""
+
+    patch.setattr(LeaseKeeper, "give_back", kept)
+
+
+def of_members(patch: pytest.MonkeyPatch) -> None:
+    async def stays(self: Registration) -> None:
+        """Its key runs out by itself."""
+
+    patch.setattr(Registration, "leave", stays)
+
+
+def of_ends(patch: pytest.MonkeyPatch) -> None:
+    leave = Registration.leave
+
+    async def late(self: Registration) -> None:
+        await asyncio.sleep(60.0)
+        await leave(self)
+
+    patch.setattr(Registration, "leave", late)
+
+
+def of_answers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(processes, "ANSWERS_S", 0.0)
+
+
+FAULTS: dict[str, tuple[Break, str, dict[str, Any]]] = {
+    "moments that are not saved": (of_moments, "and leaves with checkpoint", {}),
+    "older moments than were saved": (of_what_was_saved, "goes on with other", {"learners": 1}),
+    "leases that are kept": (of_leases, "has the lease", {}),
+    "members that do not leave": (of_members, "is a member for as long", {}),
+    "ends that never come": (of_ends, "s ago, and lives", {}),
+    "requests that are left open": (of_answers, "leaves a request open", {}),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_end_that_loses_something_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaks, says, changes = FAULTS[fault]
+    breaks(monkeypatch)
+    found: WorldResult = calm(monkeypatch, **changes)
+    stops = [v for v in found.violations if v.startswith("stops at ")]
+    assert any(says in v for v in stops), found.violations[:5]
