@@ -31,6 +31,18 @@ def settle_names(folder: Path) -> None:
             raise
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are not there, unless it is there. Their names are on
+    the disk when this returns: else a power cut takes all that was synced in them.
+
+    Raises OSError.
+    """
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in new:
+        settle_names(made.parent)
+
+
 def replace(path: Path, content: bytes | memoryview | str) -> None:
     """Write a file: whenever this is interrupted, all of the old is there or all of the new. Once
     it returns it is the new one, after a power cut as well.

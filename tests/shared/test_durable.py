@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from settled import Settled
 
-from diloco_shared.durable import replace, replace_for_owner, replacing, settle
+from diloco_shared.durable import make_folder, replace, replace_for_owner, replacing, settle
 
 
 def test_it_is_replaced_by_bytes_and_by_text(tmp_path: Path) -> None:
@@ -118,3 +118,16 @@ def test_folders_and_files_settle_and_what_is_missing_is_said(tmp_path: Path) ->
     settle(tmp_path / "a")
     with pytest.raises(FileNotFoundError, match="nothing"):
         settle(tmp_path / "nothing")
+
+
+def test_a_folder_is_made_with_its_name_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the names of those above it, else all that is synced in it goes with them."""
+    settled = Settled(monkeypatch)
+    make_folder(tmp_path / "a" / "b")
+    assert settled.calls == [{"b"}, {"a"}]
+    make_folder(tmp_path / "a" / "b" / "c")
+    assert settled.calls[2:] == [{"c"}]
+    make_folder(tmp_path / "a")
+    assert len(settled.calls) == 3

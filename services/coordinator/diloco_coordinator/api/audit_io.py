@@ -17,6 +17,7 @@ import structlog
 from diloco_coordinator.access import Asking
 from diloco_coordinator.audit import ROWS_KEPT, AuditRow, Trail
 from diloco_shared import ambient
+from diloco_shared.durable import settle_names
 
 log = structlog.get_logger()
 
@@ -99,6 +100,8 @@ def _append(path: Path, rows: Sequence[AuditRow]) -> None:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(file).st_size
+        if not size:
+            settle_names(path.parent)  # a row in a file whose name is lost is lost with it
         # What was cut off by a crash or a full disk stays a line of its own.
         torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
         lines = b"\n" * torn + lines

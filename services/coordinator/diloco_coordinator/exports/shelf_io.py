@@ -18,7 +18,7 @@ import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.exports.exports import ExportRecord
-from diloco_shared.durable import replace
+from diloco_shared.durable import make_folder, replace
 from diloco_shared.protocol.exports import MANIFEST, ExportedFile, ExportManifest
 
 log = structlog.get_logger()
@@ -82,7 +82,7 @@ class Shelf:
     def begin(self, record: ExportRecord) -> None:
         """Its folder and its record. Raises OSError; then nothing is left of them."""
         try:
-            self.place(record).mkdir(parents=True)
+            make_folder(self.place(record))
             self.save(record)
         except OSError:
             self.remove(record)
@@ -118,7 +118,7 @@ class Shelf:
 
     def _mark(self, record: ExportRecord) -> None:
         folder = self.root / record.folder
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         replace(folder / PAST, record.model_copy(update={"files": ()}).model_dump_json(indent=1))
 
     def forget(self, folder: str) -> None:

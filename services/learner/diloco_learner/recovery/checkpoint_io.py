@@ -18,7 +18,7 @@ from diloco_learner.recovery.moments import Buffer, Check
 from diloco_shared import ambient
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
 from diloco_shared.checkpoints.place_threads_io import STORED_BYTES_PER_S
-from diloco_shared.durable import settle
+from diloco_shared.durable import make_folder, settle
 from diloco_shared.memory.pages import pages
 from diloco_shared.numerics.arrays import Arrays, digest_bytes, pack
 from diloco_shared.process.crash_points import passing
@@ -83,7 +83,7 @@ class LocalCheckpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         """Looks what is there. OSError where the folder cannot be made."""
         self.folder = folder.absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self.keep = keep
         without = "training goes on, and a restart begins with moments of before"
         self.room = DiskRoom(self.folder, "a checkpoint", without)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from diloco_shared.budget.terms import shown
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
+from diloco_shared.durable import make_folder
 from diloco_shared.memory.pages import Pages
 from diloco_shared.protocol.checkpoints import ShardPart
 
@@ -33,7 +34,7 @@ def blobs_aside(
     """
     spans = list(_spans(part))
     size = spans[-1][1] if spans else 0
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     free = shutil.disk_usage(folder).free
     if free < size:
         raise OSError(

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import structlog
 
+from diloco_shared.durable import make_folder
 from diloco_shared.memory.pages import Pages
 from diloco_syncer.merging.store import Values
 
@@ -44,7 +45,7 @@ class FileShelf:
     def _put(self, values_F: Values) -> Values:
         if not values_F.size:
             return values_F
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)  # snapshots come into it
         # Written, not filled through the mapping: a full disk is an error here, no signal later.
         with tempfile.TemporaryFile(dir=self.folder) as file:
             file.write(np.ascontiguousarray(values_F).view(np.uint8).data)

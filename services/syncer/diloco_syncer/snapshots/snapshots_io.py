@@ -28,7 +28,7 @@ import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from diloco_shared.durable import replace, settle
+from diloco_shared.durable import make_folder, replace, settle
 from diloco_shared.process.crash_points import passing
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_syncer.merging.anchor_files_io import FileShelf
@@ -177,7 +177,7 @@ class SnapshotStore:
         return _Written(listed, aside, tuple(weakref.ref(array) for array in values))
 
     def _aside(self, covers: int) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         # What a dead process left, whatever it was to cover, may be what fills the disk.
         for left in self.folder.glob(f"{ASIDE}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -323,7 +323,7 @@ class SnapshotStore:
         """
         table = table_of(meta)
         received = self.folder / RECEIVED
-        received.mkdir(parents=True, exist_ok=True)
+        make_folder(received)
         for path in received.iterdir():
             if path.name not in {listed.name for listed in table}:
                 path.unlink()
