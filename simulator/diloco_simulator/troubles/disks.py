@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,7 +46,8 @@ class Disks:
         self.full_until: dict[str, float] = {}  # by host
         self.store_away_until = 0.0  # where checkpoints and archives are, for everybody
         self.working = self.synced = False  # the thread's work that is done now
-        self.torn: tuple[Path, Path] | None = None  # a folder, and what is left of it
+        # A folder, what is left of it, and what is to be done once that is so.
+        self.torn: tuple[Path, Path, Callable[[], None]] | None = None
 
     def plan(self) -> None:
         """Draw when a disk is full for a while."""
@@ -95,10 +97,10 @@ class Disks:
     def _left(self) -> None:
         """The dead tidy nothing up: what they left is there again."""
         assert self.torn is not None
-        folder, left = self.torn
+        (folder, left, then), self.torn = self.torn, None
         shutil.rmtree(folder)
         left.rename(folder)
-        self.torn = None
+        then()
 
     def machine(self) -> Host | None:
         """Whose process does what is done now."""
@@ -119,6 +121,9 @@ class Disks:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.working and self.chance.scene.faulty:
             self._tear(machine, handle)
+            self._lose_power(machine, handle)
+        if self.world.power.known:
+            self.world.power.synced.file(handle)
 
     def _full(self, machine: Host) -> bool:
         until = self.full_until.get(machine.host, 0.0)
@@ -137,12 +142,25 @@ class Disks:
         self.world.found.counts["torn"] += 1
         left = folder.with_name(f".torn-{folder.name}")
         shutil.copytree(folder, left)
-        self.torn = folder, left
+        self.torn = folder, left, partial(self.world.power.synced.all_of, folder)
         machine.kept.clear()
         if machine in self.world.machines:
             self.world.crash(machine, self.rng.uniform(0.5, 6.0))
         else:
             machine.kill()
+        raise Died
+
+    def _lose_power(self, machine: Host, handle: int) -> None:
+        """The machine of the writer may be to lose its power just now."""
+        power = self.world.power
+        if machine.host not in power.armed:
+            return
+        power.armed.discard(machine.host)
+        if power.rng.random() < 0.5:
+            power.synced.file(handle)
+        told, left = power.told(machine), power.remnants(machine)
+        machine.kill()
+        self.torn = machine.folder / machine.name, left, partial(power.back, machine, told)
         raise Died
 
     def _there(self, path: Any) -> os.statvfs_result:

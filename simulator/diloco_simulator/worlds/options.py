@@ -101,6 +101,7 @@ class Options:
     data_shards: int = 0  # of 40 sequences or so, which a run reads to their ends; 0: larger ones
     # Processes that are told to stop; where there are any, some of each kind once all is well too.
     told_to_stop: int = 0
+    power_losses: int = 0  # of one machine or of all: their disks forget what was not synced
 
     @property
     def learners_ever(self) -> int:
@@ -173,6 +174,7 @@ class Options:
         more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
         more |= hubs_put_back(seed) | newer_codecs(seed) | broken_connections(seed)
         more |= clogs_and_storms(seed) | smaller_data(seed) | told_to_stop(seed)
+        more |= power_losses(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
@@ -272,6 +274,16 @@ def told_to_stop(seed: int) -> dict[str, Any]:
     """By their supervisors, from dice of their own."""
     rng = random.Random(f"told to stop of {seed}")
     return {"told_to_stop": rng.choice([1, 2, 4])} if rng.random() < TOLD else {}
+
+
+# How many worlds have machines that lose their power.
+POWERLESS = 0.2
+
+
+def power_losses(seed: int) -> dict[str, Any]:
+    """From dice of their own."""
+    rng = random.Random(f"machines without power of {seed}")
+    return {"power_losses": rng.choice([1, 2, 3])} if rng.random() < POWERLESS else {}
 
 
 # How many worlds have a hub whose disk fills up.

@@ -57,6 +57,7 @@ from diloco_simulator.troubles.hardships import Hardships
 from diloco_simulator.troubles.inflicting import arm
 from diloco_simulator.troubles.islands import IslandTroubles
 from diloco_simulator.troubles.lies import Lies
+from diloco_simulator.troubles.power import Power
 from diloco_simulator.troubles.signals import Signals
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.virtual_loop import Hosted, Idle, VirtualLoop, current, play
@@ -154,6 +155,7 @@ class World:
         self.twins = 0  # second processes of a name
         self.troubles = Troubles(self)
         self.signals = Signals(self)
+        self.power = Power(self)
         self.of_islands = IslandTroubles(self)
         self.backups = Backups(self)
         self.visitors = Visitors(self)
@@ -372,6 +374,7 @@ class World:
             await self._begun()
         self.troubles.plan()
         self.signals.plan()
+        self.power.plan()
         self.of_islands.plan()
         self.backups.plan()
         if self.case.visitors:

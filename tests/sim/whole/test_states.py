@@ -495,6 +495,11 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_hardships.py::test_a_run_that_begins_with_a_checkpoint_ends_too": ("heirs",),
     "test_lies.py::test_a_checkpoint_that_nobody_has_begun_spoils_none": ("lies about marks",),
     "test_disks.py::test_whoever_dies_while_it_writes_begins_again": ("torn",),
+    "test_power.py::test_whoever_loses_its_power_goes_on_with_what_it_told_as_safe": (
+        "files that a power cut took",
+        "files told as safe before a power cut",
+        "machines without power",
+    ),
     "test_told_to_stop.py::test_one_of_each_kind_is_told_to_stop_and_nothing_is_lost": (
         "moments saved at a stop",
         "processes exchanged once all is well",
