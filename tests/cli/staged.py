@@ -1,12 +1,13 @@
 """What the golden screens are made of: a cluster that answers, a folder to work in, and stand-ins
 for what takes long or has no network. Nothing here depends on the machine or on the day."""
 
+import asyncio
 import json
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
@@ -268,10 +269,25 @@ def _backed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diloco_cli.commands.hub._backed", stand_in)
 
 
-def _tape(found: Any) -> Stage:
+def _looked_at(found: Any) -> Stage:
+    """What comes of a look at a tape."""
     return lambda monkeypatch: monkeypatch.setattr(
-        "diloco_cli.commands.tape._on_tape", lambda *_: found
+        "diloco_cli.commands.tape._on_tape", lambda *_, **__: found
     )
+
+
+def _tape(records: list[tuple[int, m.TapeRecord]]) -> Stage:
+    """A tape of these."""
+
+    async def after(seq: int = 0) -> AsyncIterator[tuple[int, m.TapeRecord]]:
+        for number, record in records:
+            if number > seq:
+                yield number, record
+
+    def on_tape(run: str, data: Any, login: Any, act: Any, *_: Any, **__: Any) -> Any:
+        return asyncio.run(act(SimpleNamespace(records=SimpleNamespace(after=after))))
+
+    return lambda monkeypatch: monkeypatch.setattr("diloco_cli.commands.tape._on_tape", on_tape)
 
 
 def _records() -> list[tuple[int, m.TapeRecord]]:
@@ -350,13 +366,13 @@ STAGES: dict[str, Sequence[Stage]] = {
     "site rotate": (_hub(_OSLO),),
     "site revoke": (_hub(_OSLO),),
     "site leaf": (_hub(_OSLO),),
-    "replay": (_tape(Replayed(27, 38, 31, None)),),
+    "replay": (_looked_at(Replayed(27, 38, 31, None)),),
     "tape show": (_tape(_records()),),
     "tape export": (_tape(_records()),),
     "tape check": (
         _tape(_records()),
         lambda monkeypatch: typed(monkeypatch, "tape", "export", RUN, "tape.jsonl") and None,
     ),
-    "tape verify": (_tape(Verified(65, 120, 66, ())),),
+    "tape verify": (_looked_at(Verified(65, 120, 66, ())),),
     "sim train": (_trained,),
 }

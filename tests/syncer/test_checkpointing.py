@@ -131,6 +131,7 @@ async def test_of_two_wishes_the_later_ones_state_is_held(
         manifest: Any = type("Manifest", (), {"run": "r"})
         return RestoredState(manifest, "", {}, None)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(checkpointing, "bytes_of", lambda *_: 0)
     monkeypatch.setattr(checkpointing, "load", state)
     told: list[Event] = []
     maker = checkpointer(tmp_path, told)

@@ -275,6 +275,7 @@ async def test_what_was_loaded_in_vain_is_forgotten(
     def loaded(*_: Any, **__: Any) -> RestoredState:
         return RestoredState(Manifest(), "d", {}, store())  # type: ignore[arg-type]
 
+    monkeypatch.setattr(checkpointing, "bytes_of", lambda *_: 0)
     monkeypatch.setattr(checkpointing, "load", loaded)
     await checkpointer.load(wish)
     (event,) = events

@@ -29,7 +29,7 @@ def main() -> None:
         os.environ[TUNABLES] = LARGE_PAGES
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     # A fault in compiled code, or of a mapped file, ends a process by a signal: not without a word.
-    faulthandler.enable()
+    faulthandler.enable(2)
     from diloco_learner.hosts.place import place_of
     from diloco_learner.settings import Settings
     from diloco_shared.process.logs import configure

@@ -11,7 +11,7 @@ from diloco_shared.process.imported import importing
 def main() -> None:
     """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
     # A fault in compiled code, or of a mapped file, ends a process by a signal: not without a word.
-    faulthandler.enable()
+    faulthandler.enable(2)
     # The merge is memory-bound and deterministic; jax must find no accelerator to reserve.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with importing():

@@ -20,7 +20,7 @@ Where = tuple[int, int]  # (passes, sequences): ordered as a shard is read
 Merged = dict[int, dict[Where, tuple[float, bool]]]
 
 
-class Known:
+class KnownPlace:
     """All that was ever merged, and what need not be: who had read it gave it up, or the hub lost
     the record that had merged it."""
 
