@@ -23,7 +23,7 @@ from functools import partial
 from diloco_learner.events import Contribute
 from diloco_shared.protocol.records import ShardLease
 from diloco_shared.spec.run import RunSpec
-from diloco_simulator.checkers.merged_data import Known, MergedData, Read, Where
+from diloco_simulator.checkers.merged_data import KnownPlace, MergedData, Read, Where
 from diloco_simulator.checkers.promises import Report
 
 # What is merged is told within this time to whoever takes a shard, in virtual seconds: a leader
@@ -102,7 +102,7 @@ class DataRead:
         self.readers: dict[str, Reader] = {}
         self.leases: dict[int, Lease] = {}
         self.free_since = dict.fromkeys(range(self.shards), 0.0)
-        self.known = Known(size)
+        self.known = KnownPlace(size)
         self.merged = [MergedData(self, n) for n in range(spec.algorithm.shards)]
         self.beats: deque[tuple[float, frozenset[str]]] = deque(maxlen=4096)
         self.doubted: list[tuple[float, str, ShardLease]] = []  # takeovers that a beat must explain
