@@ -39,6 +39,19 @@ def test_learners_that_step_and_no_round_ever(running: Any) -> None:
     assert len(told) == 1, "once"
 
 
+def test_a_learner_in_its_first_step_is_awaited_however_long_its_steps_are(running: Any) -> None:
+    """It has yet to say how long one takes: a minute, of a large model."""
+    running.machine.rounds.stopped = True
+    shown = {}
+    for second in range(1, 702):
+        running.wait(1.0)
+        running.step("a", 0, step_s=0.0)
+        running.step("b", 0)
+        shown[second] = state(running)[0]
+    assert {shown[second] for second in range(1, 600)} == {"running"}
+    assert shown[701] == "stuck", "and that does not take for ever"
+
+
 def test_a_round_that_hangs_is_named_with_whom_it_awaits(running: Any) -> None:
     running.step("a", 8)
     running.step("b", 8)

@@ -27,6 +27,9 @@ MOVES = Appended | ContributionSeen | InitSeen | JoinSeen | Published | Staged
 LEASES = 4
 # Rounds come as learners step: so many intervals of the slowest may pass as well.
 INTERVALS = 3
+# Nobody knows how long the steps of a learner take that has not taken one: so long, at most, in
+# seconds. A step of a large model takes a minute, and its first one is compiled.
+FIRST_STEP_S = 600.0
 
 
 class Watchdog:
@@ -64,9 +67,10 @@ class Watchdog:
         every, stepping = self.history.spec.algorithm.sync_every_steps, self.roster.stepping(now)
         slowest = max((m.progress.step_s for m in stepping if m.progress), default=0.0)
         interval_s = slowest * every / len(self.history.owned)
+        first_s = FIRST_STEP_S if any(m.progress and not m.progress.step_s for m in stepping) else 0
         waits = [r.deadline - r.pulled_at for r in self.rounds.open if r.phase is Phase.PULLING]
         waits += [r.grace_until - r.quorum_at for r in self.rounds.open if r.phase is Phase.GRACE]
-        return max(LEASES * self.roster.lease_s, *waits, 0.0) + INTERVALS * interval_s
+        return max(LEASES * self.roster.lease_s, *waits, first_s) + INTERVALS * interval_s
 
     def stuck(self, now: float) -> str:
         """What is known about a standstill; "" while the run moves."""
