@@ -323,6 +323,25 @@ class DataRead:
             )
 
 
+class UnknownData(DataRead):
+    """Of a run whose sequences do not say which they are: nothing is looked at."""
+
+    def put_back(self, leases: Iterable[ShardLease], now: float) -> None:
+        pass
+
+    def leased(self, record: ShardLease, now: float) -> None:
+        pass
+
+    def beat(self, live: Collection[str], now: float) -> None:
+        pass
+
+    def reads(self, life: str, sequences: Sequence[Read], now: float, *, able: bool) -> None:
+        pass
+
+    def contributed(self, life: str, c: Contribute) -> None:
+        pass
+
+
 def _at(where: Read) -> str:
     shard, passes, n = where
     return f"{shard} from {n} in pass {passes}"

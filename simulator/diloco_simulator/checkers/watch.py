@@ -11,7 +11,7 @@ from diloco_shared.protocol.messages import Blob, PublicationManifest, TapeRecor
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.cuts import Parts
-from diloco_simulator.checkers.data import DataRead
+from diloco_simulator.checkers.data import DataRead, UnknownData
 from diloco_simulator.checkers.limits import SILENT_S, LearnerLimits, StepPace
 from diloco_simulator.checkers.promises import Anchors, KnownRefusals, Merges, Report
 from diloco_simulator.checkers.stops import Stops
@@ -47,7 +47,8 @@ class RunWatch:
     """All observations of one run."""
 
     def __init__(self, scene: WatchedScene, spec: RunSpec, *, numbers: bool = True) -> None:
-        """`numbers`: compute every merge again; keeps all that was ever uploaded."""
+        """`numbers`: compute every merge again, which keeps all that was ever uploaded; and look at
+        which data are read."""
         self.scene = scene
         self.violations: list[str] = []
         self.report = report = Report(self.broken)
@@ -59,7 +60,8 @@ class RunWatch:
         self.limits = LearnerLimits(report, spec)
         self.stops = Stops(report, spec.algorithm.shards)
         size = partial(size_of, spec.data.virtual_shards)
-        self.data = DataRead(report, spec, size, self.reached)
+        data = DataRead if numbers else UnknownData  # experiments have other data
+        self.data = data(report, spec, size, self.reached)
         self.spec = spec
         self.healed_at = math.inf
         self.ends: dict[str, End] = {}  # of each learner's newest life that left
