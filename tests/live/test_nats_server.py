@@ -271,6 +271,8 @@ async def test_the_keeper_starts_anew_what_answers_nothing(closed: bool, tmp_pat
         (first,) = keeper.children()
         if closed:
             await revoked_is_out(config.parent, port)
+        # Once the keeper has seen it answer: one that never did may read its store for hours.
+        await asyncio.sleep(3 * keep_hub.FILES_S)
         first.suspend()
         assert not await asyncio.to_thread(well)
         await until(lambda: any(child != first for child in keeper.children()))
