@@ -103,4 +103,4 @@ async def test_who_reads_on_in_the_archive_asks_the_stream_for_its_beginning_alo
         found += [seq for seq, _ in batch]
         asked.append(0)
     assert found == list(range(1, 13))
-    assert asked == [3, 1, 0, 1, 0, 1, 3, 0, 3, 0, 3, 1]
+    assert asked == [3, 1, 0, 1, 0, 1, 3, 1, 0, 1, 3, 0, 3, 1]

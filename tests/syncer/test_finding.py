@@ -71,9 +71,12 @@ def test_what_is_read_at_most_is_all_that_may_have_to_be_passed_over(kept: Kept)
         RunCheckpoints(kept.root).manifest(reference(SPEC.folder, n))[0].shards[0]
         for n in (1, 2, 3)
     ]
-    assert kept.finder.checkpoint_bytes() == sum(part.bytes for part in parts) > 0
-    (kept.there(2) / "manifest.json").write_bytes(b"torn")
-    assert kept.finder.checkpoint_bytes() == parts[0].bytes + parts[2].bytes
+    assert kept.finder.checkpoint_bytes() == 3 * parts[2].bytes > 0
+    (kept.there(3) / "manifest.json").write_bytes(b"torn")
+    assert kept.finder.checkpoint_bytes() == 3 * parts[1].bytes
+    for number in (1, 2):
+        (kept.there(number) / "manifest.json").write_bytes(b"torn")
+    assert kept.finder.checkpoint_bytes() == 0
 
 
 @pytest.mark.parametrize("what", ["*.safetensors", "manifest.json", "shard-0.json"])

@@ -334,7 +334,8 @@ async def read_tape(
             found |= {s.seq: s for s in older if not oldest or s.seq < oldest[0].seq}
     if reads_on and (limit is None or len(found) < limit):
         archives[0].let_go()
-        found |= {s.seq: s for s in await asked()}
+        # What leaves the stream meanwhile is in neither: the stream first, and then the archive.
+        return await read_tape(bus, run, archives, after=after, limit=limit, ask=ask)
     return [found[seq] for seq in sorted(found)][:limit]
 
 

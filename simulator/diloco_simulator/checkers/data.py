@@ -32,6 +32,9 @@ TOLD_S = 15.0
 # A shard that is free for longer is seen by whoever looks for one. A look takes as long as its
 # slowest answer, and begins again where there is none.
 SEEN_S = 30.0
+# A hub that was put back has the places of its backup, until a leader has read the tape again and
+# tells the places that the tape has.
+PUT_BACK_S = 60.0
 # A beat may be under way so long, and the leader's next one lets as long wait for it.
 BEAT_S = 2.0
 # Shards that one process holds at most.
@@ -107,6 +110,7 @@ class DataRead:
         self.beats: deque[tuple[float, frozenset[str]]] = deque(maxlen=4096)
         self.doubted: list[tuple[float, str, ShardLease]] = []  # takeovers that a beat must explain
         self.healed_at = math.inf
+        self.put_back_at = -math.inf
 
     def broken(self, text: str) -> None:
         self.report("data", text)
@@ -115,6 +119,7 @@ class DataRead:
 
     def put_back(self, leases: Iterable[ShardLease], now: float) -> None:
         """The hub was, from a backup, which has these."""
+        self.put_back_at = now
         self.leases = {record.shard: Lease(record, now, loaded=True) for record in leases}
         held = {shard for shard, lease in self.leases.items() if lease.life}
         self.free_since = {s: math.inf if s in held else now for s in self.free_since}
@@ -228,7 +233,8 @@ class DataRead:
             stretch.passes,
             stretch.next,
         )
-        if not goes_on or (stretch is not None and stretch.lease is None and mine is not None):
+        leased = mine is not None and stretch is not None and stretch.lease is None
+        if not goes_on or (leased and not self._unheard(mine, read, now)):
             if stretch is not None and not goes_on:
                 self._leaves(life, stretch)
             reader.stretch = stretch = self._begins(life, read, mine, now)
@@ -236,6 +242,13 @@ class DataRead:
         stretch.next = n + 1
         if stretch.next == self.size(shard) and stretch.lease is not None:
             stretch.lease.ended = passes
+
+    def _unheard(self, lease: Lease | None, read: Read, now: float) -> bool:
+        """Whether a life may read on as it did without this lease: the answer is on its way."""
+        if lease is None or lease.begun:
+            return False
+        at = lease.record.passes, lease.record.sequences
+        return read[1:] != at and now - lease.since <= TOLD_S
 
     def _leaves(self, life: str, stretch: Stretch) -> None:
         """It reads on somewhere else: at the end alone, as long as it has the lease."""
@@ -268,6 +281,8 @@ class DataRead:
         return stretch
 
     def _not_twice(self, life: str, read: Read, lease: Lease) -> None:
+        if lease.since - self.put_back_at <= PUT_BACK_S:
+            return
         told = self._told(read[0], lease.since - TOLD_S)
         if read[1:] < told:
             self.broken(f"{life} reads data shard {_at(read)} again, which is merged up to {told}")

@@ -19,6 +19,7 @@ from diloco_shared.checkpoints.tape_archive_io import (
     SEGMENT_BYTES_MAX,
     SEGMENT_RECORDS,
     TapeArchive,
+    TapeReader,
     of_one_segment,
 )
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
@@ -242,3 +243,32 @@ def test_no_object_is_read_that_is_larger_than_anybody_makes_it(root: str) -> No
     assert vault.read("f/none", bytes_max=1) is None
     with pytest.raises(VaultError, match="f/x has more than 9 bytes"):
         vault.read("f/x", bytes_max=9)
+
+
+class Archiving:
+    """A bus whose leader archives half of what its stream has, right after somebody has looked."""
+
+    def __init__(self, leader: TapeArchive, records: list[Stored]) -> None:
+        self.leader, self.records, self.looks = leader, records, 0
+
+    async def fetch(
+        self, stream: str, subject: str, start_seq: int = 1, limit: int | None = None
+    ) -> list[Stored]:
+        found = [r for r in self.records if r.seq >= start_seq][:limit]
+        self.looks += 1
+        if self.looks == 3:
+            half = len(self.records) // 2
+            self.leader.write(self.records[:half])
+            self.records = self.records[half:]
+        return found
+
+
+async def test_nothing_is_lost_that_is_archived_while_a_reader_reads_on(tmp_path: Path) -> None:
+    """It was in the stream when the archive was read, and in the archive when the stream was."""
+    archive, leader = (TapeArchive(str(tmp_path), "r.1") for _ in range(2))
+    records = noisy(200, 10)
+    leader.write(records[:100])
+    bus: Any = Archiving(leader, records[100:])
+    reader = TapeReader(bus, "r", archive, 200)
+    assert [stored async for stored in reader.stored()] == records
+    assert len(bus.records) == 50

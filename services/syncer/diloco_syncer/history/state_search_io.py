@@ -221,11 +221,11 @@ class StateSearch:
         """Give it what is published, and what the tape says after `known`; why not, or "" """
         # Not "catching up": two that read at the same time would wait for each other for ever.
         self.show("ineligible", f"{why}; reads what is published", known.seq)
-        further = self.walked
+        executed, further = known.seq, self.walked
         if further is not None and further.seq > known.seq:
             known = further  # of an attempt that ended on the way: a tape takes hours to walk
         try:
-            await follower.begin_again(known, why, partial(self._reads, why, known.seq))
+            await follower.begin_again(known, why, partial(self._reads, why, executed))
         except Replaced:
             self.walked = None
             raise

@@ -420,9 +420,13 @@ class Leader:
         """What must be there before a restore is on the tape."""
         # Places first: whoever sees a lease of the checkpoint looks for the place after that.
         self.merged_positions.back = self.checkpointer.merged(serial)
-        if not self.lease.lapsed:
-            await until_done(self.merged_positions.write, "places in the data")
+        await until_done(self._places, "places in the data")
         await self.checkpointer.rewind(serial)
+
+    async def _places(self) -> None:
+        """Raises BusError. Whoever leads by now has places of its own, which nothing replaces."""
+        if not self.lease.lapsed:
+            await self.merged_positions.write()
 
     @property
     def _restored_lately(self) -> bool:

@@ -98,12 +98,13 @@ class Finder:
                 yield store, Path(path).relative_to(self.data.parent).parts[0]
 
     def checkpoint_bytes(self) -> int:
-        """How much `checkpoint` reads at most, of all that it may have to pass over."""
-        whole = 0
-        for ref in RunCheckpoints(self.root).complete(self.spec.folder):
+        """How much `checkpoint` reads at most, of all that it may have to pass over: that many of
+        the newest one that can be read. They are of one run, and there may be hundreds."""
+        there = RunCheckpoints(self.root).complete(self.spec.folder)
+        for ref in reversed(there):
             with suppress(*UNSOUND):
-                whole += bytes_of(self.spec, self.shard, ref, self.root)
-        return whole
+                return len(there) * bytes_of(self.spec, self.shard, ref, self.root)
+        return 0
 
     def checkpoint(self, after: int, *, before: float = math.inf) -> FoundState | None:
         """This shard's part of the newest sound run-wide checkpoint of between these records.
