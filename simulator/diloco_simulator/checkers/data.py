@@ -28,7 +28,7 @@ from diloco_simulator.checkers.promises import Report
 
 # What is merged is told within this time to whoever takes a shard, in virtual seconds: a leader
 # that cannot tell it is replaced by one that tells it first.
-TOLD_S = 15.0
+TOLD_S = 30.0
 # A shard that is free for longer is seen by whoever looks for one. A look takes as long as its
 # slowest answer, and begins again where there is none.
 SEEN_S = 30.0
@@ -50,6 +50,8 @@ class Lease:
     begun: bool = False  # its holder has read something of it
     ended: int = -1  # newest pass that its holder has read to its end under it
     loaded: bool = False  # from a backup: nobody knows what was done under it
+    # Its holder read the shard without one, and may until it hears of this: nobody knows when.
+    shared: bool = False
 
     @property
     def life(self) -> str:
@@ -135,6 +137,8 @@ class DataRead:
         if record.holder:
             self._in_order(record, was, now)
         lease = self.leases[shard] = Lease(record, now)
+        reads = self.readers.get(lease.life, Reader()).stretch
+        lease.shared = reads is not None and reads.shard == shard and reads.lease is None
         if record.holder:
             self.free_since[shard] = math.inf
             held = sum(other.life == lease.life for other in self.leases.values())
@@ -203,7 +207,9 @@ class DataRead:
 
     def _passes(self, shard: int) -> int:
         lease = self.leases.get(shard)
-        return max(0 if lease is None else lease.record.passes, self._told(shard, math.inf)[0])
+        merged = max(of.newest(shard) for of in self.merged)
+        passes = merged[0] + (merged[1] == self.size(shard) - 1)
+        return max(0 if lease is None else lease.record.passes, passes)
 
     def _told(self, shard: int, until: float) -> Where:
         """How far a shard was merged, in any shard of the syncer."""
@@ -227,14 +233,13 @@ class DataRead:
     def _reads(self, life: str, reader: Reader, read: Read, now: float) -> None:
         shard, passes, n = read
         stretch, lease = reader.stretch, self.leases.get(shard)
-        mine = lease if lease is not None and lease.life == life else None
+        mine = lease if lease is not None and lease.life == life and not lease.shared else None
         goes_on = stretch is not None and (shard, passes, n) == (
             stretch.shard,
             stretch.passes,
             stretch.next,
         )
-        leased = mine is not None and stretch is not None and stretch.lease is None
-        if not goes_on or (leased and not self._unheard(mine, read, now)):
+        if not goes_on or (stretch is not None and stretch.lease is None and mine is not None):
             if stretch is not None and not goes_on:
                 self._leaves(life, stretch)
             reader.stretch = stretch = self._begins(life, read, mine, now)
@@ -242,13 +247,6 @@ class DataRead:
         stretch.next = n + 1
         if stretch.next == self.size(shard) and stretch.lease is not None:
             stretch.lease.ended = passes
-
-    def _unheard(self, lease: Lease | None, read: Read, now: float) -> bool:
-        """Whether a life may read on as it did without this lease: the answer is on its way."""
-        if lease is None or lease.begun:
-            return False
-        at = lease.record.passes, lease.record.sequences
-        return read[1:] != at and now - lease.since <= TOLD_S
 
     def _leaves(self, life: str, stretch: Stretch) -> None:
         """It reads on somewhere else: at the end alone, as long as it has the lease."""

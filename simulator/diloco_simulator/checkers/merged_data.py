@@ -96,6 +96,10 @@ class MergedData:
         if read[1:] != (0, 0) and not there and previous not in data.known.excused:
             data.broken(f"{life} is merged from {read} on, and what comes before it is not")
 
+    def newest(self, shard: int) -> Where:
+        """The newest sequence of a data shard that is merged, whoever read it for what."""
+        return max(self.merged.get(shard, {}), default=(0, -1))
+
     def told(self, shard: int, until: float) -> Where:
         """How far a data shard was merged by then, as its readers said."""
         of = self.merged.get(shard, {})

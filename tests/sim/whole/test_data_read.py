@@ -87,6 +87,7 @@ def of_merged_places(patch: pytest.MonkeyPatch) -> None:
         self.known = True
 
     in_the_midst("dies")(patch)
+    patch.setattr(data, "TOLD_S", 15.0)  # the world is a short one
     patch.setattr(MergedPositions, "write", nothing)
 
 
