@@ -7,7 +7,7 @@ product's; here it is counted from the steps of that learner.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from diloco_shared.protocol.messages import TapeRecord, TapeRestore, TapeRound
+from diloco_shared.protocol.messages import TapeEpoch, TapeRecord, TapeRestore, TapeRound
 from diloco_simulator.checkers.promises import Mark
 
 if TYPE_CHECKING:
@@ -64,6 +64,10 @@ class MergedData:
         if isinstance(record, TapeRestore) and mark is not None:
             self.merged = {shard: dict(of) for shard, of in mark.data.items()}
             self.upto = {}
+        elif isinstance(record, TapeEpoch):
+            # Records were lost: newest rounds whose outcome is lost with them are undone.
+            for of in self.merged.values():
+                of.update({where: (at, False) for where, (at, _) in of.items()})
         elif isinstance(record, TapeRound):
             for v in record.verdicts:
                 if v.outcome == "merged":
@@ -82,8 +86,9 @@ class MergedData:
                 self._follows(life, read)
             before, (shard, *rest) = read, read
             where = (rest[0], rest[1])
-            known = self.kept.get(shard, {}).get(where, (now, own and shard in tells))
-            self.merged.setdefault(shard, {}).setdefault(where, known)
+            # Of a record that was lost, and came again, what is said the second time counts.
+            at, _ = self.kept.get(shard, {}).get(where, (now, False))
+            self.merged.setdefault(shard, {}).setdefault(where, (at, own and shard in tells))
             data.known.merged.add(read)
         self.upto[life] = max(first, last)
 

@@ -71,7 +71,7 @@ class Exchanging:
             return
         status = await asking
         # An answer waits for its row in the audit log, and no longer than the process has to stop.
-        slow = self.world.options.disk_s > 1.0
+        slow = self.world.options.disk_s > 2.0
         if not status and self.world.signals.ends.near and not slow:
             self.world.broken("stops", "a coordinator that is told to stop leaves a request open")
         self.world.found.counts["requests answered at a stop"] += bool(status)
