@@ -270,6 +270,10 @@ class DataRead:
             self.reached("read for another time" if passes else "read for the first time")
             self._not_twice(life, read, lease)
             return stretch
+        if (passes, n) == at or (n == 0 and at == (passes - 1, self.size(shard))):
+            self.reached("begun twice" if lease.begun else "begun behind an end")
+            lease.begun, stretch.again = True, (passes, n) != at
+            return stretch
         ended = lease.ended if lease.begun or at[1] < self.size(shard) else at[0]
         stretch.again = n == 0 and passes == ended + 1 and ended >= at[0]
         self.reached("read once more for want of another")

@@ -193,10 +193,11 @@ class Power:
     def told(self, machine: Host) -> dict[str, bytes]:
         """What is in these files, by their paths in its folder."""
         root = machine.folder / machine.name
-        files = [*self._checkpoint(machine), *self._snapshots(root), *self._exports(root)]
-        # Every row is there before its answer leaves, unless the disk was full.
+        files = [*self._snapshots(root), *self._exports(root)]
+        # Every row is there before its answer leaves, unless the disk was full. And where it was, a
+        # learner's next life finds a checkpoint whose name nobody could put on the disk.
         full = self.world.options.disk_full or machine.host in self.world.disks.full_until
-        files += () if full else root.glob(f"{AUDIT}*")
+        files += () if full else (*self._checkpoint(machine), *root.glob(f"{AUDIT}*"))
         return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
     def _checkpoint(self, machine: Host) -> list[Path]:

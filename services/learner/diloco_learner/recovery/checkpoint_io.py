@@ -18,7 +18,7 @@ from diloco_learner.recovery.moments import Buffer, Check
 from diloco_shared import ambient
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
 from diloco_shared.checkpoints.place_threads_io import STORED_BYTES_PER_S
-from diloco_shared.durable import make_folder, settle
+from diloco_shared.durable import make_folder, settle, settle_names
 from diloco_shared.memory.pages import pages
 from diloco_shared.numerics.arrays import Arrays, digest_bytes, pack
 from diloco_shared.process.crash_points import passing
@@ -95,6 +95,8 @@ class LocalCheckpoints:
             self.newest = max(self._complete(), default=None)
         except OSError as error:  # a bad disk: what is there may as well be nothing
             self.fault = f"what is in {self.folder} cannot be listed: {error}"[:500]
+        with suppress(OSError):  # as far as it can: whoever was killed may not have come to it
+            settle_names(self.folder)
 
     def save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
         """Write the bytes of an inner state under an ever-growing `sequence`, durably.
