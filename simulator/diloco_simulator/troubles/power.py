@@ -9,6 +9,7 @@ checkpoints, stays.
 
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -19,7 +20,7 @@ from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_learner.app import Learner
 from diloco_learner.work_io import CHECKPOINTS
 from diloco_shared.numerics.arrays import digest_bytes
-from diloco_shared.protocol.messages import TapeSnapshot
+from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeSnapshot, TapeTerm
 from diloco_simulator.checkers.polite_ends import Saved
 from diloco_simulator.worlds.processes import Host
 from diloco_syncer.snapshots.snapshots_io import RECEIVED, SNAPSHOTS
@@ -124,6 +125,18 @@ class Remnants:
         return now[:kept]
 
 
+def _told_by(tape: Iterable[tuple[int, TapeRecord]], syncer: str) -> set[str]:
+    """Names of the snapshots that this syncer has told of when it led."""
+    leaders: dict[int, str] = {}
+    told = set[str]()
+    for _, record in tape:
+        if isinstance(record, TapeTerm | TapeRebirth):
+            leaders[record.term] = record.leader
+        elif isinstance(record, TapeSnapshot) and leaders.get(record.term) == syncer:
+            told.add(record.path)
+    return told
+
+
 class Power:
     """Of one world, with dice of its own."""
 
@@ -193,7 +206,7 @@ class Power:
     def told(self, machine: Host) -> dict[str, bytes]:
         """What is in these files, by their paths in its folder."""
         root = machine.folder / machine.name
-        files = [*self._snapshots(root), *self._exports(root)]
+        files = [*self._snapshots(root, machine.name), *self._exports(root)]
         # Every row is there before its answer leaves, unless the disk was full. And where it was, a
         # learner's next life finds a checkpoint whose name nobody could put on the disk.
         full = self.world.options.disk_full or machine.host in self.world.disks.full_until
@@ -213,13 +226,19 @@ class Power:
             machine.kept[work.spec.folder] = Saved(newest, None)
         return found
 
-    def _snapshots(self, root: Path) -> list[Path]:
-        """Those that tapes name, and that were not removed since. Of one that is just received
-        from another disk nobody was told that it is here."""
-        tapes = [tape for observer in self.world.observers.values() for tape in observer.records]
-        named = {r.path for tape in tapes for _, r in tape if isinstance(r, TapeSnapshot)}
-        there = [p for p in (root / SNAPSHOTS).rglob("snapshot-*") if p.name in named]
-        told = [path for path in there if not (path.parent / RECEIVED).exists()]
+    def _snapshots(self, root: Path, syncer: str) -> list[Path]:
+        """Those that tapes name as this one's, and that were not removed since. Of one that is just
+        received from another disk nobody was told that it is here."""
+        named = {
+            (run, path)
+            for run, observer in self.world.observers.items()
+            for tape in observer.records
+            for path in _told_by(tape, syncer)
+        }
+        runs = [path for path in (root / SNAPSHOTS).glob("*") if path.is_dir()]
+        there = [(of.name.partition(".")[0], p) for of in runs for p in of.rglob("snapshot-*")]
+        whole = [path for run, path in there if (run, path.name) in named]
+        told = [path for path in whole if not (path.parent / RECEIVED).exists()]
         return [file for path in told for file in path.iterdir()]
 
     def _exports(self, root: Path) -> list[Path]:
