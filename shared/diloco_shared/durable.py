@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,8 +39,15 @@ def make_folder(folder: Path) -> None:
     """
     new = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for made in new:
-        settle_names(made.parent)
+    try:
+        for made in new:
+            settle_names(made.parent)
+    except OSError:
+        # Whoever tries again must not take them for settled, since they are there.
+        for made in new:
+            with suppress(OSError):
+                made.rmdir()
+        raise
 
 
 def replace(path: Path, content: bytes | memoryview | str) -> None:

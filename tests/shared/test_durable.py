@@ -131,3 +131,21 @@ def test_a_folder_is_made_with_its_name_on_the_disk(
     assert settled.calls[2:] == [{"c"}]
     make_folder(tmp_path / "a")
     assert len(settled.calls) == 3
+
+
+def test_a_new_folder_whose_name_could_not_be_put_on_the_disk_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full: the next attempt finds it there, and would take it for settled."""
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            make_folder(tmp_path / "a" / "b")
+    assert not [*tmp_path.iterdir()]
+    settled = Settled(monkeypatch)
+    make_folder(tmp_path / "a" / "b")
+    assert settled.calls == [{"b"}, {"a"}]
