@@ -283,8 +283,8 @@ class DataRead:
         return stretch
 
     def _not_twice(self, life: str, read: Read, lease: Lease) -> None:
-        if lease.since - self.put_back_at <= PUT_BACK_S:
-            return
+        if lease.since - self.put_back_at <= PUT_BACK_S or lease.since < self.healed_at + TOLD_S:
+            return  # in the midst of troubles nobody may lead who could tell it
         told = self._told(read[0], lease.since - TOLD_S)
         if read[1:] < told:
             self.broken(f"{life} reads data shard {_at(read)} again, which is merged up to {told}")
