@@ -147,7 +147,7 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any
     "overwritten": (of_overwritten, "as overwritten", {}),
     "overwritten, of reports": (of_adoptions, "as overwritten", {}),
     "in flight": (of_adoptions, "as in_flight", {}),
-    "in flight at the end": (of_ends, "as in_flight", {}),
+    "in flight at the end": (of_ends, "as in_flight", {"steps": 30}),
     "lost, of the replaced": (of_lost, "as lost", {}),
     "lost, of the silent": (of_silence, "as lost", {}),
     "lost, of a restore": (of_restores, "as lost", {"checkpoint_every_steps": 6, "restores": 1}),

@@ -414,7 +414,7 @@ SCRIPTED: dict[str, Scripted] = {
     # --- links and the hub ------------------------------------------------------------------------
     "links that lose and damage": Scripted(
         ("corrupted", "duplicated", "grant sent again", "lost", "overtaken", "unknown"),
-        CALM.changed(steps=36, loss=0.2, duplicate=0.2, unknown=0.2, overtaken=0.3, corrupt=0.3),
+        CALM.changed(steps=36, loss=0.2, duplicate=0.2, unknown=0.2, overtaken=0.3, corrupt=0.5),
     ),
     "the hub is away and takes nothing": Scripted(
         ("outages", "partitions", "squeezes"),
