@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from settled import Settled
 from structlog.testing import capture_logs
 from waiting import until
 
@@ -228,3 +229,15 @@ def test_half_a_character_hides_no_row() -> None:
     """JSON can say one and UTF-8 cannot: its row would take those beside it along."""
     row = Trail().add(asking(run="a\ud800"), "POST", "/v1/runs", 403, at=1.0, now=1.0)
     assert row is not None and json.loads(row.line)["target"] == {"run": "a\\ud800"}
+
+
+async def test_the_name_of_a_new_log_is_put_on_the_disk_before_its_first_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut takes all rows with it."""
+    settled, audit = Settled(monkeypatch), Audit(tmp_path)
+    await audit.note(asking(), "POST", "/v1/runs", 201)
+    names, rows = settled.calls
+    assert names == {audit_io.FILE} and isinstance(rows, int) and rows > 0
+    await audit.note(asking(), "POST", "/v1/runs", 201)
+    assert len(settled.calls) == 3, "once"
