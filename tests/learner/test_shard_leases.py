@@ -40,6 +40,7 @@ class Fleet:
         self.spec = spec
         self.bus = MemoryBus(broker, "test")
         self.live: tuple[str, ...] = ()
+        self.lately = True
         self.bus_of = MemoryBus
         self.cut = ShardCut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
         self.batch = 2
@@ -54,7 +55,13 @@ class Fleet:
             self.texts.append(text)
 
         place = context(self.spec, self.bus_of(self.broker, name), name, incarnation)
-        leases = Leases(place, Batches(self.cut, self.batch), lambda: self.live, tell)
+        leases = Leases(
+            place,
+            Batches(self.cut, self.batch),
+            lambda: self.live,
+            tell,
+            lately=lambda: self.lately,
+        )
         task = asyncio.create_task(leases.supply())
         try:
             yield leases
@@ -176,6 +183,25 @@ async def test_the_shards_of_a_learner_that_is_gone_are_taken_over(fleet: Fleet)
             assert shard not in a.held and not a.batches.leased
             lease = (await fleet.leases())[shard]
             assert (lease.holder, lease.sequences) == ("b", 6)
+
+
+async def test_an_old_word_frees_no_shard_of_a_learner_that_may_be_back(fleet: Fleet) -> None:
+    fleet.small(2, 8, batch=2)
+    await ready(fleet)
+    fleet.live = ("a", "b")
+    async with fleet.learner("a") as a:
+        await a.first()
+        (held,) = a.held
+        fleet.live, fleet.lately = ("b",), False
+        async with fleet.learner("b") as b:
+            await until(lambda: bool(b.batches.granted))
+            b.batches.granted.popleft()  # read at once: the next one, please
+            await until(lambda: b.none_free)
+            assert held not in b.held
+            fleet.lately = True  # and now the leader says so again
+            while held not in b.held:
+                b.batches.granted.clear()
+                await until(lambda: bool(b.batches.granted))
 
 
 async def test_a_write_whose_answer_was_lost_loses_no_lease(fleet: Fleet) -> None:

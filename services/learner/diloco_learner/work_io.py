@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -108,6 +109,7 @@ class Work:
         self.stop_s = STOP_S  # in which it stops when the process is told to
         self.events = RecoveryArrivals()
         self.beat: Beat | None = None
+        self.beat_at = -math.inf
         self.built, self.stopping = False, ""
         self.shared: Keeper | None = None  # of its checkpoints, where all hosts write them
         self.train_loop: TrainLoop | None = None
@@ -347,6 +349,7 @@ class Work:
             lambda kind, text, data: self.up.tell(kind, text, data),
             # The first shard comes whatever was said: nothing begins, and nothing ends, without it.
             lambda: self.train_loop is not None and self.leaves,
+            lambda: ambient.monotonic() - self.beat_at <= self.spec.membership.lease_s,
         )
         self.up = Uplink(context, sizes_P, self.checkpoints, self.leases, self._put)
         self.evaluations = Evaluations(self.computing, self.up.tell, self._put)
@@ -365,7 +368,7 @@ class Work:
         if not put(event):
             log.error("too much waits: an arrival is dropped", arrival=type(event).__name__)
         elif isinstance(event, BeatSeen):
-            self.beat = event.beat
+            self.beat, self.beat_at = event.beat, ambient.monotonic()
             self.up.outlived(event.beat.incarnations)
         elif isinstance(event, DonateSeen):
             self.up.asked(event.donate)

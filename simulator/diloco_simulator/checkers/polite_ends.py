@@ -62,15 +62,15 @@ class Saved:
 
 
 class PoliteEnds:
-    """Of one world. `slow_s`: a checkpoint of a disk takes up to so long; None: it may fail.
-    `near`: the hub is, when nothing goes wrong."""
+    """Of one world. `slow_s`: a checkpoint that is begun then, or later, takes up to so long; None:
+    it may fail. `near`: the hub is, when nothing goes wrong."""
 
     def __init__(
         self,
         report: Report,
         broker: MemoryBroker,
         count: Callable[[str], None],
-        slow_s: Callable[["Host"], float | None],
+        slow_s: Callable[["Host", float], float | None],
         near: bool,
     ) -> None:
         self.report, self.broker, self.count = report, broker, count
@@ -110,7 +110,7 @@ class PoliteEnds:
         if trained is None:
             return ""
         loop, work = trained.loop, trained.work
-        slow_s = self.slow_s(told.machine)
+        slow_s = self.slow_s(told.machine, told.at)
         left = loop.left
         if left is None or left.outcome != "withdrawn":
             return ""

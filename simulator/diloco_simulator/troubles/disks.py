@@ -158,7 +158,7 @@ class Disks:
         power.armed.discard(machine.host)
         if power.rng.random() < 0.5:
             power.synced.file(handle)
-        told, left = power.told(machine), power.remnants(machine)
+        told, left = power.told(machine, handle), power.remnants(machine)
         machine.kill()
         self.torn = machine.folder / machine.name, left, partial(power.back, machine, told)
         raise Died

@@ -196,22 +196,31 @@ class Power:
         self.counts["files told as safe before a power cut"] += len(told)
         for name, content in told.items():
             path = root / name
-            if not path.is_file() or path.read_bytes() != content:
+            if not path.is_file() or not path.read_bytes().startswith(content):
                 text = f"{machine.host} lost its power, and {name} with it, which it told as safe"
                 self.world.broken("disks", text)
         self.world.start(machine, self.rng.uniform(*AWAY_S))
 
     # --- what was told as safe -------------------------------------------------------------------
 
-    def told(self, machine: Host) -> dict[str, bytes]:
-        """What is in these files, by their paths in its folder."""
+    def told(self, machine: Host, synced: int | None = None) -> dict[str, bytes]:
+        """What is in these files, by their paths in its folder. `synced`: the handle of what is
+        just being put on the disk: of that nothing is told yet but what was there before."""
         root = machine.folder / machine.name
         files = [*self._snapshots(root, machine.name), *self._exports(root)]
         # Every row is there before its answer leaves, unless the disk was full. And where it was, a
         # learner's next life finds a checkpoint whose name nobody could put on the disk.
         full = self.world.options.disk_full or machine.host in self.world.disks.full_until
         files += () if full else (*self._checkpoint(machine), *root.glob(f"{AUDIT}*"))
-        return {str(path.relative_to(root)): path.read_bytes() for path in files}
+        now = None if synced is None else os.fstat(synced).st_ino
+        told = dict[str, bytes]()
+        for path in files:
+            number, content = path.stat().st_ino, path.read_bytes()
+            if number == now:
+                content = self.synced.data.get(number, b"")
+            if content:
+                told[str(path.relative_to(root))] = content
+        return told
 
     def _checkpoint(self, machine: Host) -> list[Path]:
         """The newest that a learner has, unless it was damaged before; its next life must know of

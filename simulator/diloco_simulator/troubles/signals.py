@@ -46,10 +46,11 @@ class Signals:
     def _count(self, what: str) -> None:
         self.counts[what] += 1
 
-    def _slow_s(self, machine: Host) -> float | None:
-        """How long a checkpoint may take on the disk of this machine; None where it may fail."""
+    def _slow_s(self, machine: Host, since: float) -> float | None:
+        """How long a checkpoint that is begun at `since` or later takes at most on the disk of this
+        machine; None where it may fail."""
         world, o = self.world, self.world.options
-        if not world.scene.faulty:
+        if since >= world.healed_at:
             return 0.0
         fails = o.disk_full or machine.host in world.disks.full_until or o.torn or o.hosts
         return None if fails else o.disk_s

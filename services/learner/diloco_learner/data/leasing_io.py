@@ -8,7 +8,7 @@ last reader died before it heard of that.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import structlog
@@ -55,14 +55,16 @@ class Leases:
         live: Callable[[], Collection[str]],
         tell: Tell,
         leaves: Callable[[], bool] = lambda: False,
+        lately: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`live`: the learners of the run; `leaves`: whether this one reads no more than it has."""
+        """`live`: the learners of the run, as its leader said last; `lately`: whether that was just
+        now; `leaves`: whether this one reads no more than it has."""
         spec, self.bus = context.spec, context.control
         self.run = spec.name
         self.learner, self.incarnation = context.me, context.incarnation
         self.batches = batches
         self.live = live
-        self.leaves = leaves
+        self.leaves, self.lately = leaves, lately
         self.tell = tell
         self.wanted = order(spec.data.virtual_shards, self.learner, spec.seed)
         self.supplied = asyncio.Event()
@@ -176,6 +178,7 @@ class Leases:
         read = {**merged}
         for known, passes in self.unmerged.items():
             read[known] = max(read.get(known, (0, 0)), (passes + 1, 0))
+        live = self._not_gone(leases)
         while self.batches.wants:
             shard = choose(
                 leases,
@@ -183,7 +186,7 @@ class Leases:
                 self.wanted,
                 learner=self.learner,
                 incarnation=self.incarnation,
-                live=self.live(),
+                live=live,
                 holding=self.held,
             )
             self.none_free = shard is None
@@ -195,6 +198,11 @@ class Leases:
                 await self._take(shard, where, revisions.get(shard, 0))
             except Conflict:
                 return  # somebody else was first; the next look sees it
+
+    def _not_gone(self, leases: Mapping[int, ShardLease]) -> set[str]:
+        """Whose shards are not to be taken: who is gone by an old word may be back since."""
+        held = () if self.lately() else (lease.holder for lease in leases.values())
+        return {*self.live(), *held}
 
     async def _take(self, shard: int, where: Where, revision: int) -> None:
         """Lease it, and have it read; Conflict if it is another's."""
