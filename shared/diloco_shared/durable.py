@@ -10,7 +10,7 @@ from typing import BinaryIO
 # Of a file system that does not know it, and of a folder that may be written and not listed.
 _NAMES_STAY_OPEN = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
-_PART = ".part"  # behind the name of a file that is being written
+PART = ".part"  # behind the name of a file that is being written
 
 
 def settle(path: Path) -> None:
@@ -91,7 +91,7 @@ def _replace(
 
 @contextmanager
 def _replacing(path: Path, mode: int, like: Path | None = None) -> Iterator[BinaryIO]:
-    aside = path.with_name(path.name + _PART)
+    aside = path.with_name(path.name + PART)
     aside.unlink(missing_ok=True)  # what a dead process left has the rights that it had then
     try:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

@@ -9,10 +9,12 @@ import pytest
 from syncer.recording import SPEC, Recording
 from syncer.small_run import TENSORS
 
+from diloco_shared import ambient
 from diloco_shared.bus.blobs import put_blob
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
+    Blob,
     ContributionManifest,
     InitManifest,
     TapeRecord,
@@ -166,6 +168,24 @@ async def test_what_a_record_needs_is_fetched_side_by_side(
     monkeypatch.setattr(follow, "FETCHES", 1)
     most[0] = 0
     assert await payloads_of("t", bus, record) == payloads and most[0] == 1
+
+
+async def test_what_is_removed_while_it_is_read_is_not_awaited(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby that is to lead would wait as long as for chunks of the slowest link."""
+    bus, real = await bus_with(recording), follow.get_blob
+
+    async def purged(data: MemoryBus, stream: str, blob: Blob, **more: Any) -> Any:
+        await data.purge(stream, blob.subject)
+        await data.purge(stream, blob.subject + ".m")
+        return await real(data, stream, blob, **more)
+
+    monkeypatch.setattr(follow, "get_blob", purged)
+    began = ambient.monotonic()
+    with pytest.raises(follow.Purged, match="was purged from UP-t while it was read"):
+        await payloads_of("t", bus, recording.tape[5])
+    assert ambient.monotonic() - began <= 2 * follow.THERE_S, "in virtual seconds"
 
 
 async def replay(bus: MemoryBus, tape: list[tuple[int, TapeRecord]], *folders: Path) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_coordinator.exports.shelf_io import FILES, PAST, RECORD
+from diloco_shared.durable import PART
 from diloco_shared.numerics.arrays import Layout, digest_array, flatten
 from diloco_shared.protocol.exports import MANIFEST, ExportManifest
 from diloco_simulator.checkers.watch import RunWatch
@@ -93,12 +94,12 @@ def beside(folder: Path, shown: Mapping[str, str]) -> list[str]:
     """What lies in a run's folder and should not; `shown` is the state of each export by its id."""
     found = []
     for place in sorted(folder.glob("*")):
-        if place.name in (PAST, f".{PAST}"):
+        if place.name in (PAST, f"{PAST}{PART}"):
             continue  # of one that was removed
         state, names = shown.get(place.name, ""), {path.name for path in place.iterdir()}
         if not state:
             found.append(f"{place.name} is shown nowhere, and has {sorted(names)}")
-        elif state != "running" and names - {RECORD, f".{RECORD}"} != (
+        elif state != "running" and names - {RECORD, f"{RECORD}{PART}"} != (
             {FILES} if state == "complete" else set()
         ):
             found.append(f"{place.name} is {state}, and has {sorted(names)}")

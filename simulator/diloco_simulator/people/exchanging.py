@@ -23,8 +23,8 @@ LOOK_S = 0.5
 # A process that is not there, or not at work, after so long may never be, where a step takes one.
 PATIENCE_S = 60.0
 # A standby leads within so many virtual seconds of the leader's end: it looks ten times in each 3 s
-# of the lease, and writes its term over a link that takes its time.
-TAKES_OVER_S = 10.0
+# of the lease. Over links that take their time it needs so many round trips more.
+TAKES_OVER_S, ROUND_TRIPS = 10.0, 12
 # A new process begins so long after the end of the one before, in virtual seconds; where a standby
 # is to lead, it has the time for that.
 AWAY_S, LONG_AWAY_S = 1.0, 15.0
@@ -94,7 +94,7 @@ class Exchanging:
         took_s = self.world.loop.now - ended_at
         if stands_by:
             self.world.found.counts["takeovers after a stop"] += 1
-            if took_s > TAKES_OVER_S:
+            if took_s > TAKES_OVER_S + 2 * ROUND_TRIPS * self.world.options.delay_s:
                 text = f"{name} was told to stop, and no standby led for {took_s:.1f} s"
                 self.world.broken("stops", text)
 

@@ -18,7 +18,7 @@ import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.exports.exports import ExportRecord
-from diloco_shared.durable import make_folder, replace
+from diloco_shared.durable import PART, make_folder, replace
 from diloco_shared.protocol.exports import MANIFEST, ExportedFile, ExportManifest
 
 log = structlog.get_logger()
@@ -70,7 +70,10 @@ class Shelf:
         return self.place(record).is_dir()
 
     def sweep(self) -> None:
-        """What has no record goes: whoever began it, or removed it, was cut off half way."""
+        """What has no record goes: whoever began it, or removed it, was cut off half way. Half a
+        record of what was removed goes too: it would keep a run's folder for ever."""
+        for half in self.root.glob(f"*/{PAST}{PART}"):
+            half.unlink()
         for place in self.root.glob("*/*"):
             if place.is_dir() and not (place / RECORD).exists():
                 log.info("the rest of an export is removed", path=str(place))

@@ -60,6 +60,9 @@ log = structlog.get_logger()
 
 # Reads of a contribution whose manifest is there and whose chunks do not come: then it is damaged.
 READS_MAX = 2
+# Between two looks at whether the manifest of what is being read is still there, in seconds. The
+# leader may have removed both, and whoever is to lead cannot wait as long as for slow chunks.
+THERE_S = 2.0
 # Records executed between two looks at whether this process leads by now: some seconds of work.
 BATCH_RECORDS = 64
 # Manifests of one subject that are read at once where the newest is not the one: some KB each.
@@ -400,17 +403,25 @@ async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, byte
     take = fresh if isinstance(record, TapeInit) else None
     turns = asyncio.Semaphore(FETCHES)
 
+    async def still_there(subject: str) -> None:
+        if await data.last(stream, subject + ".m") is None:
+            raise Purged(f"{subject} was purged from {stream} while it was read")
+
     async def fetched(subject: str) -> bytes:
         async with turns:
             blob = await blob_of(data, stream, record, subject)
             if blob is None:
                 raise Purged(f"the tape needs {subject}, which is no longer in {stream}")
+            getting = asyncio.create_task(get_blob(data, stream, blob, take=take))
             try:
-                return await get_blob(data, stream, blob, take=take)
+                while not (await asyncio.wait({getting}, timeout=THERE_S))[0]:
+                    await still_there(subject)
+                return await getting
             except BlobIncomplete:
-                if await data.last(stream, subject + ".m") is None:
-                    raise Purged(f"{subject} was purged from {stream} while it was read") from None
+                await still_there(subject)
                 raise
+            finally:
+                getting.cancel()
 
     needed = [*payloads_needed(record)]
     tasks = [asyncio.create_task(fetched(subject)) for subject in needed]
