@@ -37,6 +37,9 @@ SEEN_S = 30.0
 PUT_BACK_S = 60.0
 # A beat may be under way so long, and the leader's next one lets as long wait for it.
 BEAT_S = 2.0
+# Nobody leads who has said nothing for so long; where processes have credentials of their own, it is
+# the leader who gives leases.
+SILENT_S = 10.0
 # Shards that one process holds at most.
 HELD_MAX = 16
 
@@ -110,6 +113,7 @@ class DataRead:
         self.known = KnownPlace(size)
         self.merged = [MergedData(self, n) for n in range(spec.algorithm.shards)]
         self.beats: deque[tuple[float, frozenset[str]]] = deque(maxlen=4096)
+        self.led_since = math.inf
         self.doubted: list[tuple[float, str, ShardLease]] = []  # takeovers that a beat must explain
         self.healed_at = math.inf
         self.put_back_at = -math.inf
@@ -175,6 +179,8 @@ class DataRead:
 
     def beat(self, live: Collection[str], now: float) -> None:
         """A leader says who lives."""
+        if not self._led(now):
+            self.led_since = now
         self.beats.append((now, frozenset(live)))
         waiting, self.doubted = self.doubted, []
         for at, learner, record in waiting:
@@ -186,6 +192,9 @@ class DataRead:
                 self.broken(
                     f"{record.holder} takes data shard {record.shard} from {learner}, which lives"
                 )
+
+    def _led(self, now: float) -> bool:
+        return bool(self.beats) and now - self.beats[-1][0] <= SILENT_S
 
     def _in_order(self, record: ShardLease, was: Lease | None, now: float) -> None:
         """What is read least comes first, of all that is free; but a learner's own before that."""
@@ -299,7 +308,10 @@ class DataRead:
         mine = lease is not None and lease.life == life
         if mine and not stretch.again:
             return
-        since = max(stretch.since, self.healed_at, 0.0 if mine or lease is None else lease.since)
+        if not self._led(now):
+            return
+        leased_at = 0.0 if mine or lease is None else lease.since
+        since = max(stretch.since, self.healed_at, self.led_since, leased_at)
         free = [s for s, free_since in self.free_since.items() if now - free_since > SEEN_S]
         if now - since > SEEN_S and free:
             where = _at((stretch.shard, stretch.passes, stretch.next))
