@@ -37,8 +37,8 @@ SEEN_S = 30.0
 PUT_BACK_S = 60.0
 # A beat may be under way so long, and the leader's next one lets as long wait for it.
 BEAT_S = 2.0
-# Nobody leads who has said nothing for so long; where processes have credentials of their own, it is
-# the leader who gives leases.
+# Nobody leads who has said nothing for so long. Where processes have credentials of their own, the
+# leader gives the leases.
 SILENT_S = 10.0
 # Shards that one process holds at most.
 HELD_MAX = 16
