@@ -7,7 +7,7 @@ import pytest
 from diloco_learner.events import Contribute
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import ShardLease
-from diloco_simulator.checkers.data import BEAT_S, HELD_MAX, SEEN_S, DataRead
+from diloco_simulator.checkers.data import BEAT_S, HELD_MAX, OLD_S, SEEN_S, TOLD_S, DataRead
 from diloco_simulator.checkers.promises import Report
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
@@ -29,6 +29,11 @@ class Seen:
 
     def reads(self, life: str, *sequences: tuple[int, int, int], now: float = 2.0) -> None:
         self.data.reads(life, sequences, now, able=True)
+
+    def led(self, until: int, term: int = 1) -> None:
+        """Its leader has spoken until then."""
+        for now in range(until):
+            self.data.beat(["a", "b"], float(now), term=term)
 
     def says(self, life: str, cursor: Cursor | None) -> None:
         place: dict[str, Any] = {"epoch": 0, "term": 1, "round": 0, "fragment": 0, "base": 0}
@@ -107,10 +112,30 @@ def test_what_was_read_to_its_end_may_be_read_once_more_for_want_of_another(seen
 def test_it_reads_once_more_only_while_nothing_is_free(seen: Seen) -> None:
     seen.data.healed_at = 0.0
     seen.reads("a/0", (5, 0, 2), (5, 0, 3), (5, 1, 0), now=40.0)
-    seen.reads("a/0", (5, 1, 1), now=40.0 + SEEN_S)
+    seen.reads("a/0", (5, 1, 1), now=41.0 + SEEN_S)
+    assert seen.told == [], "nobody leads who could give it another"
+    seen.led(42 + int(SEEN_S))
+    seen.reads("a/0", (5, 1, 2), now=40.0 + SEEN_S)
     assert seen.told == []
-    seen.reads("a/0", (5, 1, 2), now=41.0 + SEEN_S)
-    assert seen.named("a/0 reads data shard 5 from 3 in pass 1 once more")
+    seen.reads("a/0", (5, 1, 3), now=41.0 + SEEN_S)
+    assert seen.named("a/0 reads data shard 5 from 4 in pass 1 once more")
+
+
+def test_by_an_old_word_nobody_takes_a_shard(seen: Seen) -> None:
+    seen.data.beat(["b"], 2.0)
+    seen.data.beat(["a", "b"], 5.0)
+    seen.leased(5, "b/0", now=6.0 + OLD_S)
+    seen.data.beat(["a", "b"], 9.0 + OLD_S)
+    assert seen.named("b takes data shard 5 from a, which lives")
+
+
+def test_a_lease_of_what_was_read_without_one_counts_once_it_is_heard_of(seen: Seen) -> None:
+    seen.reads("b/0", (7, 0, 0), (7, 0, 1))
+    seen.leased(7, "b/0", now=3.0)
+    seen.reads("b/0", (7, 0, 2), now=4.0)
+    assert seen.told == []
+    seen.reads("b/0", (7, 0, 1), now=4.0 + TOLD_S)
+    assert seen.named("b/0 reads data shard 7 from 1 in pass 0, its lease begins at (0, 0)")
 
 
 def test_a_lease_begins_where_all_before_it_was_read(seen: Seen) -> None:

@@ -37,6 +37,9 @@ SEEN_S = 30.0
 PUT_BACK_S = 60.0
 # A beat may be under way so long, and the leader's next one lets as long wait for it.
 BEAT_S = 2.0
+# By a word of who is gone that is older nobody takes a shard, once it has no lease of a learner any
+# more: it was sought, and the hub asked, perhaps in vain and by who stood still.
+OLD_S = 60.0
 # Nobody leads who has said nothing for so long. Where processes have credentials of their own, the
 # leader gives the leases.
 SILENT_S = 10.0
@@ -50,6 +53,7 @@ class Lease:
 
     record: ShardLease
     since: float
+    led_since: float = math.inf  # then
     begun: bool = False  # its holder has read something of it
     ended: int = -1  # newest pass that its holder has read to its end under it
     loaded: bool = False  # from a backup: nobody knows what was done under it
@@ -60,6 +64,15 @@ class Lease:
     def life(self) -> str:
         """Who holds it; "" where it is free."""
         return f"{self.record.holder}/{self.record.incarnation}" if self.record.holder else ""
+
+
+@dataclass(slots=True)
+class Led:
+    """A shard of the syncer, by one leader who speaks."""
+
+    term: int
+    since: float
+    until: float = -math.inf  # when it spoke last
 
 
 @dataclass(slots=True)
@@ -113,7 +126,7 @@ class DataRead:
         self.known = KnownPlace(size)
         self.merged = [MergedData(self, n) for n in range(spec.algorithm.shards)]
         self.beats: deque[tuple[float, frozenset[str]]] = deque(maxlen=4096)
-        self.led_since = math.inf
+        self.leaders: dict[int, Led] = {}  # of each shard of the syncer that was ever led
         self.doubted: list[tuple[float, str, ShardLease]] = []  # takeovers that a beat must explain
         self.healed_at = math.inf
         self.put_back_at = -math.inf
@@ -140,7 +153,7 @@ class DataRead:
             self._taken_over(was, record, now)
         if record.holder:
             self._in_order(record, was, now)
-        lease = self.leases[shard] = Lease(record, now)
+        lease = self.leases[shard] = Lease(record, now, self._led_since(now))
         reads = self.readers.get(lease.life, Reader()).stretch
         lease.shared = reads is not None and reads.shard == shard and reads.lease is None
         if record.holder:
@@ -171,16 +184,18 @@ class DataRead:
         if before.holder == record.holder:
             if record.incarnation < before.incarnation:
                 self.broken(f"{was.life} loses data shard {record.shard} to an older life")
-        elif not self._said_gone(before.holder, was.since - BEAT_S):
+        elif not self._said_gone(before.holder, max(was.since - BEAT_S, now - OLD_S)):
             self.doubted.append((now, before.holder, record))
 
     def _said_gone(self, learner: str, since: float) -> bool:
         return any(learner not in live for at, live in self.beats if at >= since)
 
-    def beat(self, live: Collection[str], now: float) -> None:
-        """A leader says who lives."""
-        if not self._led(now):
-            self.led_since = now
+    def beat(self, live: Collection[str], now: float, shard: int = 0, term: int = 1) -> None:
+        """The leader of a shard of the syncer says who lives."""
+        led = self.leaders.get(shard)
+        if led is None or led.term != term or now - led.until > SILENT_S:
+            led = self.leaders[shard] = Led(term, now)
+        led.until = now
         self.beats.append((now, frozenset(live)))
         waiting, self.doubted = self.doubted, []
         for at, learner, record in waiting:
@@ -193,8 +208,11 @@ class DataRead:
                     f"{record.holder} takes data shard {record.shard} from {learner}, which lives"
                 )
 
-    def _led(self, now: float) -> bool:
-        return bool(self.beats) and now - self.beats[-1][0] <= SILENT_S
+    def _led_since(self, now: float) -> float:
+        """Since when every shard of the syncer is led by whoever leads it; infinite: it is not."""
+        led = self.leaders.values()
+        whole = len(led) == len(self.merged) and all(now - of.until <= SILENT_S for of in led)
+        return max(of.since for of in led) if whole else math.inf
 
     def _in_order(self, record: ShardLease, was: Lease | None, now: float) -> None:
         """What is read least comes first, of all that is free; but a learner's own before that."""
@@ -242,12 +260,14 @@ class DataRead:
     def _reads(self, life: str, reader: Reader, read: Read, now: float) -> None:
         shard, passes, n = read
         stretch, lease = reader.stretch, self.leases.get(shard)
-        mine = lease if lease is not None and lease.life == life and not lease.shared else None
         goes_on = stretch is not None and (shard, passes, n) == (
             stretch.shard,
             stretch.passes,
             stretch.next,
         )
+        if lease is not None and now - lease.since > TOLD_S and not self._repeats(stretch, read):
+            lease.shared = lease.shared and goes_on  # it has heard of it by now
+        mine = lease if lease is not None and lease.life == life and not lease.shared else None
         if not goes_on or (stretch is not None and stretch.lease is None and mine is not None):
             if stretch is not None and not goes_on:
                 self._leaves(life, stretch)
@@ -256,6 +276,12 @@ class DataRead:
         stretch.next = n + 1
         if stretch.next == self.size(shard) and stretch.lease is not None:
             stretch.lease.ended = passes
+
+    def _repeats(self, stretch: Stretch | None, read: Read) -> bool:
+        """Whether it reads once more what it has read to its end."""
+        if stretch is None or stretch.next < self.size(stretch.shard):
+            return False
+        return read == (stretch.shard, stretch.passes + 1, 0)
 
     def _leaves(self, life: str, stretch: Stretch) -> None:
         """It reads on somewhere else: at the end alone, as long as it has the lease."""
@@ -296,8 +322,8 @@ class DataRead:
         return stretch
 
     def _not_twice(self, life: str, read: Read, lease: Lease) -> None:
-        if lease.since - self.put_back_at <= PUT_BACK_S or lease.since < self.healed_at + TOLD_S:
-            return  # in the midst of troubles nobody may lead who could tell it
+        if lease.since - self.put_back_at <= PUT_BACK_S or lease.since < lease.led_since + TOLD_S:
+            return
         told = self._told(read[0], lease.since - TOLD_S)
         if read[1:] < told:
             self.broken(f"{life} reads data shard {_at(read)} again, which is merged up to {told}")
@@ -308,10 +334,8 @@ class DataRead:
         mine = lease is not None and lease.life == life
         if mine and not stretch.again:
             return
-        if not self._led(now):
-            return
         leased_at = 0.0 if mine or lease is None else lease.since
-        since = max(stretch.since, self.healed_at, self.led_since, leased_at)
+        since = max(stretch.since, self.healed_at, self._led_since(now), leased_at)
         free = [s for s, free_since in self.free_since.items() if now - free_since > SEEN_S]
         if now - since > SEEN_S and free:
             where = _at((stretch.shard, stretch.passes, stretch.next))
@@ -365,7 +389,7 @@ class UnknownData(DataRead):
     def leased(self, record: ShardLease, now: float) -> None:
         pass
 
-    def beat(self, live: Collection[str], now: float) -> None:
+    def beat(self, live: Collection[str], now: float, shard: int = 0, term: int = 1) -> None:
         pass
 
     def reads(self, life: str, sequences: Sequence[Read], now: float, *, able: bool) -> None:

@@ -287,7 +287,7 @@ class SeenTerm:
     def _beat(self, beat: Beat, now: float) -> None:
         self.told = True
         self.watch.anchors.heads(self.name, beat.epoch, beat.versions)
-        self.watch.data.beat(beat.live, self.scene.now)
+        self.watch.data.beat(beat.live, self.scene.now, beat.shard, beat.term)
         if not self.scene.faulty:
             # A contribution that the hub lost after it had acknowledged it is waited for in vain
             # until its round's deadline: no reason is known, and that is told.

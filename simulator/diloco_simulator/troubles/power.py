@@ -7,6 +7,7 @@ again. A rename within a folder is one change. What is on other machines, such a
 checkpoints, stays.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Iterable
@@ -35,6 +36,8 @@ ALL, WRITING = 0.25, 0.5
 OLD, NEW = 0.4, 0.2
 # In a coordinator's data folder.
 EXPORTS = "exports"
+# So long after a disk was full all is written anew that it did not take, in virtual seconds.
+ROOM_S = 60.0
 # Before there is power again, in virtual seconds.
 AWAY_S = (0.5, 8.0)
 
@@ -210,7 +213,8 @@ class Power:
         files = [*self._snapshots(root, machine.name), *self._exports(root)]
         # Every row is there before its answer leaves, unless the disk was full. And where it was, a
         # learner's next life finds a checkpoint whose name nobody could put on the disk.
-        full = self.world.options.disk_full or machine.host in self.world.disks.full_until
+        ended_at = self.world.disks.full_until.get(machine.host, -math.inf)
+        full = self.world.options.disk_full or self.loop.now < ended_at + ROOM_S
         files += () if full else (*self._checkpoint(machine), *root.glob(f"{AUDIT}*"))
         now = None if synced is None else os.fstat(synced).st_ino
         told = dict[str, bytes]()

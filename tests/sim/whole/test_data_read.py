@@ -87,14 +87,7 @@ def of_merged_places(patch: pytest.MonkeyPatch) -> None:
         self.known = True
 
     in_the_midst("dies")(patch)
-    patch.setattr(data, "TOLD_S", 15.0)  # the world is a short one, and well all the time
-    begin = data.DataRead.__init__
-
-    def well(self: data.DataRead, *what: Any) -> None:
-        begin(self, *what)
-        self.healed_at = -data.TOLD_S
-
-    patch.setattr(data.DataRead, "__init__", well)
+    patch.setattr(data, "TOLD_S", 15.0)  # the world is a short one
     patch.setattr(MergedPositions, "write", nothing)
 
 
