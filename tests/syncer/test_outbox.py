@@ -154,6 +154,20 @@ async def test_contributions_that_have_no_room_are_named() -> None:
     assert "keeping." not in full.reason
 
 
+async def test_the_bound_of_the_run_is_named_where_it_keeps_a_full_stream_too_small() -> None:
+    """No room of the hub would help."""
+    bus, d = await hub(3000), driver()
+    look, told = looking(bus, Outbox(context(d.spec, bus)), d)
+    look.storage.needed, look.storage.limits = {"UP": 5000}, {"UP": 3000}
+    await bus.append("up.t.filler", bytes(2000))
+    await look.look(0.0)
+    await look.look(fullness.FULL_S)
+    (full,) = [e for e in told if isinstance(e, Full)]
+    assert "keeping.stream_bytes_max keeps it smaller than the run needs" in full.reason
+    assert "raise this stream's limit with 'nats stream edit'" in full.reason
+    assert "max_file_store" not in full.reason
+
+
 async def test_that_a_stream_is_full_is_logged_once_a_minute_and_only_while_it_is() -> None:
     bus, d = await hub(3000), driver()
     look, _ = looking(bus, Outbox(context(d.spec, bus)), d)

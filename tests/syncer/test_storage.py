@@ -2,8 +2,9 @@
 
 import pytest
 
-from diloco_shared.budget import Size, assumed, limits
+from diloco_shared.budget import Size, assumed, limits, roomy
 from diloco_shared.budget.job import ROUND_S, rounds_at
+from diloco_shared.budget.refusing import faults
 from diloco_shared.bus.port import StreamSpec, TooFewNodes
 from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.protocol import subjects
@@ -139,6 +140,73 @@ async def test_limits_grow_with_rounds_that_come_faster_than_was_assumed() -> No
     hub.size = Size(learners=1, rounds=rounds_at(2000.0, 1600, 0.05))
     await hub.storage.look()
     assert (await hub.limits())["UP"] > 3.5 * before
+
+
+BOUND = 70 << 20
+
+
+async def bounded_hub() -> Hub:
+    hub = Hub()
+    body = {"name": "r", "model": OWN, "budget": {"steps": 1000}}
+    bounded = RunSpec.model_validate(body | {"keeping": {"stream_bytes_max": BOUND}})
+    assert not list(faults(bounded)), "it is enough for what is known at submission"
+    await ensure_run_streams(hub.bus, "r", limits(assumed(bounded)))
+    hub.storage = Storage(bounded, hub.bus, lambda: hub.size, hub.told.append)
+    return hub
+
+
+async def test_no_limit_grows_above_the_bound_that_the_run_was_submitted_with() -> None:
+    hub = await bounded_hub()
+    hub.size = Size(10**7, 4)
+    for _ in range(3):
+        await hub.storage.look()
+    needed = roomy(assumed(SPEC, parameters=10**7, learners=4))
+    assert await hub.limits() == {kind: min(n, BOUND) for kind, n in needed.items()}
+    assert hub.storage.needed == needed, "what floods are judged by is what the run needs"
+    assert max(needed.values()) > BOUND > min(needed.values())
+
+
+async def test_that_the_bound_leaves_no_room_is_told_once_for_each_size_of_the_run() -> None:
+    hub = await bounded_hub()
+    hub.size = Size(10**6, 1)
+    await hub.storage.look()
+    assert not hub.told and not hub.storage.bounded
+    for hub.size in (Size(10**7, 4), Size(10**7, 5)):
+        for _ in range(3):
+            await hub.storage.look()
+    assert [t.kind for t in hub.told] == ["no-room", "no-room"]
+    assert set(hub.storage.bounded) == {"UP", "DN", "STATE"}
+    needed = roomy(assumed(SPEC, parameters=10**7, learners=4))
+    said = hub.told[0].text
+    assert said.startswith("streams stay too small (UP 73.4 MB of ")
+    assert f"keeping.stream_bytes_max ({BOUND}) allows no more" in said
+    assert said.endswith(f"A run of this size needs {max(needed.values())}")
+    assert "TAPE" not in said and "nats stream edit" in said
+
+
+async def test_a_limit_that_somebody_raised_above_the_bound_stays() -> None:
+    hub = await bounded_hub()
+    hub.size = Size(10**7, 4)
+    await hub.storage.look()
+    needed = roomy(assumed(SPEC, parameters=10**7, learners=4))
+    await ensure_run_streams(hub.bus, "r", {"DN": needed["DN"]})
+    await hub.storage.look()
+    assert (await hub.limits())["DN"] == needed["DN"]
+    assert set(hub.storage.bounded) == {"UP", "STATE"}
+
+
+async def test_a_server_without_room_is_named_also_where_the_bound_comes_next() -> None:
+    """A raised max_file_store is the first thing that helps; the bound is told after it."""
+    hub = await bounded_hub()
+    hub.broker.storage_max = hub.broker.storage().reserved
+    hub.size = Size(10**7, 4)
+    await hub.storage.look()
+    assert "insufficient storage" in hub.told[-1].text and not hub.storage.bounded
+    hub.broker.storage_max = 0
+    for _ in range(2):
+        await hub.storage.look()
+    assert [t.kind for t in hub.told] == ["no-room", "no-room"]
+    assert "keeping.stream_bytes_max" in hub.told[-1].text
 
 
 async def test_a_server_without_room_is_told_once_and_asked_again() -> None:

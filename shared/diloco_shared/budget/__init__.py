@@ -15,6 +15,7 @@ from diloco_shared.budget.job import known as known
 from diloco_shared.budget.job import learners_of as learners_of
 from diloco_shared.budget.job import rounds_at as rounds_at
 from diloco_shared.budget.streams import limits as limits
+from diloco_shared.budget.streams import roomy as roomy
 from diloco_shared.budget.streams import streams as streams
 from diloco_shared.budget.terms import Need as Need
 from diloco_shared.budget.terms import Term as Term

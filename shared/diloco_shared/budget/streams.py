@@ -61,13 +61,24 @@ def streams(job: Job) -> dict[str, Need]:
     return {"UP": _up(job), "DN": _down(job), "TAPE": _tape(job), "STATE": _state(job)}
 
 
-def limits(job: Job) -> dict[str, int]:
-    """The limit that each stream is created with: what it needs, and not less than a floor.
+def roomy(job: Job) -> dict[str, int]:
+    """The limit that each stream should have: what it needs, and not less than a floor.
 
     `keeping.stream_bytes_max` bounds the floor too: who sets it means it.
     """
     floor = min(FLOOR, job.spec.keeping.stream_bytes_max or FLOOR)
     return {kind: max(need.bytes, floor) for kind, need in streams(job).items()}
+
+
+def limits(job: Job) -> dict[str, int]:
+    """The limit that each stream gets: what it should have, up to `keeping.stream_bytes_max`.
+
+    Submission refuses a run whose bound is too small. But a run may need more later, when more
+    learners join or tell how large their model is.
+    """
+    bound = job.spec.keeping.stream_bytes_max
+    needed = roomy(job)
+    return needed if bound is None else {kind: min(n, bound) for kind, n in needed.items()}
 
 
 def window(sizes: Sequence[int], rounds: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 from shared.budget.storing import Stored
 
-from diloco_shared.budget import known, limits, streams
+from diloco_shared.budget import known, limits, roomy, streams
 from diloco_shared.budget.job import Job
 from diloco_shared.budget.streams import FLOOR, records_max
 from diloco_shared.bus.port import StreamFull
@@ -188,3 +188,12 @@ def test_limits_have_a_floor_that_who_sets_a_bound_does_not_get() -> None:
     found = known(check(body), learners=1)
     assert found is not None
     assert max(limits(found).values()) <= bound
+
+
+def test_no_limit_is_above_the_bound_however_large_the_run_becomes() -> None:
+    alone = max(need.bytes for need in streams(job(learners=1)).values())
+    body = {"name": "r", "keeping": {"stream_bytes_max": alone}, "budget": {"steps": 480}}
+    found = known(check(body), learners=8)
+    assert found is not None
+    assert max(roomy(found).values()) > alone
+    assert limits(found) == {kind: min(n, alone) for kind, n in roomy(found).items()}

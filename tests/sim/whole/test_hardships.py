@@ -1,12 +1,20 @@
 """Rarer troubles of whole worlds: each strikes, and the run ends whatever comes together."""
 
+from typing import Any
+
 import pytest
 
+from diloco_shared.budget import assumed, streams
+from diloco_shared.protocol import subjects
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.people import requests, sequel
 from diloco_simulator.troubles import hardships, troubles
 from diloco_simulator.worlds import computing, world
+from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.crash_points import small
 from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.world import World
 from diloco_syncer.rounds.gate import Refusals
 
 SHORT = Options.calm(steps=24, safety_s=30.0, learners=3, quorum=2, snapshot_every_rounds=3)
@@ -83,6 +91,37 @@ def test_a_full_stream_is_named_and_the_run_goes_on_by_itself(
     assert found.counts["told: full"] and found.counts["told: room-again"]
     assert found.counts["told: no-room"] and found.counts["submitted without room"]
     assert found.counts["streams narrowed"] and found.counts["visitors: lacks_room"]
+
+
+def test_a_run_ends_in_streams_that_may_not_grow_with_its_learners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its user allows what it needs with one learner, and three join."""
+    plainly, ensure = World._asked, MemoryBroker.ensure
+    bounds, given = set[int](), list[int]()
+
+    def asked(self: World, spec: RunSpec) -> RunSpec:
+        spec = plainly(self, spec)
+        one = spec.membership.model_copy(update={"learners_min": 1})
+        spec = spec.model_copy(update={"membership": one})
+        bound = max(need.bytes for need in streams(assumed(spec)).values())
+        bounds.add(bound)
+        narrow = spec.keeping.model_copy(update={"stream_bytes_max": bound})
+        return spec.model_copy(update={"keeping": narrow})
+
+    def ensured(self: MemoryBroker, config: dict[str, Any]) -> None:
+        if config["name"] in subjects.run_streams("sim"):
+            given.append(config["max_bytes"])
+        ensure(self, config)
+
+    monkeypatch.setattr(World, "_asked", asked)
+    monkeypatch.setattr(MemoryBroker, "ensure", ensured)
+    # By the clock, with the product's own constants, the tape needs more than the least bound.
+    options = Options.calm(steps=80, budget="seconds", learners=3, quorum=1)
+    found = world.played(Case(3, options))
+    assert found.violations == [] and found.rounds > 0
+    assert found.counts["told: no-room"]
+    assert bounds == {max(given)}, "no stream was given more"
 
 
 def test_a_leader_whose_clock_stood_still_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,10 +123,19 @@ class Fullness:
         use = self.storage.streams.get(kind)
         held = f"{shown(use.bytes)} of {shown(use.limit)} used" if use else "all of it used"
         need = f", {what} needs {shown(needed)}" if needed else ""
+        if kind in self.storage.bounded:
+            mend = (
+                "keeping.stream_bytes_max keeps it smaller than the run needs. After flood revoke "
+                "that site, and without it"
+            )
+        else:
+            mend = (
+                "After no-room raise max_file_store of the message server, after flood revoke that "
+                "site, and without either"
+            )
         return (
-            f"{kind} is full: {held}{need}: see 'diloco events {self.spec.name}'. After no-room "
-            "raise max_file_store of the message server, after flood revoke that site, and without "
-            "either raise this stream's limit with 'nats stream edit' (docs/how-to/deploy.md)"
+            f"{kind} is full: {held}{need}: see 'diloco events {self.spec.name}'. {mend} raise "
+            "this stream's limit with 'nats stream edit' (docs/how-to/deploy.md)"
         )
 
     def _judge(self, place: str, reason: str, now: float, after_s: float = FULL_S) -> None:
