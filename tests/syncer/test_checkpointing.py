@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from syncer.contexts import context
 
@@ -186,13 +187,29 @@ async def test_the_first_shard_seals_over_the_parts_of_all_once_they_are_written
 async def test_a_shard_that_gives_no_part_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointing, "parts_s", lambda values: 3.0)
+    monkeypatch.setattr(checkpointing, "stored_within_s", lambda size: 3.0)
     told: list[Event] = []
     maker = with_shards(tmp_path, told)
     maker.captured = (Capture(7, 1, "asked for", 1.0), {"sizes_P": [1]}, None)  # type: ignore[assignment]
     await maker.seal(Seal(7, {}, {}))
     (answer,) = told
     assert isinstance(answer, Sealed) and answer.fault == "syncer shard 1 gave no part in 3 s"
+
+
+async def test_other_shards_are_waited_for_as_long_as_its_own_part_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Theirs are as large."""
+    monkeypatch.setattr(checkpointing, "stored_within_s", float)
+    told: list[Event] = []
+    maker = with_shards(tmp_path, told)
+    history = History(maker.spec, 0)
+    arrays = {"0.anchor": np.zeros(4, np.uint8), "0.momentum": np.zeros(3, np.uint8)}
+    await maker.capture(Capture(7, 1, "asked for", 1.0), history.meta(), {}, arrays)
+    await maker.seal(Seal(7, {}, {}))
+    (kept, answer) = told
+    assert kept == Kept(7)
+    assert isinstance(answer, Sealed) and answer.fault == "syncer shard 1 gave no part in 7 s"
 
 
 def kept_part(maker: Checkpointer, shard: int, epoch: int, restores: int) -> tuple[Any, Any]:
@@ -218,7 +235,7 @@ async def test_parts_of_two_histories_are_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int, restores: int, fault: str
 ) -> None:
     """The first shard's is of epoch 4, which began after one restore."""
-    monkeypatch.setattr(checkpointing, "parts_s", lambda values: 3.0)
+    monkeypatch.setattr(checkpointing, "stored_within_s", lambda size: 3.0)
     told: list[Event] = []
     maker = with_shards(tmp_path, told)
     await ensure_buckets(maker.control)

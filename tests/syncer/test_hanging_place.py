@@ -16,6 +16,7 @@ from diloco_shared.bus.port import Stored
 from diloco_shared.checkpoints import place_threads_io as place_threads
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
+from diloco_shared.protocol import pace
 from diloco_shared.protocol.records import Restore
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -112,7 +113,8 @@ async def test_a_restore_whose_place_hangs_fails_after_its_time(
     place: RunContext, answers: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds wait for it: without a limit the run would stand still for good."""
-    monkeypatch.setattr(place_threads, "ANSWER_S", 0.05)
+    for module in (place_threads, pace):
+        monkeypatch.setattr(module, "ANSWER_S", 0.05)
     monkeypatch.setattr(checkpointing, "bytes_of", lambda *_: 0)
     monkeypatch.setattr(checkpointing, "load", lambda *_, **__: answers.wait())
     told = list[Any]()

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 from diloco_shared.checkpoints.vault_io import VaultError
+from diloco_shared.protocol.pace import ANSWER_S, stored_within_s
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -22,17 +23,8 @@ P = ParamSpec("P")
 CALLS_MAX = 8
 # So long one that was left behind is waited for, in seconds.
 LEFT_S = 10.0
-# What has not ended by then hangs: the slowest place worth keeping a state in takes so many bytes a
-# second (a disk of this century takes ten times as many), and a bucket may be away for minutes.
-STORED_BYTES_PER_S = 10_000_000
-ANSWER_S = 600.0
 # What is removed may be a whole model in thousands of objects.
 REMOVE_S = 1800.0
-
-
-def stored_within_s(size: int) -> float:
-    """Seconds in which so many bytes are written, or read, unless the place hangs."""
-    return ANSWER_S + size / STORED_BYTES_PER_S
 
 
 class PlaceThreads:

@@ -148,3 +148,17 @@ def inner_state_s(parameters: int) -> float:
 def silence_s(chunk_bytes: int = CHUNK_BYTES) -> float:
     """Seconds without one more chunk after which a transfer stands still."""
     return PAUSE_S + transfer_s(_SIDE_BY_SIDE * chunk_bytes)
+
+
+# --------------------------------------------------------------------------------------------------
+# How long to wait for a place of checkpoints, which may be a share or a bucket far away.
+
+# What has not ended by then hangs: the slowest place worth keeping a state in takes so many bytes a
+# second (a disk of this century takes ten times as many), and a bucket may be away for minutes.
+STORED_BYTES_PER_S = 10_000_000
+ANSWER_S = 600.0
+
+
+def stored_within_s(size: int) -> float:
+    """Seconds in which so many bytes are written, or read, unless the place hangs."""
+    return ANSWER_S + size / STORED_BYTES_PER_S

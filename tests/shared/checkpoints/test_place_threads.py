@@ -12,8 +12,10 @@ import pytest
 from waiting import PATIENCE_S, until
 
 from diloco_shared.checkpoints import place_threads_io as place_threads
-from diloco_shared.checkpoints.place_threads_io import CALLS_MAX, STORED_BYTES_PER_S, PlaceThreads
+from diloco_shared.checkpoints.place_threads_io import CALLS_MAX, PlaceThreads
 from diloco_shared.checkpoints.vault_io import VaultError
+from diloco_shared.protocol import pace
+from diloco_shared.protocol.pace import STORED_BYTES_PER_S
 
 KNOWN: ContextVar[str] = ContextVar("known", default="nothing")
 HANGS = """
@@ -115,7 +117,8 @@ async def test_a_call_knows_for_whom_it_is_made() -> None:
 async def test_a_read_has_the_time_of_its_bytes_and_a_look_at_how_many_they_are(
     answers: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(place_threads, "ANSWER_S", 0.01)
+    for module in (place_threads, pace):
+        monkeypatch.setattr(module, "ANSWER_S", 0.01)
     threads, limits, plainly = PlaceThreads(), list[float](), PlaceThreads.within
 
     async def within(self: PlaceThreads, seconds: float, *what: Any, **more: Any) -> Any:

@@ -13,13 +13,13 @@ from diloco_shared.bus.port import BusError
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.stored_records import readable, records_in
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
-from diloco_shared.checkpoints.place_threads_io import ANSWER_S, REMOVE_S, stored_within_s
+from diloco_shared.checkpoints.place_threads_io import REMOVE_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
+from diloco_shared.protocol.pace import ANSWER_S, stored_within_s
 from diloco_shared.protocol.records import Restore, RunRecord, ShardLease
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.checkpoints import gone_back_io as gone_back
-from diloco_syncer.checkpoints.checkpoints import parts_s
 from diloco_syncer.checkpoints.parts_io import (
     belongs,
     bytes_of,
@@ -62,6 +62,7 @@ class Checkpointer:
         self.shelf = context.snapshots.shelf  # of stores that are loaded
         self.aside = context.snapshots.folder  # for their arrays: the run's own are in memory
         self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
+        self.captured_bytes = 0  # of its arrays
         self.loaded: dict[int, RestoredState] = {}  # by serial of the wish: the newest one
 
     async def _asked(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -96,9 +97,10 @@ class Checkpointer:
                 )
             except OSError as error:  # whoever may only write there has its checkpoint all the same
                 log.warning("remains of checkpoints not removed", error=str(error))
+        size = sum(array.nbytes for array in arrays.values())
         try:
             written = await self.threads.within(
-                stored_within_s(sum(array.nbytes for array in arrays.values())),
+                stored_within_s(size),
                 self.root,
                 write_part,
                 self.spec,
@@ -113,7 +115,7 @@ class Checkpointer:
             log.warning("part of a checkpoint not written", number=effect.number, error=str(error))
             self.put(Sealed(effect.number, fault=str(error)[:400]))
             return
-        self.captured = (effect, history, written)
+        self.captured, self.captured_bytes = (effect, history, written), size
         self.put(Kept(effect.number))
 
     async def seal(self, effect: Seal) -> None:
@@ -124,7 +126,8 @@ class Checkpointer:
             return
         captured, history, shard = self.captured
         try:
-            patience_s = parts_s(sum(history["sizes_P"]))
+            # Theirs are about as large, and they began to write when this one did.
+            patience_s = stored_within_s(self.captured_bytes)
             others = await self._other_shards(effect.number, history, patience_s)
             parts = [(history, shard), *others]
             learners = await self._asked(seal, self.spec, self.root, captured, parts, effect)

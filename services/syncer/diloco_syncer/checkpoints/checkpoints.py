@@ -24,8 +24,9 @@ import math
 from collections.abc import Collection
 
 from diloco_shared.protocol.messages import Progress, TapeCheckpoint, TapeRecord
-from diloco_shared.protocol.pace import inner_state_s
+from diloco_shared.protocol.pace import stored_within_s
 from diloco_shared.protocol.records import CheckpointState, Restore
+from diloco_shared.spec.optimizers import inner_state_bytes
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import (
     Capture,
@@ -42,24 +43,16 @@ from diloco_syncer.events import (
 from diloco_syncer.history.history import History
 from diloco_syncer.members.roster import Roster
 
-# Learners that have not delivered after this many seconds are left out, beside those that an inner
-# state takes.
-PARTS_S = 600.0
 # Between two looks of a shard that is over, in seconds, until the run is left: its learners may
 # have met a mark and gone, and the first shard waits.
 LOOK_S = 10.0
-
-
-def parts_s(parameters: int) -> float:
-    """Seconds that the parts of a checkpoint are waited for, of a model of that many parameters."""
-    return PARTS_S + inner_state_s(parameters)
 
 
 class CheckpointDecisions:
     """Of one leader's term: at most one is being made."""
 
     def __init__(self, spec: RunSpec, history: History, roster: Roster) -> None:
-        self.keeping = spec.keeping
+        self.keeping, self.optimizer = spec.keeping, spec.inner.optimizer
         self.history = history
         self.roster = roster
         self.wanted = 0  # newest number that the user asked for
@@ -240,7 +233,7 @@ class CheckpointDecisions:
         self.mark_seq = seq
         self.waited = False
         h, epoch = self.history, self.history.epoch
-        self.until = now + parts_s(sum(h.sizes_P))
+        self.until = now + self._parts_s
         self.invited = {
             m.learner: m.incarnation
             for m in self.roster.stepping(now, epoch)
@@ -324,9 +317,16 @@ class CheckpointDecisions:
         if not self.own_part or (self.pending and not self.waited):
             return []
         self.sealing = True
-        waited_s = parts_s(sum(self.history.sizes_P))
-        late = {m: f"nothing came within {waited_s:.0f} s" for m in sorted(self.pending)}
+        late = {m: f"nothing came within {self._parts_s:.0f} s" for m in sorted(self.pending)}
         return [Seal(self.number, dict(self.invited), late, self._needed())]
+
+    @property
+    def _parts_s(self) -> float:
+        """Seconds that learners' parts are waited for: nobody begins another checkpoint meanwhile.
+
+        A learner goes straight from the mark to the writing, and gives up sooner by itself.
+        """
+        return stored_within_s(inner_state_bytes(self.optimizer, self.history.layout))
 
     def _needed(self) -> tuple[str, ...]:
         """Whoever joins without a donor begins with the moments that lie there.

@@ -13,13 +13,13 @@ import structlog
 from diloco_shared.budget.streams import RECORDS_IN_STREAM
 from diloco_shared.bus.port import BusError, Stored, StreamInfo
 from diloco_shared.bus.repeating import again_and_again
-from diloco_shared.checkpoints.place_threads_io import ANSWER_S
 from diloco_shared.checkpoints.tape_archive_io import (
     SEGMENT_RECORDS,
     TapeArchive,
     of_one_segment,
 )
 from diloco_shared.process.crash_points import passing
+from diloco_shared.protocol.pace import ANSWER_S
 from diloco_syncer.context import RunContext
 from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.streams.purging_io import FULL, standbys_behind

@@ -16,7 +16,6 @@ import structlog
 from diloco_shared.bus.blobs import BlobIncomplete, fresh, get_blob
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.stored_records import readable
-from diloco_shared.checkpoints.place_threads_io import ANSWER_S
 from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
@@ -31,6 +30,7 @@ from diloco_shared.protocol.messages import (
     TapeRound,
     TapeTerm,
 )
+from diloco_shared.protocol.pace import ANSWER_S
 from diloco_shared.protocol.wire import decode, decode_tape
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints import gone_back_io as gone_back

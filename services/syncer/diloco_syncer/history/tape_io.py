@@ -20,12 +20,13 @@ from diloco_shared.bus.port import (
     TransferProgress,
     Unavailable,
 )
-from diloco_shared.checkpoints.place_threads_io import ANSWER_S, PlaceThreads
+from diloco_shared.checkpoints.place_threads_io import PlaceThreads
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive, has_left, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord
+from diloco_shared.protocol.pace import ANSWER_S
 from diloco_shared.protocol.wire import WireError, decode_tape, encode
 from diloco_syncer.history.history import Identity, TapeFault, identity
 
