@@ -168,6 +168,27 @@ async def test_the_bound_of_the_run_is_named_where_it_keeps_a_full_stream_too_sm
     assert "max_file_store" not in full.reason
 
 
+@pytest.mark.parametrize(("parameters", "full"), [(0, False), (748, False), (749, True)])
+async def test_initial_parameters_that_never_have_room_are_named(
+    monkeypatch: pytest.MonkeyPatch, parameters: int, full: bool
+) -> None:
+    """As when the bound of a run is for a smaller model than that of its learners. Without it the
+    run would wait for them, and nobody would know why."""
+    bus, d = await hub(3000), Driver(spec())
+    d.lead()
+    look, told = looking(bus, Outbox(context(d.spec, bus)), d)
+    monkeypatch.setattr(d.machine.admission.layouts, "parameters", lambda: parameters)
+    await look.look(0.0)
+    await look.look(fullness.FULL_S)
+    said = [e.reason for e in told if isinstance(e, Full) and e.place == "UP"]
+    assert bool(said) == full
+    if said:
+        text = "UP is full: 0 B of 3 kB used, a set of initial parameters needs 3.004 kB: see"
+        assert said[0].startswith(text)
+        state, reason = d.machine.announcer.state(0.0)
+        assert state == "waiting" and text in reason
+
+
 async def test_that_a_stream_is_full_is_logged_once_a_minute_and_only_while_it_is() -> None:
     bus, d = await hub(3000), driver()
     look, _ = looking(bus, Outbox(context(d.spec, bus)), d)

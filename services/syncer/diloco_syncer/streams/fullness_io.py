@@ -18,6 +18,7 @@ from diloco_shared.bus.port import NoStream, Refused, Stored, StreamFull, Unavai
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
+from diloco_shared.spec.codecs import bytes_of
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import Event, Full, StreamSeen
 from diloco_syncer.history.replay import rewound
@@ -111,8 +112,17 @@ class Fullness:
         use, needed = self.storage.streams.get("UP"), self.room.contribution_bytes
         if use is None or not use.limit or not needed:
             return ""
+        if why := self._initial_parameters(use.limit):
+            return why
         short = use.limit - use.bytes < min(needed, CHUNK_BYTES) or use.limit < needed
         return self._named("UP", "maximum bytes", "a contribution", needed) if short else ""
+
+    def _initial_parameters(self, limit: int) -> str:
+        """A set of them never has room: known as soon as learners tell how large their model is."""
+        size = bytes_of("fp32", self.machine.admission.layouts.parameters())
+        if self.machine.history.initialised or size <= limit:
+            return ""
+        return self._named("UP", "maximum bytes", "a set of initial parameters", size)
 
     def _named(self, kind: str, text: str, what: str, needed: int) -> str:
         if "maximum bytes" not in text:
