@@ -32,13 +32,16 @@ ANSWER_BYTES_MAX = 4 << 20
 def cut(folder: Path, config: Path) -> int:
     """End them all; how many there were. 0 where the hub takes none, or does not run.
 
-    `folder`: of the hub, or of one of its nodes; `config`: of the server that runs on this machine.
-    Raises OSError, and ValueError for a server that does not understand.
+    `folder`: of the hub, or of one of its nodes, or what has copies of its files; `config`: of the
+    server that runs on this machine. Raises OSError, and ValueError for a server that does not
+    understand, and where it takes leaf nodes and nobody can end them.
     """
     try:
         password = (folder / PASSWORD).read_text("ascii").strip()
     except FileNotFoundError:
-        return 0
+        if not _takes_leaves(config):
+            return 0
+        raise ValueError(f"there is no {PASSWORD} in {folder}") from None
     until = time.monotonic() + PATIENCE_S
     try:
         server = socket.create_connection(place(config), PATIENCE_S)
@@ -117,6 +120,11 @@ class _Asking:
         if not some:
             raise ConnectionError("the message server hung up")
         self._held += some
+
+
+def _takes_leaves(config: Path) -> bool:
+    """Whether a server of this configuration lets message servers of sites in. Raises OSError."""
+    return re.search(r"^\s*\"?leafnodes\b", config.read_text("utf-8"), re.MULTILINE) is not None
 
 
 def place(config: Path, what: str = "listen") -> tuple[str, int]:

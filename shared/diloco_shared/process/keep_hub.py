@@ -48,6 +48,11 @@ UNREAD = (
     "its configuration could not be read, so whoever was revoked is still let in: its own log says "
     "what is wrong, 'diloco site' and 'diloco hub' write those files anew. It is asked again"
 )
+# Whoever reads it may have been told that a revoked site is out.
+UNCUT = (
+    "leaf nodes stay as they are, so a revoked site that has one is still let in until this "
+    "server is started anew"
+)
 
 
 Place = tuple[str, int]
@@ -65,8 +70,10 @@ class Rereading:
         at: Place,
         monitor: Place | None,
         files: Sequence[str],
+        config: str = "",
     ) -> None:
-        self.process, self.port, self.monitor, self.files = process, at[1], monitor, files
+        self.process, self.port, self.monitor = process, at[1], monitor
+        self.files, self.config = files, config
         self.asked_at: float | None = None  # of a reading that is under way
         self.before = ""  # when it had last read it until then; "" where it does not say
         self.told = False  # since it was asked
@@ -85,7 +92,7 @@ class Rereading:
         found = self._loaded_at()
         if not self.before or found not in ("", self.before):
             self.asked_at = None
-            _cut_leaves(self.files)
+            _cut_leaves(self.files, self.config)
         elif now - self.asked_at >= AGAIN_S:
             self._hang_up(now)
         elif found and not self.told and now - self.asked_at >= SAYS_S:
@@ -113,7 +120,7 @@ def run(
     changes = Changes(_versions(files))
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     watch = HubWatch()
-    reading = Rereading(process, at, monitor, files)
+    reading = Rereading(process, at, monitor, files, _config_of(command))
     threading.Thread(target=_pass_on, args=(process.stderr, watch), daemon=True).start()
     asked_at = time.monotonic()
     while True:
@@ -168,13 +175,30 @@ def _version(file: str) -> object:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _cut_leaves(files: Sequence[str]) -> None:
+def _config_of(command: Sequence[str]) -> str:
+    """The configuration that the server is started with, which may lie elsewhere than the files
+    that it includes; "" where its command names none."""
+    found = ""
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if option in ("-c", "--c", "-config", "--config"):
+            found = value if equals else after
+    return found
+
+
+def _cut_leaves(files: Sequence[str], config: str) -> None:
     """Sites' message servers come back with the rights that they have now, or not at all."""
-    for folder in {os.path.dirname(file) for file in files}:
-        try:
-            hub_leaves.cut(Path(folder), Path(folder, "nats-server.conf"))
-        except (OSError, ValueError) as error:
-            _say(f"leaf nodes stay as they are: {error}")
+    folders = sorted({os.path.dirname(file) for file in files})
+    # A certificate that is not the hub's own may lie elsewhere.
+    with_password = [f for f in folders if os.path.exists(f"{f}/{hub_leaves.PASSWORD}")]
+    folder = (with_password or folders)[0]
+    try:
+        ended = hub_leaves.cut(Path(folder), Path(config or f"{folder}/nats-server.conf"))
+    except (OSError, ValueError) as error:
+        _say(f"{UNCUT}: {error}")
+        return
+    if ended:
+        _say(f"{ended} leaf nodes were cut off: those that may be in come back")
 
 
 def _free(store: str) -> int:

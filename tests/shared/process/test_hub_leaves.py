@@ -95,10 +95,21 @@ def test_one_that_says_nothing_is_not_waited_for(
 def test_where_no_hub_runs_or_none_takes_leaves_there_is_nobody_to_cut_off(tmp_path: Path) -> None:
     config = tmp_path / "hub.conf"
     with socket.create_server(("127.0.0.1", 0)) as free:
-        config.write_text(f"listen: 127.0.0.1:{free.getsockname()[1]}\n")
+        config.write_text(f"# no leafnodes\nlisten: 127.0.0.1:{free.getsockname()[1]}\n")
     assert cut(tmp_path, config) == 0, "it has no password for it"
     (tmp_path / PASSWORD).write_text("secret")
     assert cut(tmp_path, config) == 0, "it does not run"
+
+
+@pytest.mark.parametrize("line", ["leafnodes {", '  "leafnodes": {', "leafnodes: {"])
+def test_a_hub_that_takes_leaves_and_has_no_password_says_that_they_stay(
+    tmp_path: Path, line: str
+) -> None:
+    config, _ = hub(tmp_path, lambda *_: LEAVES, [])
+    config.write_text(f"{config.read_text()}{line} listen: 0.0.0.0:7422 }}\n")
+    (tmp_path / PASSWORD).unlink()
+    with pytest.raises(ValueError, match=f"there is no {PASSWORD} in {tmp_path}"):
+        cut(tmp_path, config)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.process import keep_hub
+from diloco_shared.process import hub_leaves, keep_hub
+from diloco_shared.process.hub_leaves import PASSWORD
 from diloco_shared.process.hub_watch import NO_SPACE, ROOM_BYTES, HubWatch
 from diloco_shared.process.keep_hub import Rereading
 
@@ -78,10 +79,12 @@ class Reread:
         self.said: list[str] = []
         monkeypatch.setattr(keep_hub, "READS_S", 0.0)
         monkeypatch.setattr(keep_hub, "loaded_at", lambda monitor, port: self.loaded)
-        monkeypatch.setattr(keep_hub, "_cut_leaves", self.cut.append)
+        monkeypatch.setattr(keep_hub, "_cut_leaves", lambda *given: self.cut.append(given))
         monkeypatch.setattr(keep_hub, "_say", self.said.append)
         process: Any = SimpleNamespace(send_signal=self.signals.append)
-        self.reading = Rereading(process, ("127.0.0.1", 4222), ("127.0.0.1", 8222), ["accounts"])
+        self.reading = Rereading(
+            process, ("127.0.0.1", 4222), ("127.0.0.1", 8222), ["accounts"], "c"
+        )
 
 
 def test_leaves_are_cut_off_once_the_server_has_read_who_may_be_in(
@@ -96,7 +99,47 @@ def test_leaves_are_cut_off_once_the_server_has_read_who_may_be_in(
     server.loaded = "tuesday"
     for now in (101.0, 102.0, 200.0):
         server.reading.look(now)
-    assert server.cut == [["accounts"]] and server.signals == [signal.SIGHUP], "once"
+    assert server.cut == [(["accounts"], "c")] and server.signals == [signal.SIGHUP], "once"
+
+
+@pytest.mark.parametrize(
+    ("command", "config"),
+    [
+        (["nats-server", "-c", "/etc/nats.conf"], "/etc/nats.conf"),
+        (["nats-server", "-D", "--config=/etc/nats.conf", "-cluster", "x"], "/etc/nats.conf"),
+        (["nats-server", "-cluster", "x"], ""),
+        (["nats-server", "-c"], ""),
+    ],
+)
+def test_leaves_are_cut_off_at_the_server_that_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], config: str
+) -> None:
+    """Its configuration may lie elsewhere than the files that it includes, as on Kubernetes."""
+    hub, other = tmp_path / "hub", tmp_path / "certificates"
+    for folder in (hub, other):
+        folder.mkdir()
+    (hub / PASSWORD).write_text("secret")
+    asked, said = list[tuple[Path, Path]](), list[str]()
+    monkeypatch.setattr(hub_leaves, "cut", lambda *given: asked.append(given) or 2)
+    monkeypatch.setattr(keep_hub, "_say", said.append)
+    files = [f"{other}/hub.pem", f"{hub}/accounts.conf"]
+    keep_hub._cut_leaves(files, keep_hub._config_of(command))
+    assert asked == [(hub, Path(config or hub / "nats-server.conf"))]
+    assert said == ["2 leaf nodes were cut off: those that may be in come back"]
+
+
+def test_leaves_that_cannot_be_cut_off_are_said_to_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr(keep_hub, "_say", said.append)
+    config = tmp_path / "elsewhere.conf"
+    config.write_text("listen: 0.0.0.0:4222\n")
+    keep_hub._cut_leaves([f"{tmp_path}/accounts.conf"], str(config))
+    assert said == [], "it takes none"
+    config.write_text("leafnodes { listen: 0.0.0.0:7422 }\n")
+    keep_hub._cut_leaves([f"{tmp_path}/accounts.conf"], str(config))
+    assert said == [f"{keep_hub.UNCUT}: there is no {PASSWORD} in {tmp_path}"]
 
 
 def test_a_server_that_could_not_read_it_is_told_of_and_asked_again(
@@ -122,7 +165,7 @@ def test_one_that_cannot_be_asked_is_taken_to_have_read_it(
     server = Reread(monkeypatch, loaded="")
     server.reading.ask(100.0)
     server.reading.look(100.1)
-    assert server.cut == [["accounts"]]
+    assert server.cut == [(["accounts"], "c")]
 
 
 def test_a_server_that_wants_a_token_is_asked_with_it(
