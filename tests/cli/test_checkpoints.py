@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,9 @@ class Client:
 
     def run(self, name: str) -> Row:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def show_checkpoint(self, run: str, number: int) -> Row:
+        return {"number": number}
 
     def events(self, run: str) -> list[Row]:
         return self.told.pop(0) if len(self.told) > 1 else self.told[0]
@@ -95,11 +99,85 @@ def test_a_run_that_ends_first_has_not_gone_back(state: str) -> None:
         restored(Client(at(2), at(2, state)))
 
 
-def test_a_run_that_never_goes_back_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "WAIT_S", 0.0)
-    with pytest.raises(CliError, match="has not gone back after 0 s"):
-        restored(Client(at(0)))
-    assert restored(Client(at(0)), wait=False) == at(0)
+class Clock:
+    """Ten minutes pass between two looks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(checkpoints, "LOOK_S", 600.0)
+        monkeypatch.setattr(
+            checkpoints, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
+        )
+
+    def sleep(self, seconds: float) -> None:
+        assert self.now < 36_000, "it waits for ever"
+        self.now += seconds
+
+
+WISHED = "starved: restoring r.ab12/000001"
+
+
+def saying(reason: str, state: str = "starved", codes: tuple[str, ...] = ()) -> Row:
+    status = {"restores": 0, "reason": reason}
+    return {"state": state, "status": status, "reason_codes": codes}
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [WISHED, f"shard 1: {WISHED}", "as the user asked; restoring r.ab12/000001; no snapshot: full"],
+)
+def test_a_run_that_says_it_goes_back_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """A checkpoint of many GB takes an hour and more."""
+    clock = Clock(monkeypatch)
+    looks = [saying(reason)] * 9
+    assert restored(Client(*looks, at(3), events=[[DONE]])) == at(3)
+    assert clock.now == 9 * 600
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        saying("all is well", "running"),
+        saying(f"{WISHED}: no space is left"),  # of another shard that went back
+        saying(WISHED, "leaderless"),
+        saying(WISHED, codes=("starved", "hub-away")),
+        {"state": "queued", "status": None, "reason_codes": ()},
+    ],
+)
+def test_a_run_of_which_nothing_says_so_may_still_go_back(
+    monkeypatch: pytest.MonkeyPatch, look: Row
+) -> None:
+    clock = Clock(monkeypatch)
+    with pytest.raises(CliError, match=r"for 1200 s nothing said .* It may still go back") as told:
+        restored(Client(look))
+    assert clock.now == 1200
+    assert "'diloco stop r' ends it before it does" in str(told.value)
+    assert restored(Client(look), wait=False) == look
+
+
+def making(state: str = "running") -> Row:
+    status = {"checkpoint": 2, "checkpoint_state": "making"}
+    return {"state": state, "status": status, "reason_codes": ()}
+
+
+def test_a_checkpoint_is_waited_for_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    made = making() | {"status": {"checkpoint": 2, "checkpoint_state": "complete"}}
+    client = Client(*[making()] * 9, made)
+    assert checkpoints._made(client, "r", 2) == {"number": 2}  # type: ignore[arg-type]
+    assert clock.now == 9 * 600
+
+
+def test_a_checkpoint_of_which_nothing_is_heard_may_still_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    client = Client(making(), making("leaderless"))
+    with pytest.raises(CliError, match=r"for 1200 s nothing said .* It may still be made"):
+        checkpoints._made(client, "r", 2)  # type: ignore[arg-type]
+    assert clock.now == 1200
 
 
 def test_a_damaged_one_is_listed_with_how_to_remove_it() -> None:

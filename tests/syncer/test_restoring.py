@@ -7,7 +7,7 @@ import pytest
 from diloco_shared.protocol.messages import Progress, TapeRestore, TensorSpec
 from diloco_shared.protocol.records import Restore
 from diloco_syncer.checkpoints.restoring import RETRY_S, Restoring
-from diloco_syncer.events import Load, Loaded, Tell
+from diloco_syncer.events import Load, Loaded, Tell, Wanted
 from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
 
@@ -126,6 +126,16 @@ def test_a_wish_that_was_dropped_while_it_was_loaded_may_come_again(driver_of: A
         assert restoring.deadline is not None
         assert restoring.advance(0.0) == [Load(again)]
         restoring.asked = None
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_run_says_that_it_goes_back_while_it_rests_too(driver: Any, paused: bool) -> None:
+    """Its user waits for it, and goes by what it says."""
+    driver.start("a", "b")
+    driver.give(Wanted(paused=paused, stopping=False, quorum=2, restore=WISH))
+    state, reason = driver.machine.announcer.state(driver.now)
+    told = "as the user asked; restoring t/000001" if paused else "starved: restoring t/000001"
+    assert (state, reason) == ("paused" if paused else "starved", told)
 
 
 @pytest.mark.parametrize(("shards", "begins"), [(1, 6), (2, 5)])

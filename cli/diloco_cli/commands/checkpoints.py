@@ -1,5 +1,6 @@
 """Commands about run-wide checkpoints."""
 
+import re
 import time
 from typing import Annotated, Any
 
@@ -24,8 +25,12 @@ Name = Annotated[str, typer.Argument(help="Name of the run.")]
 Number = Annotated[int, typer.Argument(min=1, help="Number of the checkpoint.")]
 # Between two looks at whether it is done, in seconds.
 LOOK_S = 0.3
-# The syncer leaves out learners after ten minutes; its own part may take as long again.
+# While the run's status does not say that it does what is waited for. A leading syncer says so once
+# a second, gives up by itself what takes too long, and says that as well; another one that takes
+# over needs seconds.
 WAIT_S = 1200.0
+# What the status says while a checkpoint is loaded; where that failed, ': ' and the fault follow.
+RESTORING = re.compile(r"\brestoring [^\s;]+(?=;|$)")
 # Events travel apart from the status, and may come a little later.
 EVENT_S = 5.0
 OVER = ("finished", "stopped")
@@ -55,17 +60,35 @@ def _made(client: Client, run: str, number: int) -> dict[str, Any]:
         status = found["status"] or {}
         state = status.get("checkpoint_state", "")
         newest = int(status.get("checkpoint", 0))
+        making = newest == number and state == "making"
+        if making and _heard(found):
+            until = time.monotonic() + WAIT_S
         if newest == number and state == "failed":
             raise CliError(f"checkpoint {number} failed: {status['checkpoint_reason']}", FAILED)
         if newest > number or (newest == number and state == "complete"):
             made = patience.ask(lambda: client.show_checkpoint(run, number))
             if made is not None:
                 return made
-        making = newest == number and state == "making"
         if found["state"] in OVER and not making:
             raise CliError(f"run {run!r} was over before checkpoint {number} was made", FAILED)
         time.sleep(LOOK_S)
-    raise CliError(f"checkpoint {number} is not complete after {WAIT_S:.0f} s", FAILED)
+    raise CliError(
+        f"checkpoint {number} is not complete, and for {WAIT_S:.0f} s nothing said that it is "
+        f"being made. It may still be made: 'diloco checkpoint list {run}' shows it then, and "
+        f"'diloco checkpoint delete {run} {number}' removes it",
+        FAILED,
+    )
+
+
+def _heard(run: dict[str, Any]) -> bool:
+    """Whether its status is its leaders' word of now."""
+    return run["state"] != "leaderless" and "hub-away" not in run.get("reason_codes", ())
+
+
+def _restoring(run: dict[str, Any]) -> bool:
+    """Whether its leader is about to go back."""
+    reason = (run["status"] or {}).get("reason", "")
+    return _heard(run) and RESTORING.search(reason) is not None
 
 
 @checkpoint.command("list")
@@ -126,8 +149,15 @@ def _restored(client: Client, run: str, serial: int, *, wait: bool) -> dict[str,
             break
         if found["state"] in OVER:
             raise CliError(f"run {run!r} was over before it went back to the checkpoint", FAILED)
+        if _restoring(found):
+            until = time.monotonic() + WAIT_S
         if time.monotonic() >= until:
-            raise CliError(f"run {run!r} has not gone back after {WAIT_S:.0f} s", FAILED)
+            raise CliError(
+                f"run {run!r} has not gone back, and for {WAIT_S:.0f} s nothing said that it is "
+                f"about to. It may still go back: 'diloco status {run}' and 'diloco events {run}' "
+                f"tell. 'diloco stop {run}' ends it before it does",
+                FAILED,
+            )
         time.sleep(LOOK_S)
         found = patience.ask(lambda: client.run(run)) or found
     return found

@@ -102,6 +102,9 @@ class Announcer:
         if state in ("running", "finishing") and (stuck := self.watchdog.stuck(now)):
             state, reason = "stuck", stuck
         beside = [room.snapshot_failed]
+        if state in ("paused", "full"):
+            # A run goes back all the same, and its user waits to hear that it does.
+            beside.append(self.rounds.suspended)
         if state in ("waiting", "bootstrapping"):
             # Whoever sends the initial parameters goes by the state.
             beside.append(room.reason)
