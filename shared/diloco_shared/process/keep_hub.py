@@ -198,7 +198,7 @@ def _cut_leaves(files: Sequence[str], config: str) -> None:
         _say(f"{UNCUT}: {error}")
         return
     if ended:
-        _say(f"{ended} leaf nodes were cut off: those that may be in come back")
+        _say(f"leaf nodes were cut off, {ended} in all: those that may be in come back")
 
 
 def _free(store: str) -> int:

@@ -125,7 +125,7 @@ def test_leaves_are_cut_off_at_the_server_that_was_started(
     files = [f"{other}/hub.pem", f"{hub}/accounts.conf"]
     keep_hub._cut_leaves(files, keep_hub._config_of(command))
     assert asked == [(hub, Path(config or hub / "nats-server.conf"))]
-    assert said == ["2 leaf nodes were cut off: those that may be in come back"]
+    assert said == ["leaf nodes were cut off, 2 in all: those that may be in come back"]
 
 
 def test_leaves_that_cannot_be_cut_off_are_said_to_stay(
