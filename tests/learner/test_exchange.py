@@ -1,5 +1,7 @@
 """The exchange: what a learner does at its step boundaries, scenario by scenario."""
 
+from dataclasses import replace
+
 import pytest
 from learner.desk import Desk, anchor, beat, last_progress, only, pull, stamp
 
@@ -76,10 +78,56 @@ def test_an_answer_builds_on_what_is_adopted_and_not_on_what_is_announced() -> N
 def test_a_fragment_adopted_just_now_is_contributed_after_a_step_of_its_own() -> None:
     desk = Desk()
     desk.step(4)
-    desk.tell(pull(0), anchor(0, 1, round_=0))
+    desk.tell(pull(3), anchor(0, 1, round_=0))
     assert not only(desk.step(), Contribute)
     (answer,) = only(desk.step(), Contribute)
     assert (answer.base, answer.step_from, answer.step_to) == (1, 5, 6)
+
+
+def test_a_round_that_was_published_without_it_is_not_answered_any_more() -> None:
+    """Its step was longer than the round: the answer would be dropped, and teach a wrong time."""
+    desk = Desk()
+    desk.step(4)
+    desk.tell(pull(0), anchor(0, 1, round_=0))
+    assert only(desk.step(), Adopt) == [Adopt(0, 0, 1)]
+    assert not desk.exchange.pulls.pending
+    desk.tell(pull(0))
+    assert desk.exchange.ignored["pull of a round that is over"] == 1
+    assert not only(desk.step(), Contribute), "a repeat that was overtaken asks for nothing"
+    desk.tell(pull(3))
+    (answer,) = only(desk.step(), Contribute)
+    assert (answer.round, answer.base) == (3, 1)
+
+
+def test_a_publication_shows_every_round_before_it_to_be_over() -> None:
+    """Rounds end in order: that of another fragment was skipped, or is still to arrive."""
+    desk = Desk()
+    desk.step(4)
+    desk.tell(pull(0), pull(1), pull(2), anchor(1, 1, round_=1))
+    assert [a.round for a in only(desk.step(), Contribute)] == [2]
+
+
+def test_a_keyframe_that_no_round_made_tells_by_its_stamp_which_rounds_are_over() -> None:
+    desk = Desk()
+    desk.step(4)
+    keyframe = replace(anchor(0, 1), stamp=stamp(3))
+    assert keyframe.round == -1
+    desk.tell(pull(2), pull(4), keyframe)
+    assert [a.round for a in only(desk.step(), Contribute)] == [4]
+
+
+def test_a_new_leader_or_epoch_may_ask_for_a_round_of_that_number_again() -> None:
+    """Of a tape that lost its last records."""
+    desk = Desk()
+    desk.step(4)
+    desk.tell(anchor(0, 1, round_=3))
+    desk.step()
+    desk.tell(pull(2, term=2))
+    assert [a.round for a in only(desk.step(), Contribute)] == [2]
+    desk.tell(*(anchor(p, 1, epoch=1, round_=1) for p in range(3)))
+    desk.step(2)
+    desk.tell(pull(2, epoch=1))
+    assert [a.round for a in only(desk.step(), Contribute)] == [2]
 
 
 def test_only_the_newest_anchor_is_adopted_and_never_an_older_one() -> None:

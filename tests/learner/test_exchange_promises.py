@@ -66,6 +66,8 @@ class ExchangePromises(RuleBasedStateMachine):
         self.copy: tuple[int, tuple[int, ...], int] | None = None
         self.round = 0
         self.deadlines: dict[tuple[int, int, int], float] = {}
+        # Newest round that a publication showed to be over, and of which leader that was.
+        self.over = (0, 0, -1)
         self.left = False
         self.reported: tuple[float, Progress] | None = None
         self.place = self.exchange.position()
@@ -181,6 +183,10 @@ class ExchangePromises(RuleBasedStateMachine):
         """Hand over an event and check every effect."""
         stepping = self.exchange.may_step
         effects = self.exchange.handle(event, self.now)
+        if isinstance(event, AnchorReady) and event.epoch == self.exchange.epoch:
+            leader = (event.epoch, self.exchange.pulls.of[0].term)
+            before = self.over[2] if self.over[:2] == leader else -1
+            self.over = (*leader, max(event.stamp.round, before))
         assert not (self.left and effects), "silent after Leave"
         for effect in effects:
             match effect:
@@ -213,6 +219,7 @@ class ExchangePromises(RuleBasedStateMachine):
         self.answered.add(key)
         assert c.step_to > c.step_from, "never without a step"
         assert self.now < c.deadline <= self.deadlines[key], "never when the round is over"
+        assert (c.epoch, c.term) != self.over[:2] or c.round > self.over[2], "nor was published"
         epoch, version, at = self.adopted[c.fragment]
         assert (c.epoch, c.base, c.step_from) == (epoch, version, at)
         assert c.step_to == len(self.tokens)

@@ -564,9 +564,10 @@ def test_a_usual_latecomer_is_waited_for_while_that_saves_more_than_it_costs(
         d.step("a", 4)
         d.step("b", 4, c_steps=(at_stake, at_stake))
         pull = d.pulls[-1]
+        base = d.machine.history.versions[pull.fragment]  # late or not, of before the round
         d.answer(pull, "a")
         d.wait(seconds)
-        d.answer(pull, "b")
+        d.answer(pull, "b", base=base)
         d.adopted_at |= {learner: [d.steps[learner]] * 2 for learner in ("a", "b")}
         return next(v.outcome for v in d.rounds[-1].verdicts if v.learner == "b")
 

@@ -46,6 +46,25 @@ def test_before_there_was_an_answer_a_step_is_what_one_takes() -> None:
     assert stragglers.slowest_s(asked) == 4.0, "what answers took is known"
 
 
+def test_what_builds_on_a_rounds_own_version_is_no_answer_to_it(driver_of: Any) -> None:
+    """It was begun after the round: how long it took would look like a slow learner."""
+    driver = driver_of(quorum=1)
+    driver.start("a", "b")
+    for learner in "ab":
+        driver.step(learner, 4)
+    (pull,) = driver.pulls
+    driver.answer(pull, "a")
+    driver.wait(4.0)
+    (record,) = driver.rounds
+    assert {v.learner: v.outcome for v in record.verdicts}["b"] == "missed"
+    member = driver.machine.roster.members["b"]
+    driver.answer(pull, "b", base=record.version)
+    assert member.answer.or_zero == 0.0
+    driver.answer(pull, "b", base=record.version - 1)
+    assert member.answer.or_zero == 4.0, "one that was only late tells how long it took"
+    assert driver.machine.refused["late"] == 2
+
+
 def test_the_rest_have_what_is_left_of_the_overlap_counted_from_the_opening() -> None:
     roster: Any = SimpleNamespace(members={}, step_s=lambda now: 2.0)
     timings, algorithm = Timings(), spec(overlap_steps=20, grace_factor=1.0).algorithm

@@ -192,6 +192,9 @@ class Exchange:
         effects: list[ExchangeEffect] = []
         if anchor.epoch > self.epoch:
             effects += self._enter(anchor.epoch, anchor.stamp)
+        # A shard closes its rounds in order, of whatever fragments. Who answered one of these would
+        # send a whole fragment for nothing, and look slower to the syncer than it is.
+        self.pulls.close(p, anchor.stamp.round)
         effects += self.undecided.decide(anchor)
         newest = self.ready[p].version if p in self.ready else self.counters.adopted_P[p]
         if anchor.version > newest:

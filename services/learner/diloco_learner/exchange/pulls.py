@@ -28,13 +28,13 @@ class Pulls:
     term: int = -1
     pending: dict[int, OpenPull] = field(default_factory=dict)  # by round
     answered: dict[int, None] = field(default_factory=dict)  # rounds, oldest first
-    forgotten: int = -1  # newest answered round that is no longer in `answered`
+    over: int = -1  # no round up to this one is answered any more
 
     def lead(self, epoch: int, term: int) -> None:
         """A leader speaks. What an older one asked for can no longer be committed."""
         if (epoch, term) <= (self.epoch, self.term):
             return
-        self.epoch, self.term, self.forgotten = epoch, term, -1
+        self.epoch, self.term, self.over = epoch, term, -1
         self.pending.clear()
         self.answered.clear()
 
@@ -49,8 +49,10 @@ class Pulls:
         self.lead(pull.epoch, pull.term)
         if self.learner not in pull.participants:
             return "pull of others"
-        if pull.round in self.answered or pull.round <= self.forgotten:
+        if pull.round in self.answered:
             return "pull answered before"
+        if pull.round <= self.over:
+            return "pull of a round that is over"
         deadline = now + pull.timeout_s
         known = self.pending.get(pull.round)
         if known is not None:
@@ -68,15 +70,21 @@ class Pulls:
             del self.pending[n]
         return [self.pending[n] for n in sorted(self.pending)]
 
+    def close(self, round_: int) -> None:
+        """Rounds up to this one are over: an answer to one of them would be dropped."""
+        self.over = max(self.over, round_)
+        for n in [n for n in self.pending if n <= self.over]:
+            del self.pending[n]
+
     def answer(self, round_: int) -> None:
         """The contribution to `round_` is handed out."""
-        assert round_ not in self.answered and round_ > self.forgotten, f"round {round_} again"
+        assert round_ not in self.answered and round_ > self.over, f"round {round_} again"
         del self.pending[round_]
         self.answered[round_] = None
         if len(self.answered) > ANSWERED_MAX:
             oldest = min(self.answered)
             del self.answered[oldest]
-            self.forgotten = max(self.forgotten, oldest)
+            self.close(oldest)
 
 
 class AllPulls:
@@ -111,6 +119,10 @@ class AllPulls:
     def owed(self, now: float) -> list[OpenPull]:
         """Pulls that can be answered now."""
         return [pending for pulls in self.of for pending in pulls.owed(now)]
+
+    def close(self, fragment: int, round_: int) -> None:
+        """Rounds up to this one are over, of the shard that owns the fragment."""
+        self.of[fragment % len(self.of)].close(round_)
 
     def answer(self, pull: Pull) -> None:
         self.of[pull.fragment % len(self.of)].answer(pull.round)

@@ -194,7 +194,7 @@ class Rounds:
     def _pull(self, r: Round, now: float) -> list[Effect]:
         r.becomes(Phase.PULLING)
         r.pulled_at = now
-        self.stragglers.pulled(r.n, now)
+        self.stragglers.pulled(r.n, self.history.versions[r.fragment], now)
         for m in self.roster.live(now):
             why = self._ineligible(m, r.fragment)
             if why:
@@ -320,7 +320,7 @@ class Rounds:
     def disturbed(self, now: float) -> None:
         """The bus was away: how long answers took meanwhile says nothing of what they take."""
         self.disturbed_at = now
-        self.stragglers.pulled_at.clear()
+        self.stragglers.asked.clear()
 
     def hurry(self, now: float) -> None:
         """The quorum is another one: what has enough of it now waits for stragglers alone."""

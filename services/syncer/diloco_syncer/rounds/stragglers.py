@@ -20,18 +20,26 @@ class Stragglers:
         self.algorithm = algorithm
         self.roster = roster
         self.timings = timings
-        self.pulled_at: dict[int, float] = {}  # by round, oldest first
+        # By round, oldest first: when it asked, and its fragment's newest version then.
+        self.asked: dict[int, tuple[float, int]] = {}
 
-    def pulled(self, n: int, now: float) -> None:
-        """Round n asks its participants."""
-        self.pulled_at[n] = now
-        if len(self.pulled_at) > PULLED_MAX:
-            del self.pulled_at[next(iter(self.pulled_at))]
+    def pulled(self, n: int, head: int, now: float) -> None:
+        """Round n asks its participants; the newest version of its fragment is `head`."""
+        self.asked[n] = now, head
+        if len(self.asked) > PULLED_MAX:
+            del self.asked[next(iter(self.asked))]
 
     def answered(self, m: ContributionManifest, now: float) -> None:
-        """A contribution is here, in time or not."""
-        member, pulled_at = self.roster.members.get(m.learner), self.pulled_at.get(m.round)
-        if member is not None and pulled_at is not None and member.incarnation == m.incarnation:
+        """A contribution is here, in time or not.
+
+        One that builds on what its round published was begun after that round. How long it took
+        says nothing of an answer: learners of before 0.3 send such, a step later.
+        """
+        member, asked = self.roster.members.get(m.learner), self.asked.get(m.round)
+        if member is None or asked is None or member.incarnation != m.incarnation:
+            return
+        pulled_at, head = asked
+        if m.base <= head:
             member.answer.update(now - pulled_at)
 
     def in_time(self, learner: str) -> None:
