@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from diloco_learner.events import BeatSeen, Contribute, PullSeen, Stepped, TimePassed
+from diloco_learner.events import (
+    AnchorReady,
+    BeatSeen,
+    Contribute,
+    Evaluate,
+    PullSeen,
+    Stepped,
+    TimePassed,
+)
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.exchange.leaders import Leaders
 from diloco_learner.exchange.pulls import AllPulls
@@ -180,3 +188,56 @@ def test_each_shard_numbers_its_rounds_and_terms_by_itself() -> None:
     assert answers(pull(0, 1), pull(1, 5)) == [], "repeats"
     newer = BeatSeen(heard(leaders, beat(1, (0, 0), term=6)))
     assert answers(pull(0, 1, 1), newer, pull(1, 5, 1), pull(1, 6)) == [(0, 1, 1), (1, 0, 6)]
+    published = AnchorReady(0, 0, 1, 3, stamp(12), {})
+    assert answers(pull(0, 1, 3), pull(1, 6, 3), published) == [(1, 3, 6)], "over for shard 0"
+
+
+def entered(p: int, steps: int) -> AnchorReady:
+    """The keyframe with which a shard begins epoch 1."""
+    return AnchorReady(1, p, 1, -1, stamp(steps), {})
+
+
+def raised(shard: int, steps: int) -> Beat:
+    return beat(shard, (1, 1), epoch=1, term=9, stamp=stamp(steps), evaluator="a")
+
+
+def told_by(*first: AnchorReady | Beat) -> Exchange:
+    """A learner of a run at step 40, which then hears this of a new epoch."""
+    exchange, leaders = Exchange(SPEC, "a", 0, 0, (0, 0), stamp(40), 0.0), Leaders("a", 2)
+    before = [beat(shard, (0, 0), stamp=stamp(40), evaluator="a") for shard in (0, 1)]
+    for heard_of in (*before, *first):
+        if isinstance(heard_of, AnchorReady):
+            exchange.handle(heard_of, 0.0)
+        elif (of_all := leaders.beat(heard_of)) is not None:
+            exchange.handle(BeatSeen(of_all), 0.0)
+    return exchange
+
+
+def test_a_new_epoch_is_not_placed_by_the_fastest_shard() -> None:
+    """Else learners of one run train at different rates until the slowest shard is as far."""
+    assert told_by(entered(0, 48)).position()[0] == 40, "no farther than it was thought to be"
+    exchange = told_by(entered(0, 32))
+    assert exchange.position()[0] == 32
+    exchange.handle(entered(1, 24), 0.0)
+    assert exchange.may_step and exchange.position()[0] == 32, "one shard of several says that"
+    both = told_by(entered(0, 32), entered(1, 24), raised(0, 32), raised(1, 24))
+    assert (both.position()[0], both.anchor_stamp.steps) == (24, 24)
+    assert told_by(raised(0, 32), raised(1, 24)).position()[0] == 24
+    assert told_by(raised(0, 48), raised(1, 44)).position()[0] == 44, "they went on meanwhile"
+
+
+def test_once_every_shard_has_spoken_the_place_does_not_go_back() -> None:
+    exchange = told_by(raised(0, 32), raised(1, 24), raised(1, 28), raised(0, 24))
+    assert exchange.position()[0] == 28
+
+
+def test_nothing_is_evaluated_before_every_shard_has_said_where_the_run_is() -> None:
+    exchange = told_by(entered(0, 32), entered(1, 24))
+    stepped = Stepped(8, 1.0, 0.1, 0.0, None)
+    effects = exchange.handle(stepped, 1.0)
+    leaders = Leaders("a", 2)
+    leaders.beat(raised(0, 32))
+    effects += exchange.handle(BeatSeen(heard(leaders, raised(1, 24))), 1.0)
+    assert not [e for e in effects if isinstance(e, Evaluate)]
+    (evaluation,) = [e for e in exchange.handle(stepped, 2.0) if isinstance(e, Evaluate)]
+    assert evaluation.stamp == stamp(24)

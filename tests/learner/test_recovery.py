@@ -490,3 +490,15 @@ def test_anchors_of_a_new_epoch_wait_for_its_first_beat_where_there_are_shards()
     assert not only(desk.tell(*anchors(0, 0, 0, 0, epoch=1)), Begin)
     (begin,) = only(desk.tell(beat(epoch=1, versions=(0, 0, 0, 0), stamp=stamp(2))), Begin)
     assert (begin.epoch, begin.versions, begin.stamp) == (1, (0, 0, 0, 0), stamp(2))
+
+
+def test_where_a_new_epoch_stands_is_told_once_every_shard_is_in_it() -> None:
+    """A beat put together while one shard is behind tells where the run was before, too."""
+    settings = {**SPEC.model_dump(), "algorithm": {"fragments": 4, "shards": 2}}
+    desk = Desk(RunSpec.model_validate(settings))
+    desk.tell(TimePassed(), desk.grant(versions=(0, -1, 0, -1)))
+    half = beat(epoch=1, terms=(1, 0), versions=(0, -1, 0, -1), stamp=stamp(3))
+    assert not only(desk.tell(half, *anchors(0, 0, 0, 0, epoch=1)), Begin)
+    whole = beat(epoch=1, term=2, terms=(1, 1), versions=(0, 0, 0, 0), stamp=stamp(2))
+    (begin,) = only(desk.tell(whole), Begin)
+    assert begin.stamp == stamp(2)

@@ -94,10 +94,9 @@ class Exchange:
         self.beat: Beat | None = None
         self.ignored: Counter[str] = Counter()  # why input changed nothing (I11) -> count
         self.left, self.finish_by = False, math.inf
-        # The schedule: the newest stamp, and the own step when it came.
-        self.stamp, self.stamp_step = stamp, 0
-        self.place: Position = position(stamp, 0, spec.algorithm.steps_per_round)
-        self.anchor_stamp = stamp  # of the newest adopted anchor
+        self.place: Position
+        self._place(stamp)
+        self.placed = True  # by every shard's word in this epoch
         self.evaluating = Evaluating(learner, spec.evaluation.every_steps)
         self.cursor: Cursor | None = None
         self.loss, self.step_s, self.wait_s = math.nan, 0.0, 0.0
@@ -228,6 +227,9 @@ class Exchange:
         self.pulls.lead(beat.epoch, terms)
         if all(terms):  # every shard has spoken in this epoch
             self.restore = beat.restored.serial if beat.restored else 0
+            if not self.placed:
+                self._place(beat.stamp)
+                self.placed = True
         was_finishing = self._finishing
         self.beat = beat
         self._progressed(beat.stamp)
@@ -257,12 +259,19 @@ class Exchange:
         self.counters.void()
         self.ready.clear()
         self.pulls.lead(epoch, (-1,) * self.spec.algorithm.shards)
-        self.stamp, self.stamp_step = stamp, self.counters.step
-        self.place = position(stamp, 0, self.spec.algorithm.steps_per_round)
-        self.anchor_stamp = stamp
+        # Of one shard among several: the run may be behind it, until all have spoken.
+        self.placed = self.spec.algorithm.shards == 1
+        self._place(stamp if self.placed else slowest((stamp, self.stamp)))
         self.evaluating.begin_again()
         self.unreported = True
         return [Tell("epoch-entered", reason, {"learner": self.learner, "epoch": epoch})]
+
+    def _place(self, stamp: Stamp) -> None:
+        """The run is there, be it behind what was thought."""
+        # The schedule: the newest stamp, and the own step when it came.
+        self.stamp, self.stamp_step = stamp, self.counters.step
+        self.place = position(stamp, 0, self.spec.algorithm.steps_per_round)
+        self.anchor_stamp = stamp  # of the newest adopted anchor
 
     def _progressed(self, stamp: Stamp) -> None:
         if stamp.steps > self.stamp.steps:
@@ -279,7 +288,7 @@ class Exchange:
             return effects + self._finish(now)
         if why := self.draining.over(self.beat, c, now):
             return effects + self._left(Leave("drained", why[:500]))
-        if self.beat is not None and c.complete:
+        if self.beat is not None and c.complete and self.placed:
             versions = tuple(c.adopted_P)
             effects += self.evaluating.due(self.beat.evaluator, self.anchor_stamp, versions)
         return effects + self.handing.keep(self.epoch, c, stepped=stepped)

@@ -347,7 +347,8 @@ class Recovery:
             # than there is, or a lone learner and the syncer would wait for each other.
             self.wanted_P = tuple(map(min, self.wanted_P, beat.versions))
         self.term, self.beat = beat.term, beat
-        self._progressed(beat.stamp)
+        if all(beat.terms):  # else one of the shards speaks of an older epoch
+            self._progressed(beat.stamp)
         waits = self.state is Stage.RECEIVING and self.arriving != self.nonce
         # A beat that knows this learner was made after the grant, when the donor was alive.
         if waits and self.learner in beat.live and self.donor not in beat.live:
