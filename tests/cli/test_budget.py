@@ -155,7 +155,7 @@ def test_what_lies_where_checkpoints_are_is_told_apart(
         need, n = found["disk"]["checkpoints"], found["parameters"]
         told = {t["name"]: t["bytes"] for t in need["terms"]}
         of_learners = found["disk"]["learner"]["bytes"] / 3  # two are kept, and one is written
-        assert told.pop("a run-wide checkpoint") == pytest.approx(16 * n + 3 * of_learners)
+        assert told.pop("run-wide checkpoints") == pytest.approx(4 * (16 * n + 3 * of_learners))
         return told
 
     assert terms(100) == {}

@@ -450,14 +450,15 @@ def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
 
 
 def _checkpoints(job: Job) -> Need:
-    """A run-wide checkpoint, of which nobody knows how many will be asked for, and the tape."""
+    """Run-wide checkpoints, as many as are kept at most, and the tape."""
     per_value, shards = kept_bytes(job), job.spec.algorithm.shards
+    kept = job.spec.keeping.run_checkpoints
     how = (
-        f"{per_value:g} bytes x N, and moments and counts of {job.learners} learners: each that "
-        "is made stays until it is deleted"
+        f"{kept + 1} x ({per_value:g} bytes x N, and moments and counts of {job.learners} "
+        "learners): keeping.run_checkpoints, and one being written; what other runs need stays, too"
     )
     each = int(per_value * job.parameters) + job.learners * job.state
-    terms = [Term("a run-wide checkpoint", each, how)]
+    terms = [Term("run-wide checkpoints", (kept + 1) * each, how)]
     record = ROUND + ROUND_LEARNER * job.learners
     if (count := shards * (TAPE_SAFETY * job.rounds - RECORDS_IN_STREAM)) > 0:
         how = (
@@ -465,7 +466,7 @@ def _checkpoints(job: Job) -> Need:
             f"rounds of the run twice, but for {RECORDS_IN_STREAM} that lie in the stream"
         )
         terms.append(Term("archived tape", count * record, how))
-    return Need("checkpoints", tuple(terms))
+    return Need("checkpoints", tuple(terms), "keeping.run_checkpoints")
 
 
 def _exports(job: Job) -> Need:
