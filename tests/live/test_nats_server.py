@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -200,16 +200,19 @@ async def test_one_that_stands_still_is_started_anew(
     assert not await asyncio.to_thread(nats_server.ails)
 
 
-def keeper_of(port: int, monitor: int, store: Path, config: Path) -> psutil.Popen:
-    """As the image of Compose runs it, in a hurry."""
+def keeper_of(
+    port: int, monitor: int, store: Path, config: Path, begins: Sequence[str] = ()
+) -> psutil.Popen:
+    """As the image of Compose runs it, in a hurry. `begins`: a program that starts the server."""
     code = (
         "import sys; from diloco_shared.process import hub_watch, keep_hub; "
         "hub_watch.SILENT_S = 0.5; keep_hub.LOOK_S = 0.2; keep_hub.ENDS_S = 0.5; "
+        "hub_watch.UNANSWERED_S = 5.0; "
         "sys.exit(keep_hub.main(sys.argv[1:]))"
     )
     where = ["--at", f"127.0.0.1:{port}", "--monitor", f"127.0.0.1:{monitor}"]
     where += ["--reload", str(config.parent / ACCOUNTS)]
-    server = [str(find_binary()), "-c", str(config)]
+    server = [*begins, str(find_binary()), "-c", str(config)]
     with (store / "keeper.log").open("wb") as log:
         return psutil.Popen([sys.executable, "-c", code, *where, str(store), *server], stderr=log)
 
@@ -288,6 +291,28 @@ async def test_the_keeper_starts_anew_what_answers_nothing(closed: bool, tmp_pat
         await asyncio.to_thread(keeper.wait, 30)
 
 
+# Stands still before it is the server, the first time.
+HANGS = 'if mkdir "$0" 2> /dev/null; then kill -STOP $$; fi; exec "$@"'
+
+
+async def test_the_keeper_starts_anew_what_hangs_before_it_listens(tmp_path: Path) -> None:
+    """Nothing answers at its port by then, and nothing would for ever."""
+    port, monitor = free_port("127.0.0.1"), free_port("127.0.0.1")
+    config = tmp_path / "nats.conf"
+    config.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{tmp_path}" }}\n')
+    hangs = ("sh", "-c", HANGS, str(tmp_path / "hung"))
+    keeper = keeper_of(port, monitor, tmp_path, config, hangs)
+    try:
+        await until((tmp_path / "hung").exists)
+        await until(lambda: listens(port) and answers("127.0.0.1", port, timeout_s=1.0) is True)
+        assert b"answered nothing about its streams" in (tmp_path / "keeper.log").read_bytes()
+    finally:
+        for process in (*(keeper.children() if keeper.is_running() else ()), keeper):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        await asyncio.to_thread(keeper.wait, 30)
+
+
 async def test_the_keeper_says_that_nobody_is_shut_out_while_the_list_cannot_be_read(
     tmp_path: Path,
 ) -> None:
@@ -341,9 +366,9 @@ async def test_a_closed_server_is_asked_at_its_monitoring_alone(tmp_path: Path) 
         await reader.read()
         writer.close()
 
-    def asked(at: int | None) -> bool:
+    def asked(at: int | None, listened: bool = False) -> bool | None:
         where = None if at is None else ("127.0.0.1", at)
-        return answers("127.0.0.1", port, timeout_s=2.0, monitor=where)
+        return answers("127.0.0.1", port, timeout_s=2.0, monitor=where, listened=listened)
 
     async with (
         await asyncio.start_server(greet, "127.0.0.1", port),
@@ -364,7 +389,7 @@ async def test_a_closed_server_is_asked_at_its_monitoring_alone(tmp_path: Path) 
         for more, expected in (("", True), (',"disabled":true', False)):
             text = f'{{"server_id":"OURS","port":{port},"tls_required":true{more}}}'
             said[:] = [text.encode()]
-            assert await asyncio.to_thread(asked, monitor) == expected
+            assert await asyncio.to_thread(asked, monitor, True) == expected
         assert not greeted
 
 

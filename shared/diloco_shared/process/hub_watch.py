@@ -16,6 +16,8 @@ from typing import Any
 
 # What it says of a file that it cannot write for want of disk.
 NO_SPACE = b"no space left on device"
+# What it says once it listens to clients: it has read what it keeps by then.
+LISTENS = b"Listening for client connections on"
 # Free disk with which a start anew is worth it: several of the server's 8 MiB blocks.
 ROOM_BYTES = 64 << 20
 # Between two looks, in seconds.
@@ -60,23 +62,27 @@ class HubWatch:
     def __init__(self) -> None:
         self.no_space = False
         self.silent_since: float | None = None
-        self.answered = False
+        self.listened = self.answered = False
         self.reading = FirstReading()
 
     def said(self, log: bytes) -> None:
         """What its log says; lines may come in any portions that do not cut them."""
         self.no_space = self.no_space or NO_SPACE in log
+        self.listened = self.listened or LISTENS in log
 
     def look(
-        self, now: float, *, answers: bool, free_bytes: int, read_bytes: int | None = None
+        self, now: float, *, answers: bool | None, free_bytes: int, read_bytes: int | None = None
     ) -> str:
         """Why it is to be started anew; "" if it is not.
 
-        `read_bytes`: what it has read so far; None where nobody can say.
+        `answers`: as `answers` says it. `read_bytes`: what it has read so far; None where nobody
+        can say.
         """
         if self.no_space and free_bytes >= ROOM_BYTES:
             return "it ran out of disk, and there is room again"
-        if answers:
+        self.listened = self.listened or answers is not None
+        # One that refuses still reads. One that has listened listens elsewhere: nobody can ask it.
+        if answers or (answers is None and self.listened):
             self.silent_since, self.answered = None, True
             return ""
         if self.silent_since is None:
@@ -135,16 +141,21 @@ def answers(
     token: str = "",
     timeout_s: float = ANSWER_S,
     monitor: tuple[str, int] | None = None,
-) -> bool:
-    """Whether the server answers a question about its streams.
+    *,
+    listened: bool = False,
+) -> bool | None:
+    """Whether the server answers a question about its streams; None where it refuses to be asked:
+    it does not listen yet, whatever its monitoring says by then, or not there.
 
     One that wants TLS, or credentials that we have not, is asked at `monitor`, where its monitoring
-    listens (`http` in its configuration), which reads the state of every stream. True also where it
-    cannot be asked: it has no monitoring there, or listens to nobody yet. One whose monitoring says
-    that it wants TLS is asked nowhere else: it logs each connection that begins without.
+    listens (`http` in its configuration), which reads the state of every stream. True also where
+    that cannot be asked. One whose monitoring says that it wants TLS is asked nowhere else once it
+    is known to have `listened`: it logs each connection that begins without.
     """
     until = time.monotonic() + timeout_s
     if monitor is not None and (server_id := _wants_tls(monitor, port, timeout_s / 2)):
+        if not listened and _refuses(host, port, until):
+            return None
         try:
             return _monitored(monitor, server_id, max(until - time.monotonic(), 0.001))
         except (OSError, ValueError, http.client.HTTPException):
@@ -152,7 +163,7 @@ def answers(
     try:
         server = socket.create_connection((host, port), timeout_s)
     except ConnectionRefusedError:
-        return True
+        return None
     except OSError:
         return False
     try:
@@ -179,6 +190,15 @@ def loaded_at(monitor: tuple[str, int], port: int) -> str:
     except (OSError, ValueError, http.client.HTTPException):
         return ""
     return str(body.get("config_load_time", "")) if body.get("port") == port else ""
+
+
+def _refuses(host: str, port: int, until: float) -> bool:
+    try:
+        left_s = max(until - time.monotonic(), 0.001)
+        socket.create_connection((host, port), left_s).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def _asked(server: socket.socket, token: str, until: float) -> bool | None:

@@ -136,7 +136,7 @@ def run(
             continue
         asked_at = time.monotonic()
         if not told.is_set():
-            heard = answers(*at, token, monitor=monitor)
+            heard = answers(*at, token, monitor=monitor, listened=watch.listened)
             now, read = time.monotonic(), read_by(process.pid)
             why = watch.look(now, answers=heard, free_bytes=_free(store), read_bytes=read)
         if why or told.is_set():

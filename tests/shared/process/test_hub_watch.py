@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from diloco_shared.process import hub_watch
 from diloco_shared.process.hub_watch import (
+    LISTENS,
     NO_SPACE,
     READ_BYTES,
     READING_S_MAX,
@@ -83,6 +85,40 @@ def test_once_it_has_answered_what_it_reads_does_not_count() -> None:
     watch.look(999.0, answers=True, free_bytes=0, read_bytes=0)
     assert reads(watch, 1000.0, 1) == ""
     assert reads(watch, 1000.0 + SILENT_S, 10**12) != ""
+
+
+def refuses(watch: HubWatch, now: float, read_bytes: int = 0) -> str:
+    return watch.look(now, answers=None, free_bytes=0, read_bytes=read_bytes)
+
+
+def test_a_server_that_hangs_before_it_listens_is_started_anew() -> None:
+    """That it refuses is no answer: it reads what it keeps, or nothing more."""
+    watch = HubWatch()
+    for n in range(4):
+        assert refuses(watch, n * (UNANSWERED_S - 1), n * READ_BYTES) == "", "it reads on"
+    last = 3 * (UNANSWERED_S - 1)
+    assert refuses(watch, last + UNANSWERED_S - 1, 3 * READ_BYTES) == ""
+    assert refuses(watch, last + UNANSWERED_S, 3 * READ_BYTES) != ""
+
+
+def test_a_server_has_all_its_time_to_read_once_it_listens_as_well() -> None:
+    """A node of several listens first, and then reads what it keeps."""
+    watch = HubWatch()
+    refuses(watch, 1000.0)
+    silent(watch, 1001.0)
+    assert silent(watch, 1000.0 + UNANSWERED_S - 1) == ""
+
+
+@pytest.mark.parametrize("by", ["its log", "an answer"])
+def test_one_that_has_listened_and_refuses_is_left_alone(by: str) -> None:
+    """It listens elsewhere than its keeper was told, or ends."""
+    watch = HubWatch()
+    if by == "its log":
+        watch.said(b"[1] [INF] " + LISTENS + b" 10.0.0.1:4222\n")
+    else:
+        watch.look(999.0, answers=True, free_bytes=0)
+    for now in (1000.0, 1000.0 + UNANSWERED_S, 1000.0 + READING_S_MAX):
+        assert refuses(watch, now) == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says")
@@ -167,17 +203,51 @@ def test_it_wants_tls_if_its_own_monitoring_says_so(
     assert hub_watch._wants_tls(monitoring.place, PORT, 5.0) == wants
 
 
-@pytest.mark.parametrize(
-    ("said", "lives"),
-    [
-        ({"server_id": "N1"}, True),
-        ({"server_id": "N1", "disabled": True}, False),
-        ({"server_id": "N2", "disabled": True}, True),  # nobody can ask ours
-    ],
-)
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    """A server that wants TLS: it says nothing, and takes down who begins without."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        found.setblocking(False)
+        yield found
+
+
+def came(listening: socket.socket) -> bool:
+    try:
+        listening.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
+
+
+SAID: list[tuple[dict[str, Any], bool]] = [
+    ({"server_id": "N1"}, True),
+    ({"server_id": "N1", "disabled": True}, False),
+    ({"server_id": "N2", "disabled": True}, True),  # nobody can ask ours
+]
+
+
+@pytest.mark.parametrize(("said", "lives"), SAID)
 def test_a_server_that_wants_tls_is_asked_by_its_monitoring(
-    monitoring: Monitoring, said: dict[str, Any], lives: bool
+    monitoring: Monitoring, listening: socket.socket, said: dict[str, Any], lives: bool
 ) -> None:
-    monitoring.says["/varz"] = {"port": PORT, "tls_required": True, "server_id": "N1"}
+    """Alone, once it is known to listen: it logs each connection that begins without."""
+    port = listening.getsockname()[1]
+    monitoring.says["/varz"] = {"port": port, "tls_required": True, "server_id": "N1"}
     monitoring.says["/jsz"] = said
-    assert answers("127.0.0.1", PORT, monitor=monitoring.place) is lives
+    assert answers("127.0.0.1", port, monitor=monitoring.place, listened=True) is lives
+    assert not came(listening)
+    assert answers("127.0.0.1", port, monitor=monitoring.place) is lives
+    assert came(listening)
+
+
+@pytest.mark.parametrize(("said", "lives"), SAID)
+def test_what_monitoring_says_of_a_server_that_does_not_listen_yet_is_no_answer(
+    monitoring: Monitoring, listening: socket.socket, said: dict[str, Any], lives: bool
+) -> None:
+    """It answers while the server reads what it keeps."""
+    port = listening.getsockname()[1]
+    listening.close()
+    monitoring.says["/varz"] = {"port": port, "tls_required": True, "server_id": "N1"}
+    monitoring.says["/jsz"] = said
+    assert answers("127.0.0.1", port, monitor=monitoring.place) is None
+    assert answers("127.0.0.1", port, monitor=monitoring.place, listened=True) is lives

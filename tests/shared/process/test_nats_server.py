@@ -144,10 +144,10 @@ def test_what_counts_as_an_answer(first: bytes, reply: bytes, expected: bool) ->
         assert answers("127.0.0.1", port, "t", timeout_s=0.5) is expected
 
 
-def test_one_that_listens_to_nobody_yet_is_still_starting() -> None:
+def test_one_that_listens_to_nobody_yet_has_not_answered() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    assert answers("127.0.0.1", port, timeout_s=0.5)
+    assert answers("127.0.0.1", port, timeout_s=0.5) is None
 
 
 def test_who_holds_a_folder_is_read_whatever_stood_there(tmp_path: Path) -> None:
