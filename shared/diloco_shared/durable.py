@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 # Of a file system that does not know it, and of a folder that may be written and not listed.
-_NAMES_STAY_OPEN = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+_NAMES_STAY_OPEN = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)
 
 PART = ".part"  # behind the name of a file that is being written
 
@@ -35,19 +35,37 @@ def make_folder(folder: Path) -> None:
     """Make a folder, and those above it that are not there, unless it is there. Their names are on
     the disk when this returns: else a power cut takes all that was synced in them.
 
-    Raises OSError.
+    Raises OSError; then it leaves none that was not there.
     """
-    new = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.absolute()
+    new = [one for one in (folder, *folder.parents) if not one.is_dir()]
+    there, made = new[-1].parent if new else folder, list[Path]()
     try:
-        for made in new:
-            settle_names(made.parent)
+        # Whoever made this one may have been killed before its name was on the disk.
+        settle_names(there.parent)
+        # Each before the next one: so that holds for no other that is there.
+        for one in reversed(new):
+            one.mkdir(exist_ok=True)
+            made.append(one)
+            settle_names(one.parent)
     except OSError:
-        # Whoever tries again must not take them for settled, since they are there.
-        for made in new:
+        for one in reversed(made):
             with suppress(OSError):
-                made.rmdir()
+                one.rmdir()
         raise
+
+
+def begin_folder(folder: Path) -> None:
+    """`make_folder` for a process that begins to work there. One that is there is settled as far as
+    that can be: a disk that is full, or fails, keeps nobody from working.
+
+    Raises OSError where it cannot be made.
+    """
+    try:
+        make_folder(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
 
 
 def replace(path: Path, content: bytes | memoryview | str) -> None:

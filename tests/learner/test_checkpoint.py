@@ -219,8 +219,9 @@ def test_a_disk_that_does_not_answer_is_waited_for_within_a_limit(
 def test_a_checkpoint_and_its_name_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (folder := tmp_path / "run").mkdir()
     settled = Settled(monkeypatch)
-    saved(tmp_path, 1)
-    (file,) = tmp_path.iterdir()
-    # First what a life that was killed may have left.
-    assert settled.calls == [set(), file.stat().st_size, {file.name}]
+    saved(folder, 1)
+    (file,) = folder.iterdir()
+    # First what a life that was killed may have left: the folder's own name, and names in it.
+    assert settled.calls == [{"run"}, set(), file.stat().st_size, {file.name}]

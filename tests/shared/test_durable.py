@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 import pytest
 from settled import Settled
 
-from diloco_shared.durable import make_folder, replace, replace_for_owner, replacing, settle
+from diloco_shared.durable import (
+    begin_folder,
+    make_folder,
+    replace,
+    replace_for_owner,
+    replacing,
+    settle,
+)
 
 
 def test_it_is_replaced_by_bytes_and_by_text(tmp_path: Path) -> None:
@@ -124,28 +132,65 @@ def test_a_folder_is_made_with_its_name_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the names of those above it, else all that is synced in it goes with them."""
-    settled = Settled(monkeypatch)
-    make_folder(tmp_path / "a" / "b")
-    assert settled.calls == [{"b"}, {"a"}]
-    make_folder(tmp_path / "a" / "b" / "c")
-    assert settled.calls[2:] == [{"c"}]
-    make_folder(tmp_path / "a")
-    assert len(settled.calls) == 3
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    for place in (Path(), here):
+        settled = Settled(monkeypatch)
+        make_folder(place / "a" / "b")
+        assert settled.calls == [{"here"}, {"a"}, {"b"}], "each before there is anything in it"
+        make_folder(place / "a" / "b" / "c")
+        assert settled.calls[3:] == [{"b"}, {"c"}]
+        shutil.rmtree("a")
 
 
-def test_a_new_folder_whose_name_could_not_be_put_on_the_disk_is_made_anew(
+def test_a_folder_that_is_there_is_settled_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk was full: the next attempt finds it there, and would take it for settled."""
-
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space"):
-            make_folder(tmp_path / "a" / "b")
-    assert not [*tmp_path.iterdir()]
+    """Whoever made it may have been killed before its name was on the disk."""
+    (tmp_path / "a").mkdir()
     settled = Settled(monkeypatch)
-    make_folder(tmp_path / "a" / "b")
-    assert settled.calls == [{"b"}, {"a"}]
+    make_folder(tmp_path / "a")
+    assert settled.calls == [{"a"}]
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "file")
+
+
+def test_a_disk_that_fails_keeps_nobody_from_a_folder_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = Settled(monkeypatch)
+    begin_folder(tmp_path / "a")
+    assert settled.calls[-1] == {"a"}
+    FullAfter(monkeypatch, os, "fsync", 0)
+    begin_folder(tmp_path / "a")
+    with pytest.raises(OSError, match="No space"):
+        begin_folder(tmp_path / "b")
+    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+
+
+class FullAfter:
+    """A disk that takes so many more folders, by what it cannot do then."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, module: Any, call: str, takes: int) -> None:
+        self.does, self.takes = getattr(module, call), takes
+        patch.setattr(module, call, self)
+
+    def __call__(self, *given: Any, **more: Any) -> Any:
+        self.takes -= 1
+        if self.takes < 0:
+            raise OSError(28, "No space left on device")
+        return self.does(*given, **more)
+
+
+@pytest.mark.parametrize("call", ["fsync", "mkdir"])
+@pytest.mark.parametrize("takes", range(3))
+def test_a_full_disk_leaves_no_half_of_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, takes: int
+) -> None:
+    """Whoever finds it there would take it for whole, and for settled."""
+    with monkeypatch.context() as patched:
+        FullAfter(patched, os, call, takes)
+        with pytest.raises(OSError, match="No space"):
+            make_folder(tmp_path / "a" / "b" / "c" / "d")
+    assert not [*tmp_path.iterdir()]

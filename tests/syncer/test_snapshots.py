@@ -495,7 +495,7 @@ def test_a_snapshot_is_on_the_disk_before_and_after_it_gets_its_name(
     path = store.save(7, {"seed": 1}, arrays(1))
     inside = {file.name: file.stat().st_size for file in path.iterdir()}
     assert settled.calls[-2:] == [set(inside), {path.name}]
-    folder, *files = settled.calls[:-2]
+    _, folder, *files = settled.calls[:-2]
     assert folder == {store.folder.name}, "it is new"
     assert sorted(files) == sorted(inside.values()), "META as well"
 

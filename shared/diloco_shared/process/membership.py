@@ -21,6 +21,7 @@ from diloco_shared import VERSION, ambient
 from diloco_shared.bus.port import Bus, Conflict
 from diloco_shared.bus.repeating import left_undone, until_done
 from diloco_shared.bus.stored_records import readable, write_if
+from diloco_shared.durable import begin_folder
 from diloco_shared.process.health import anonymous_bytes
 from diloco_shared.process.set_up import WrongSetUp, writing
 from diloco_shared.protocol import subjects
@@ -55,7 +56,7 @@ class DataFolder:
         """Raises FolderTaken, and WrongSetUp where this user may not write there."""
         self.path = data / member
         with writing(data):
-            self.path.mkdir(parents=True, exist_ok=True)
+            begin_folder(self.path)  # or a power cut takes all that is synced in it
             self._file = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from settled import Settled
 from waiting import until
 
 from diloco_coordinator.access import DAY_S, digest
@@ -193,6 +194,15 @@ def test_the_admin_token_is_made_once_and_for_its_owner_only(tmp_path: Path) -> 
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text("")
     assert len(admin_token(tmp_path / "data")) >= 40, "an empty token must not open the door"
+
+
+def test_a_new_admin_token_is_on_the_disk_and_its_name_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut leaves another one than people were told."""
+    settled = Settled(monkeypatch)
+    token = admin_token(tmp_path / "data")
+    assert settled.calls[1:] == [{"data"}, len(token) + 1, {"admin-token"}]
 
 
 async def test_a_replaced_file_is_taken_up_without_a_restart(world: Any, tmp_path: Path) -> None:

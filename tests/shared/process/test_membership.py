@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from settled import Settled
 from structlog.testing import capture_logs
 
 from diloco_shared import VERSION
@@ -243,6 +244,17 @@ def test_a_data_folder_has_one_owner(tmp_path: Path) -> None:
     assert again.lock == lock
     again.release()
     other.release()
+
+
+def test_a_data_folder_has_its_name_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut takes all that is synced in it: checkpoints, the audit log."""
+    settled, data = Settled(monkeypatch), tmp_path / "data"
+    for member in ("a", "a", "b"):
+        DataFolder(data, member).release()
+    assert settled.calls[1:4] == [{"data"}, {"a"}, {"a"}]
+    assert settled.calls[4:] == [{"data"}, {"a", "b"}]
 
 
 @pytest.mark.parametrize("given", ["a", ""])

@@ -5,6 +5,7 @@ import os
 import pwd
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -18,8 +19,12 @@ from diloco_shared.process.set_up import AddressTaken, WrongSetUp, owner, user, 
 def test_somebody_elses_data_folder_is_named_with_what_to_do(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(path: object, *_: object) -> int:
-        raise OSError(number, os.strerror(number), str(path))
+    opened = os.open
+
+    def refused(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, flags, *mode)
 
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(WrongSetUp) as error:

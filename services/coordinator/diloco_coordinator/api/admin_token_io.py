@@ -10,7 +10,7 @@ import structlog
 
 from diloco_coordinator.access import EARLIER_MAX, digest
 from diloco_shared import ambient
-from diloco_shared.durable import replace_for_owner
+from diloco_shared.durable import make_folder, replace_for_owner, settle_names
 from diloco_shared.process.set_up import WrongSetUp, writing
 
 log = structlog.get_logger()
@@ -32,20 +32,21 @@ class NoToken(WrongSetUp):
 
 def admin_token(data: Path) -> str:
     """The token in `<data>/admin-token`, created (mode 0600) if there is none."""
-    data.mkdir(parents=True, exist_ok=True)
-    path = data / FILE
+    make_folder(data)
+    path, flags = data / FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(path, flags | os.O_EXCL, 0o600)
     except FileExistsError:
         if tokens := tokens_in(path):
             return tokens[0]
         # The disk was full when it was made: an empty token must not open the door.
-        token = new_token()
-        path.write_text(token + "\n", encoding="ascii")
-        return token
+        handle = os.open(path, flags, 0o600)
     token = new_token()
     with os.fdopen(handle, "w", encoding="ascii") as file:
         file.write(token + "\n")
+        file.flush()
+        os.fsync(handle)
+    settle_names(data)  # else a power cut takes it from those who were told it
     return token
 
 

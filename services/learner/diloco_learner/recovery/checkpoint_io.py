@@ -17,7 +17,7 @@ from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Buffer, Check
 from diloco_shared import ambient
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
-from diloco_shared.durable import make_folder, settle, settle_names
+from diloco_shared.durable import begin_folder, settle, settle_names
 from diloco_shared.memory.pages import pages
 from diloco_shared.numerics.arrays import Arrays, digest_bytes, pack
 from diloco_shared.process.crash_points import passing
@@ -83,7 +83,7 @@ class LocalCheckpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         """Looks what is there. OSError where the folder cannot be made."""
         self.folder = folder.absolute()
-        make_folder(self.folder)
+        begin_folder(self.folder)
         self.keep = keep
         without = "training goes on, and a restart begins with moments of before"
         self.room = DiskRoom(self.folder, "a checkpoint", without)

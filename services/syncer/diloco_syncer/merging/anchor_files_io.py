@@ -45,7 +45,8 @@ class FileShelf:
     def _put(self, values_F: Values) -> Values:
         if not values_F.size:
             return values_F
-        make_folder(self.folder)  # snapshots come into it
+        if not self.folder.is_dir():
+            make_folder(self.folder)  # snapshots come into it
         # Written, not filled through the mapping: a full disk is an error here, no signal later.
         with tempfile.TemporaryFile(dir=self.folder) as file:
             file.write(np.ascontiguousarray(values_F).view(np.uint8).data)
