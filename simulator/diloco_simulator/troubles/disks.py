@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from diloco_coordinator.exports.shelf_io import RECORD
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_simulator.troubles.chance import Chance
+from diloco_simulator.troubles.power import put_back
 from diloco_simulator.virtual_loop import Died, current
 from diloco_simulator.worlds.processes import Host
 
@@ -46,6 +47,7 @@ class Disks:
         self.full_until: dict[str, float] = {}  # by host
         self.store_away_until = 0.0  # where checkpoints and archives are, for everybody
         self.working = self.synced = False  # the thread's work that is done now
+        self.names: dict[int, set[tuple[str, int]]] = {}  # of folders, when they were synced last
         # A folder, what is left of it, and what is to be done once that is so.
         self.torn: tuple[Path, Path, Callable[[], None]] | None = None
 
@@ -98,8 +100,7 @@ class Disks:
         """The dead tidy nothing up: what they left is there again."""
         assert self.torn is not None
         (folder, left, then), self.torn = self.torn, None
-        shutil.rmtree(folder)
-        left.rename(folder)
+        put_back(folder, left)
         then()
 
     def machine(self) -> Host | None:
@@ -109,21 +110,29 @@ class Disks:
         machines = (*world.machines, *world.troubles.twins)
         return next((m for m in machines if process is not None and m.process is process), None)
 
+    def _begins(self) -> Host | None:
+        """Whose process is being started: it makes its folder before anything can trouble it."""
+        return next((m for m in self.world.machines if m.lives and m.lock is None), None)
+
     # --- files ---------------------------------------------------------------------------------
 
     def _sync(self, handle: int) -> None:
         """In the place of fsync."""
-        machine = self.machine()
+        machine, power = self.machine(), self.world.power
         self.synced = True
         if machine is None:
+            if power.known and (begins := self._begins()) is not None:
+                power.put(begins, handle)
             return
         if self._full(machine) or self.chance(FULL * self.options.disk_full, "disk full"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.working and self.chance.scene.faulty:
             self._tear(machine, handle)
             self._lose_power(machine, handle)
-        if self.world.power.known:
-            self.world.power.synced.file(handle)
+        if power.known:
+            power.put(machine, handle)
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            self.names[os.fstat(handle).st_ino] = _names(handle)
 
     def _full(self, machine: Host) -> bool:
         until = self.full_until.get(machine.host, 0.0)
@@ -135,20 +144,26 @@ class Disks:
             return
         folder = machine.folder / machine.name
         files = _written(folder, os.fstat(handle))
-        if not files:
+        if not files or not self._news(handle):
             return
         file = self.rng.choice(files)
         os.truncate(file, self.rng.randrange(file.stat().st_size))
         self.world.found.counts["torn"] += 1
         left = folder.with_name(f".torn-{folder.name}")
         shutil.copytree(folder, left)
-        self.torn = folder, left, partial(self.world.power.synced.all_of, folder)
+        self.torn = folder, left, partial(self.world.power.found, machine)
         machine.kept.clear()
         if machine in self.world.machines:
             self.world.crash(machine, self.rng.uniform(0.5, 6.0))
         else:
             machine.kill()
         raise Died
+
+    def _news(self, handle: int) -> bool:
+        """Whether some of it is not on the disk yet: a folder may be put there once more."""
+        about = os.fstat(handle)
+        old = self.names.get(about.st_ino, set())
+        return not stat.S_ISDIR(about.st_mode) or not _names(handle) <= old
 
     def _lose_power(self, machine: Host, handle: int) -> None:
         """The machine of the writer may be to lose its power just now."""
@@ -157,7 +172,7 @@ class Disks:
             return
         power.armed.discard(machine.host)
         if power.rng.random() < 0.5:
-            power.synced.file(handle)
+            power.put(machine, handle)
         told, left = power.told(machine, handle), power.remnants(machine)
         machine.kill()
         self.torn = machine.folder / machine.name, left, partial(power.back, machine, told)
@@ -199,6 +214,12 @@ def _reaching(disks: Disks, read: Callable[..., T]) -> Callable[..., T]:
         return read(vault, key, *more, **named)
 
     return reaching
+
+
+def _names(folder: int) -> set[tuple[str, int]]:
+    """Of a folder that is open, with what they name."""
+    with os.scandir(folder) as entries:
+        return {(entry.name, entry.inode()) for entry in entries}
 
 
 def _written(folder: Path, synced: os.stat_result) -> list[Path]:

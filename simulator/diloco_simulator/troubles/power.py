@@ -3,7 +3,8 @@
 What fsync was called for is known exactly, since `Disks` stands in its place: of a file its bytes
 then, of a folder its names then. At a power cut everything since may have come to the disk, or not:
 a file may be empty, cut short or as it was; a new name may be missing, a removed one be there
-again. A rename within a folder is one change. What is on other machines, such as the store of
+again. Where a process has not synced the name of its own folder, that may be missing, with all that
+is in it. A rename within a folder is one change. What is on other machines, such as the store of
 checkpoints, stays.
 """
 
@@ -66,6 +67,13 @@ class Synced:
                 self.all_of(path)
             else:
                 self.data[path.stat().st_ino] = path.read_bytes()
+
+
+def put_back(root: Path, left: Path) -> None:
+    """In the place of a folder there is what was left of it, if anything was."""
+    shutil.rmtree(root)
+    if left.is_dir():
+        left.rename(root)
 
 
 def _names(folder: Path) -> dict[str, int]:
@@ -149,6 +157,9 @@ class Power:
         self.counts = world.found.counts
         self.known = world.options.power_losses > 0  # whether anybody needs to know what is synced
         self.synced = Synced()
+        # Folders whose own names are on the disk, by host. Each is on a disk of its own in the
+        # world, and beside the others on the real one: what others sync there counts for them only.
+        self.named: dict[str, int] = {}
         self.armed: set[str] = set()  # hosts that lose it in the midst of what they write next
 
     def plan(self) -> None:
@@ -176,25 +187,45 @@ class Power:
             return
         told = self.told(machine)
         machine.kill()
-        left = self.remnants(machine)
-        shutil.rmtree(root)
-        left.rename(root)
+        put_back(root, self.remnants(machine))
         self.back(machine, told)
 
+    def put(self, machine: Host, handle: int) -> None:
+        """What it puts on the disk."""
+        if os.path.samestat(os.fstat(handle), machine.folder.stat()):
+            self.named[machine.host] = (machine.folder / machine.name).stat().st_ino
+        else:
+            self.synced.file(handle)
+
+    def found(self, machine: Host) -> None:
+        """All that is in its folder now is what a restart finds."""
+        root = machine.folder / machine.name
+        if root.is_dir():
+            self.synced.all_of(root)
+            self.named[machine.host] = root.stat().st_ino
+
     def remnants(self, machine: Host) -> Path:
-        """What is left of its folder, beside it."""
+        """What is left of its folder, beside it; nothing is there where its name is lost."""
         root = machine.folder / machine.name
         left = root.with_name(f".without-power-{root.name}")
         remnants = Remnants(self.synced, root, self.rng)
-        remnants.put(left)
+        if self.named.get(machine.host) != root.stat().st_ino and self._forgotten():
+            remnants.forgotten = len(remnants.paths)
+        else:
+            remnants.put(left)
         self.counts["machines without power"] += 1
         self.counts["files that a power cut took"] += remnants.forgotten
         return left
 
+    def _forgotten(self) -> bool:
+        """Whether a name is lost that nobody has put on the disk."""
+        dice = self.rng.random()
+        return dice < OLD or (dice >= OLD + NEW and self.rng.random() < 0.5)
+
     def back(self, machine: Host, told: dict[str, bytes]) -> None:
         """Its disk is as the power cut left it: what was told as safe must be there."""
         root = machine.folder / machine.name
-        self.synced.all_of(root)
+        self.found(machine)
         self.world.found.looks["disks"] += 1
         self.counts["files told as safe before a power cut"] += len(told)
         for name, content in told.items():

@@ -14,6 +14,7 @@ import pytest
 
 from diloco_coordinator.api import audit_io
 from diloco_learner.recovery import checkpoint_io
+from diloco_shared.process import membership
 from diloco_simulator.troubles import power
 from diloco_simulator.troubles.power import Power, Remnants, Synced
 from diloco_simulator.worlds.case import Case
@@ -162,7 +163,7 @@ def of_names_of_checkpoints(patch: pytest.MonkeyPatch) -> None:
 
 
 def of_folders_of_checkpoints(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(checkpoint_io, "make_folder", only_made)
+    patch.setattr(checkpoint_io, "begin_folder", only_made)
 
 
 def of_snapshots(patch: pytest.MonkeyPatch) -> None:
@@ -172,6 +173,10 @@ def of_snapshots(patch: pytest.MonkeyPatch) -> None:
 def of_folders_of_snapshots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(snapshots_io, "make_folder", only_made)
     patch.setattr(anchor_files_io, "make_folder", only_made)
+
+
+def of_own_folders(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(membership, "begin_folder", only_made)
 
 
 def of_the_audit_log(patch: pytest.MonkeyPatch) -> None:
@@ -185,6 +190,7 @@ FAULTS: dict[str, tuple[Break, str]] = {
     "snapshots": (of_snapshots, "snapshot-"),
     "folders of snapshots": (of_folders_of_snapshots, "snapshot-"),
     "the audit log": (of_the_audit_log, "audit.jsonl"),
+    "own folders": (of_own_folders, "audit.jsonl"),
 }
 
 
