@@ -24,12 +24,13 @@ from places import (
     understood,
 )
 
-from diloco_learner.settings import CLOSES_S, STOP_S
+from diloco_learner.settings import STOP_S
 from diloco_shared.bus.nats.hub_config import ACCOUNTS
 from diloco_shared.process import hub_folder
 from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.keep_hub import ENDS_S
 from diloco_shared.process.membership import DataFolder
+from diloco_shared.process.stopping import CLOSES_S
 
 FILES = ("compose.yaml", "hub.yaml", "site.yaml")
 OURS = [(file, name) for file in FILES for name in compose(file)]

@@ -28,13 +28,14 @@ from places import (
     understood,
 )
 
-from diloco_learner.settings import CLOSES_S, STOP_S
+from diloco_learner.settings import STOP_S
 from diloco_shared.bus.nats.hub_config import ACCOUNTS, HANDSHAKE_S, hub_conf
 from diloco_shared.process import hub_folder
 from diloco_shared.process.health import Health, HealthServer
 from diloco_shared.process.hub_nodes import nodes_at
 from diloco_shared.process.hub_watch import LOOK_S, READING_S_MAX, UNANSWERED_S
 from diloco_shared.process.keep_hub import ENDS_S
+from diloco_shared.process.stopping import CLOSES_S
 
 PLACES = ("hub", "site", "site-gpu")
 # The oldest whose Jobs wait for the last pod to be gone (podReplacementPolicy), and one of today.

@@ -28,9 +28,10 @@ from places import (
 )
 from waiting import wait_until
 
-from diloco_learner.settings import CLOSES_S, STOP_S
+from diloco_learner.settings import STOP_S
 from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.keep_hub import ENDS_S
+from diloco_shared.process.stopping import CLOSES_S
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 # After which Slurm kills what it has told to stop, in seconds, unless a site says otherwise.

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 from diloco_cli.up.stack import CLOSING_S
 from diloco_learner.events import Checkpoint, Contribute, Leave
 from diloco_learner.hosts import following_io
-from diloco_learner.settings import CLOSES_S, STOP_S, Settings
+from diloco_learner.settings import STOP_S, Settings
 from diloco_learner.training.train import ToSend
 from diloco_learner.work_io import QUICK_BYTES_PER_S, RELEASE_S, Work, too_long
+from diloco_shared.process.stopping import CLOSES_S
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus

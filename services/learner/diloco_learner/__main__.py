@@ -77,10 +77,9 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
     import structlog
 
     from diloco_learner.app import serve
-    from diloco_learner.settings import CLOSES_S
     from diloco_shared.process.faults import tell
     from diloco_shared.process.set_up import WrongSetUp
-    from diloco_shared.process.stopping import until_stopped
+    from diloco_shared.process.stopping import CLOSES_S, until_stopped
 
     log, status, signals = structlog.get_logger(), 0, frozenset[int]()
     try:

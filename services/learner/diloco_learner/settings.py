@@ -11,9 +11,9 @@ from diloco_shared.process.settings import WorkerSettings
 from diloco_shared.reach.local import DataRoots, Factories, Reach
 from diloco_shared.spec.mesh import mesh_of
 
-# In which a process stops when nothing else is said, and closes its connections after that at most,
-# in seconds: Docker kills after 10. 'diloco up' and the files for deployment say more.
-STOP_S, CLOSES_S = 6.0, 2.0
+# In which a process stops when nothing else is said, in seconds: Docker kills after 10, and to take
+# leave may take CLOSES_S more (`stopping`). 'diloco up' and the files for deployment say more.
+STOP_S = 6.0
 
 
 class Settings(WorkerSettings):

@@ -1,6 +1,7 @@
 """Settings of a connection, and the connection: the one way for services, helpers and commands."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,11 @@ async def connection(settings: HubSettings, name: str, **more: Any) -> NatsBus:
     `NatsBus.to` takes it.
     """
     return await NatsBus.to(settings.hub, name=name, **more)
+
+
+async def closed(buses: Iterable[NatsBus], within_s: float) -> None:
+    """Close them side by side: each would wait for a hub that is silent."""
+    await asyncio.gather(*(bus.close(within_s) for bus in buses))
 
 
 @asynccontextmanager

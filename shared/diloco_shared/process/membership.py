@@ -24,6 +24,7 @@ from diloco_shared.bus.stored_records import readable, write_if
 from diloco_shared.durable import begin_folder
 from diloco_shared.process.health import anonymous_bytes
 from diloco_shared.process.set_up import WrongSetUp, writing
+from diloco_shared.process.stopping import CLOSES_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord, boot_of
 from diloco_shared.protocol.wire import WireError, decode, encode
@@ -33,9 +34,6 @@ log = structlog.get_logger()
 # Lifetime of a member's key without refresh, and how often it is refreshed: two may be lost.
 TTL_S = 5.0
 REFRESH_S = 1.5
-# For giving the key back, in seconds: a process that is told to stop has not much more, and the key
-# of one that could not do so is gone a little later.
-LEAVES_S = 2.0
 # In each member's data folder.
 LOCK = "lock"
 
@@ -251,9 +249,9 @@ class Registration:
             self.changed.set()
 
     async def leave(self) -> None:
-        """Give the key back, if it is still ours, and the hub answers in time."""
-        with left_undone("leaving"), suppress(TimeoutError):  # the key expires
-            async with asyncio.timeout(LEAVES_S):
+        """Give the key back, if it is still ours, and the hub answers in time: else it expires."""
+        with left_undone("leaving"), suppress(TimeoutError):
+            async with asyncio.timeout(CLOSES_S):
                 await self._give_back()
 
     async def _give_back(self) -> None:

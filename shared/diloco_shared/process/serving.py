@@ -4,6 +4,7 @@ Two connections, for control and for data: a link full of chunks never delays a 
 """
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -14,12 +15,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from pydantic import ValidationError
 
-from diloco_shared import VERSION
+from diloco_shared import VERSION, ambient
+from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.bus.run_streams import ensure_buckets, spec_of
 from diloco_shared.process.chaos import Abilities, FaultAgent
-from diloco_shared.process.connecting import connected
+from diloco_shared.process.connecting import closed, connected, connection
 from diloco_shared.process.crash_points import arm
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.process.disk_watch import remove_deleted, watch_disk
@@ -33,6 +35,7 @@ from diloco_shared.process.health import (
 from diloco_shared.process.loop_watch import HELD_S, LoopWatch
 from diloco_shared.process.membership import DataFolder, Registration
 from diloco_shared.process.settings import WorkerSettings
+from diloco_shared.process.stopping import CLOSES_S
 from diloco_shared.protocol.wire import WireError
 from diloco_shared.spec.run import RunSpec
 
@@ -63,6 +66,7 @@ class Worker(ABC, Generic[S]):
             role=self.role,
         )
         self.ready = False
+        self.ends_at = math.inf  # then its connections are closed: see CLOSES_S
         self.loop_watch = LoopWatch(shortest_s=self.shortest_hold_s)
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -118,6 +122,7 @@ class Worker(ABC, Generic[S]):
                 tasks.create_task(watch_disk(self.membership, self.room, self.tell))
                 await self.serve_runs(tasks)
         finally:
+            self.ends_at = ambient.monotonic() + CLOSES_S
             await self.membership.leave()
 
     async def spec_of(self, run: str) -> RunSpec | None:
@@ -149,13 +154,15 @@ def _fault(error: ValidationError | WireError) -> str:
 
 def connected_for_data(settings: WorkerSettings, name: str) -> AbstractAsyncContextManager[Bus]:
     """As `connected`, for payloads: as fast, and on as many connections, as the settings say."""
-    return connected(
-        settings,
-        name,
-        connections=settings.connections,
-        uplink_bytes_per_s=settings.uplink_bytes_per_s,
-        downlink_bytes_per_s=settings.downlink_bytes_per_s,
-    )
+    return connected(settings, name, **_carrying(settings))
+
+
+def _carrying(settings: WorkerSettings) -> dict[str, Any]:
+    return {
+        "connections": settings.connections,
+        "uplink_bytes_per_s": settings.uplink_bytes_per_s,
+        "downlink_bytes_per_s": settings.downlink_bytes_per_s,
+    }
 
 
 async def serve(settings: S, kind: type[Worker[S]], **more: Any) -> None:
@@ -163,14 +170,19 @@ async def serve(settings: S, kind: type[Worker[S]], **more: Any) -> None:
     folder = DataFolder.claim(settings.data, kind.role, settings.id, settings.ids)
     settings = settings.model_copy(update={"id": folder.member, "ids": ()})
     arm(settings.crash_at, settings.id, folder.path)
+    buses, worker = list[NatsBus](), None
     try:
-        async with (
-            connected(settings, f"{settings.id}-control") as control,
-            connected_for_data(settings, f"{settings.id}-data") as data,
-        ):
-            await _run(kind(settings, control, data, folder, **more))
+        buses.append(control := await connection(settings, f"{settings.id}-control"))
+        carrying = _carrying(settings)
+        buses.append(data := await connection(settings, f"{settings.id}-data", **carrying))
+        worker = kind(settings, control, data, folder, **more)
+        await _run(worker)
     finally:
-        folder.release()
+        ends_at = math.inf if worker is None else worker.ends_at
+        try:
+            await closed(buses, min(CLOSES_S, ends_at - ambient.monotonic()))
+        finally:
+            folder.release()
 
 
 async def _run(worker: Worker[S]) -> None:

@@ -8,6 +8,10 @@ import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 
+# A process that ends gives its key back and closes its connections within so many seconds, all
+# together: whoever told it to stop kills it soon, and a silent hub is not worth waiting for.
+CLOSES_S = 2.0
+
 
 async def until_stopped(
     work: Coroutine[object, object, None], *, once: bool = False

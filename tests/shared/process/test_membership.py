@@ -17,12 +17,12 @@ from diloco_shared import VERSION
 from diloco_shared.bus import stream_kv
 from diloco_shared.bus.port import Bus
 from diloco_shared.process.membership import (
-    LEAVES_S,
     TTL_S,
     DataFolder,
     FolderTaken,
     Registration,
 )
+from diloco_shared.process.stopping import CLOSES_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord, boot_of
 from diloco_shared.protocol.wire import decode, encode
@@ -108,7 +108,7 @@ def test_a_hub_that_is_away_is_not_asked_for_long_by_who_leaves() -> None:
         await member.leave()
         return asyncio.get_running_loop().time() - began
 
-    assert play(main(), Random(1)) == LEAVES_S
+    assert play(main(), Random(1)) == CLOSES_S
 
 
 async def test_a_silent_member_expires(broker: MemoryBroker, clock: Clock) -> None:

@@ -38,9 +38,10 @@ from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded import Promised
 from diloco_learner.hosts.trainer import GivenArrays
 from diloco_learner.hosts.whole import BEAT_S, READS, Hearing, Reading, silence
-from diloco_learner.settings import CLOSES_S, STOP_S
+from diloco_learner.settings import STOP_S
 from diloco_shared import VERSION, ambient
 from diloco_shared.process.membership import own_host
+from diloco_shared.process.stopping import CLOSES_S
 
 log = structlog.get_logger()
 

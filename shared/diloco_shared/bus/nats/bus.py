@@ -10,7 +10,7 @@ from pathlib import Path
 from diloco_shared.bus.deliveries import Answers, Deliveries
 from diloco_shared.bus.nats.access import Address, TlsFiles
 from diloco_shared.bus.nats.lanes import NatsLanes
-from diloco_shared.bus.nats.link import NatsLink, Raw
+from diloco_shared.bus.nats.link import CLOSE_S, NatsLink, Raw
 from diloco_shared.bus.nats.streams import NatsStreams
 from diloco_shared.bus.port import (
     Delivery,
@@ -108,9 +108,10 @@ class NatsBus(NatsStreams):
         """Errors the client library reported so far, refused permissions among them."""
         return self._link.errors
 
-    async def close(self) -> None:
+    async def close(self, within_s: float = CLOSE_S) -> None:
+        """`within_s`: so long it waits for a server that is silent; 0: not at all."""
         self._lanes.close()
-        await self._link.close()
+        await self._link.close(within_s)
 
     # --- core ---------------------------------------------------------------------------------
 

@@ -43,8 +43,9 @@ MAJORITY_LOST = (
     "the hub has lost its majority: half of its nodes or more are away, and it keeps nothing until "
     "one of them is back"
 )
-# How long to wait for a clean close before the socket is dropped.
-_CLOSE_S = 2.0
+# How long to wait for a clean close before the socket is dropped, unless somebody says so. One with
+# TLS waits for the server's last word.
+CLOSE_S = 2.0
 # The same connection error is logged again after this many repeats (30 s of reconnecting).
 _LOG_EVERY = 120
 
@@ -304,12 +305,12 @@ class NatsLink:
 
     # --- life ---------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Close, sending what is pending if the server takes it within two seconds."""
+    async def close(self, within_s: float = CLOSE_S) -> None:
+        """Close, sending what is pending if the server takes it within so many seconds."""
         self._end()
         self._client.over, before = True, cancellations()
         try:
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(within_s):
                 await self._client.close()
         except asyncio.CancelledError:
             # Or the library's: it waits for what its cancelled reconnecting has waited for.
