@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from learner.contexts import context
+from syncer.contexts import alone
 
 from diloco_learner.data import batches_io, leasing_io
 from diloco_learner.data.batches_io import Batches
@@ -76,7 +77,9 @@ class Run:
         self.rng = random.Random(seed)
         self.broker = MemoryBroker()
         self.ledger = Ledger.empty(1, SHARDS)
-        self.places = MergedPositions(MemoryBus(self.broker, "syncer"), "r", lambda: self.ledger)
+        self.places = MergedPositions(
+            MemoryBus(self.broker, "syncer"), "r", lambda: self.ledger, alone
+        )
         self.lives: dict[str, Life] = {}
         self.over: list[Life] = []
         self.incarnations: Counter[str] = Counter()

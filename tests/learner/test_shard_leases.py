@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from learner.contexts import context
+from syncer.contexts import alone
 from syncer.contexts import context as syncer_context
 from waiting import until
 
@@ -83,7 +84,7 @@ class Fleet:
             ledger.places[shard] = (passes, sequences)
         ledger.read(cursor)
         self.merged = ledger.places
-        await MergedPositions(self.bus, "r", lambda: ledger).write()
+        await MergedPositions(self.bus, "r", lambda: ledger, alone).write()
 
     async def leases(self) -> dict[int, ShardLease]:
         found = (await self.bus.kv_all(subjects.SHARDS)).values()

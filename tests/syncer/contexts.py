@@ -27,3 +27,7 @@ def context(
     store = SnapshotStore(folder / "snapshots") if snapshots is None else snapshots
     where = folder, store, checkpoint_root
     return RunContext(spec, shard, me, bus, data or bus, *where, PlaceThreads())
+
+
+async def alone() -> None:
+    """What a leader asks before it writes, where nobody else may lead."""

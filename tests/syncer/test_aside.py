@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from syncer.contexts import context
+from syncer.contexts import alone, context
 from syncer.recording import SPEC, Recording
 
 from diloco_shared.checkpoints.vault_io import Vault
@@ -52,7 +52,7 @@ def recording(tmp_path: Path) -> Recording:
 def checkpointer(folder: Path, told: list[Event]) -> Checkpointer:
     bus = MemoryBus(MemoryBroker(), "s")
     return Checkpointer(
-        context(SPEC, bus, folder=folder, checkpoint_root=str(folder / "kept")), told.append
+        context(SPEC, bus, folder=folder, checkpoint_root=str(folder / "kept")), told.append, alone
     )
 
 

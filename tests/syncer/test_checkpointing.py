@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from syncer.contexts import context
+from syncer.contexts import alone, context
 
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
@@ -32,7 +32,7 @@ SPEC = RunSpec.model_validate({"name": "r", "id": "ab", "budget": {"steps": 80}}
 def checkpointer(folder: Path, told: list[Event]) -> Checkpointer:
     bus = MemoryBus(MemoryBroker(), "s")
     return Checkpointer(
-        context(SPEC, bus, folder=folder, checkpoint_root=str(folder / "kept")), told.append
+        context(SPEC, bus, folder=folder, checkpoint_root=str(folder / "kept")), told.append, alone
     )
 
 
@@ -146,7 +146,7 @@ def with_shards(folder: Path, told: list[Event], shards: int = 2) -> Checkpointe
     spec = RunSpec.model_validate({**SPEC.model_dump(), "algorithm": algorithm})
     bus = MemoryBus(MemoryBroker(), "s")
     return Checkpointer(
-        context(spec, bus, folder=folder, checkpoint_root=str(folder / "kept")), told.append
+        context(spec, bus, folder=folder, checkpoint_root=str(folder / "kept")), told.append, alone
     )
 
 

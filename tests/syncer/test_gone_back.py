@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from syncer.contexts import context
+from syncer.contexts import alone, context
 
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.checkpoints.vault_io import Vault
@@ -30,7 +30,9 @@ KEPT = ShardLease(shard=1, holder="a", incarnation=3, sequences=40, passes=2)
 def checkpointer(folder: Path) -> Checkpointer:
     bus = MemoryBus(MemoryBroker(), "s")
     root = str(folder / "kept")
-    return Checkpointer(context(SPEC, bus, folder=folder, checkpoint_root=root), lambda _: None)
+    return Checkpointer(
+        context(SPEC, bus, folder=folder, checkpoint_root=root), lambda _: None, alone
+    )
 
 
 def state(digest: str = "d" * 32) -> RestoredState:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from syncer.contexts import context
+from syncer.contexts import alone, context
 from waiting import PATIENCE_S, until
 
 from diloco_shared.bus.port import Stored
@@ -69,9 +69,9 @@ async def test_terms_whose_calls_hang_leave_every_thread_to_the_merge(
     monkeypatch.setattr(checkpointing, "newest_there", hangs)
     with ThreadPoolExecutor(1) as threads:
         asyncio.get_running_loop().set_default_executor(threads)
-        await left_behind(Checkpointer(place, told.append).look(), begun)
+        await left_behind(Checkpointer(place, told.append, alone).look(), begun)
         for _ in range(2):  # terms
-            maker = Checkpointer(place, told.append)
+            maker = Checkpointer(place, told.append, alone)
             await maker.look()
             history = {"checkpoint": 1, "sizes_P": [1]}
             await maker.capture(Capture(1, 1, "asked for", 1.0), history, {}, {"0.x": np.ones(1)})
@@ -96,7 +96,7 @@ async def test_a_part_that_is_given_up_is_never_there(
         plainly(self, *what)
 
     monkeypatch.setattr(Vault, "write_pieces", write_pieces)
-    maker = Checkpointer(place, told.append)
+    maker = Checkpointer(place, told.append, alone)
     arrays = {f"{p}.{kind}": np.ones(2) for p in range(3) for kind in ("anchor", "momentum")}
     history = {"checkpoint": 1, "sizes_P": [1]}
     capture = maker.capture(Capture(1, 1, "asked for", 1.0), history, {}, arrays)
@@ -118,7 +118,7 @@ async def test_a_restore_whose_place_hangs_fails_after_its_time(
     monkeypatch.setattr(checkpointing, "bytes_of", lambda *_: 0)
     monkeypatch.setattr(checkpointing, "load", lambda *_, **__: answers.wait())
     told = list[Any]()
-    await Checkpointer(place, told.append).load(Restore(source="r.ab/000001", serial=1))
+    await Checkpointer(place, told.append, alone).load(Restore(source="r.ab/000001", serial=1))
     (failed,) = told
     assert isinstance(failed, Loaded) and "did not answer within" in failed.fault
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from syncer.contexts import alone
 
 from diloco_shared.bus.port import Conflict
 from diloco_shared.protocol import subjects
@@ -29,7 +30,7 @@ async def written() -> tuple[MemoryBus, Ledger, MergedPositions]:
     await bus.ensure_bucket(subjects.PLACES)
     ledger = Ledger.empty(1, shards=8)
     ledger.places |= {3: (0, 7), 5: (1, 0)}
-    places = MergedPositions(bus, "r", lambda: ledger)
+    places = MergedPositions(bus, "r", lambda: ledger, alone)
     await places.write()
     return bus, ledger, places
 
@@ -51,11 +52,11 @@ async def test_a_later_leader_takes_back_what_its_history_does_not_hold() -> Non
     later, other = Ledger.empty(1, shards=8), Ledger.empty(1, shards=8)
     later.places |= {3: (0, 7), 5: (1, 0)}
     other.places |= {5: (2, 2)}
-    await MergedPositions(bus, "r", lambda: later).write()
-    await MergedPositions(bus, "other", lambda: other).write()
+    await MergedPositions(bus, "r", lambda: later, alone).write()
+    await MergedPositions(bus, "other", lambda: other, alone).write()
     earlier = Ledger.empty(1, shards=8)
     earlier.places |= {3: (0, 2)}
-    await MergedPositions(bus, "r", lambda: earlier).write()
+    await MergedPositions(bus, "r", lambda: earlier, alone).write()
     assert await told(bus) == {"r.3.0": (0, 2), "r.5.0": (0, 0), "other.5.0": (2, 2)}
 
 
@@ -101,8 +102,8 @@ async def test_shards_of_the_syncer_do_not_overwrite_each_other() -> None:
     first.places |= {3: (0, 7)}
     second.places |= {3: (0, 5), 4: (0, 1)}
     for syncer, ledger in ((0, first), (1, second)):
-        await MergedPositions(bus, "r", lambda ledger=ledger: ledger, syncer).write()  # type: ignore[misc]
-    await MergedPositions(bus, "r", lambda: first, 0).write()
+        await MergedPositions(bus, "r", lambda ledger=ledger: ledger, alone, syncer).write()  # type: ignore[misc]
+    await MergedPositions(bus, "r", lambda: first, alone, 0).write()
     assert await told(bus) == {"r.3.0": (0, 7), "r.3.1": (0, 5), "r.4.1": (0, 1)}
 
 
@@ -113,7 +114,7 @@ async def test_keys_that_are_no_places_are_left_alone() -> None:
         await bus.kv_put(subjects.PLACES, key, b"anything")
     ledger = Ledger.empty(1, shards=8)
     ledger.places |= {3: (0, 7)}
-    places = MergedPositions(bus, "r", lambda: ledger)
+    places = MergedPositions(bus, "r", lambda: ledger, alone)
     await places.write()
     assert places.written == {3: (0, 7)}
 

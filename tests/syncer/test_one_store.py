@@ -9,10 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from syncer.contexts import context
+from syncer.contexts import alone, context
 from syncer.small_run import LAYOUT, drawn, first_record
 
-from diloco_shared.bus.port import Conflict
 from diloco_shared.protocol.messages import Restored
 from diloco_shared.protocol.records import Restore, ShardLease
 from diloco_shared.spec.run import RunSpec
@@ -162,37 +161,6 @@ async def test_leases_are_set_back_once_more_when_its_places_are_those_of_the_ch
     assert done == ["places", (kept, True)]
 
 
-async def test_a_leader_that_was_cut_off_while_it_goes_back_replaces_no_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another leads by the time that the hub answers again, and tells places of its own."""
-    bus, lease = MemoryBus(MemoryBroker(), "s"), SimpleNamespace(lapsed=False)
-    anything: Any = Keeper()
-    leader = Leader(
-        context(SPEC, bus, "s1", folder=tmp_path, checkpoint_root=str(tmp_path)),
-        Tape(bus, "r"),
-        anything,
-        Recovered(history(), store(), (0, 0), []),
-        lambda seq: None,
-    )
-    leader.lease = cast(Any, lease)
-    tried, gone_back = list[bool](), list[int]()
-
-    async def write() -> None:
-        tried.append(lease.lapsed)
-        lease.lapsed = True
-        raise Conflict("somebody else has written it")
-
-    async def rewind(serial: int) -> None:
-        gone_back.append(serial)
-
-    monkeypatch.setattr(leader.merged_positions, "write", write)
-    monkeypatch.setattr(leader.checkpointer, "merged", lambda _: {})
-    monkeypatch.setattr(leader.checkpointer, "rewind", rewind)
-    await leader._goes_back(1)
-    assert (tried, gone_back) == ([False], [1])
-
-
 @pytest.mark.parametrize("merged", [False, True])
 async def test_a_successor_sets_them_back_too_where_nothing_was_merged_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, merged: bool
@@ -297,7 +265,7 @@ async def test_what_was_loaded_in_vain_is_forgotten(
     events: list[Event] = []
     bus = MemoryBus(MemoryBroker(), "s")
     checkpointer = Checkpointer(
-        context(SPEC, bus, folder=tmp_path, checkpoint_root=str(tmp_path)), events.append
+        context(SPEC, bus, folder=tmp_path, checkpoint_root=str(tmp_path)), events.append, alone
     )
     wish = Restore(serial=3, source="r/000001")
 

@@ -1,7 +1,7 @@
 """Run-wide checkpoints at the leader: its own part, the manifest, and the way back."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -9,9 +9,9 @@ import structlog
 from numpy.typing import NDArray
 
 from diloco_shared import ambient
-from diloco_shared.bus.port import BusError
+from diloco_shared.bus.port import BusError, Conflict, KeyEntry
 from diloco_shared.bus.repeating import until_done
-from diloco_shared.bus.stored_records import readable, records_in
+from diloco_shared.bus.stored_records import readable, records_in, write_if
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
 from diloco_shared.checkpoints.place_threads_io import REMOVE_S
 from diloco_shared.protocol import subjects
@@ -53,12 +53,18 @@ GONE_BACK_S = 30.0
 class Checkpointer:
     """Of one leader's term: one checkpoint at a time."""
 
-    def __init__(self, context: RunContext, put: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        put: Callable[[Event], None],
+        ours: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`ours`: returns while nobody else may lead, and raises Deposed once another does."""
         self.spec, self.shard = context.spec, context.shard
         self.root, self.control = context.checkpoint_root, context.control
         self.places = context.checkpoint_places
         self.threads = context.place_threads
-        self.put = put
+        self.put, self.ours = put, ours
         self.shelf = context.snapshots.shelf  # of stores that are loaded
         self.aside = context.snapshots.folder  # for their arrays: the run's own are in memory
         self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
@@ -226,18 +232,28 @@ class Checkpointer:
             if n not in there and f"{run}.{n}" not in read:
                 continue  # never read
             lease = there.get(n, free.model_copy(update={"shard": n}))
-            entry = read.get(f"{run}.{n}")
+            await self._set_back(lease, read.get(f"{run}.{n}"), beyond)
+
+    async def _set_back(self, lease: ShardLease, entry: KeyEntry | None, beyond: bool) -> None:
+        """Over whoever holds it by `entry`, or took it since: its life ends with the restore, and
+        its next write conflicts. So does ours, where a request of before comes late and another
+        leads by then."""
+        place = subjects.SHARDS, f"{self.spec.name}.{lease.shard}"
+
+        async def written() -> None:
+            nonlocal entry
             now = readable(entry.value, ShardLease) if entry else None
             if beyond and now is not None and now.began <= lease.began:
-                continue
-            value = encode(lease)
-            # Over whoever holds it: its life ends with the restore, and its next write conflicts.
-            await until_done(
-                lambda k=f"{run}.{n}", v=value: self.control.kv_put(  # type: ignore[misc]
-                    subjects.SHARDS, k, v
-                ),
-                f"lease of data shard {n}",
-            )
+                return
+            await self.ours()
+            known = 0 if entry is None else entry.revision
+            try:
+                await write_if(self.control, *place, encode(lease), known)
+            except Conflict:
+                entry = await self.control.kv_get(*place)
+                raise
+
+        await until_done(written, f"lease of data shard {lease.shard}")
 
     def unload(self, serial: int) -> None:
         """Keep a store no longer that will not be installed: on the disk it is as large as the

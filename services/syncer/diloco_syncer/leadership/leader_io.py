@@ -58,7 +58,7 @@ from diloco_syncer.events import (
 )
 from diloco_syncer.history.archiving_io import TapeArchiver
 from diloco_syncer.history.follow_io import Recovered
-from diloco_syncer.history.tape_io import Deposed, Tape
+from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.machine import Machine
 from diloco_syncer.merging.numbers_io import Numbers
@@ -128,7 +128,11 @@ class Leader:
         self.sender = SnapshotSender(context)
         self.machine = Machine(self.spec, recovered.history)
         self.merged_positions = MergedPositions(
-            self.control, self.spec.name, lambda: self.machine.history.ledger, shard
+            self.control,
+            self.spec.name,
+            lambda: self.machine.history.ledger,
+            lambda: self.lease.ours(),
+            shard,
         )
         self.data_leases = DataLeases(
             context,
@@ -143,7 +147,7 @@ class Leader:
         self.status_writer = StatusWriter(
             self.control, self.machine, self.inbox, self.outbox, lease
         )
-        self.checkpointer = Checkpointer(context, self._put)
+        self.checkpointer = Checkpointer(context, self._put, lambda: self.lease.ours())
         self.marks = Marks(context, self._put)
         self.numbers = Numbers(
             context,
@@ -217,7 +221,7 @@ class Leader:
                     self._watch_bus(),
                     self._watch_tape(),
                     self._watch_lease(),
-                    self.merged_positions.keep(lambda: not self.lease.lapsed),
+                    self.merged_positions.keep(),
                 )
             ]
             if not self.machine.history.initialised:
@@ -348,8 +352,7 @@ class Leader:
         """Open no round while the lease is not renewed; end when another may have it for good."""
         lapsed = False
         while True:
-            if not self.lease.leading:
-                raise Deposed(f"the lease is not ours any more, but {self.lease.holder}'s")
+            self.lease.check()
             if self.lease.lapsed != lapsed:
                 lapsed = not lapsed
                 self._put(Suspended("the leader cannot renew its lease" if lapsed else ""))
@@ -420,13 +423,8 @@ class Leader:
         """What must be there before a restore is on the tape."""
         # Places first: whoever sees a lease of the checkpoint looks for the place after that.
         self.merged_positions.back = self.checkpointer.merged(serial)
-        await until_done(self._places, "places in the data")
+        await until_done(self.merged_positions.write, "places in the data")
         await self.checkpointer.rewind(serial)
-
-    async def _places(self) -> None:
-        """Raises BusError. Whoever leads by now has places of its own, which nothing replaces."""
-        if not self.lease.lapsed:
-            await self.merged_positions.write()
 
     @property
     def _restored_lately(self) -> bool:

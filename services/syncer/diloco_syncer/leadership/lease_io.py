@@ -14,6 +14,7 @@ from diloco_shared.bus.stored_records import write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import LeaderLease
 from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_syncer.history.tape_io import Deposed
 from diloco_syncer.leadership.lease import (
     Away,
     Event,
@@ -82,6 +83,22 @@ class LeaseKeeper:
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 await self.moved.wait()
+
+    def check(self) -> None:
+        """Raises Deposed when another may have it for good."""
+        if not self.leading:
+            raise Deposed(f"the lease is not ours any more, but {self.holder}'s")
+
+    async def ours(self) -> None:
+        """At once while nobody else may lead; else once it is renewed, however long the hub is
+        away. Raises Deposed when another has it.
+
+        Before each write that says what this leader knows: whoever leads meanwhile knows more, and
+        only the tape fences by itself.
+        """
+        while self.lapsed:
+            self.check()
+            await self.moves()
 
     def fit(self, why_not: str = "") -> None:
         """This process could lead at once, or why it could not."""

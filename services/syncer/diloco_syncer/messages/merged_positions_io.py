@@ -1,7 +1,7 @@
 """Tells learners how far every data shard is merged, as the tape says (bucket PLACES)."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from diloco_shared.bus.port import Bus, BusError, Conflict
 from diloco_shared.bus.repeating import again_and_again
@@ -21,7 +21,8 @@ class MergedPositions:
     A syncer shard's leader alone writes them, and writes all before it admits anybody.
 
     By compare-and-set: what a deposed leader still has to say replaces nothing. Its successor
-    writes the first time over whatever is there, since its tape is the newer one.
+    writes the first time over whatever is there, since its tape is the newer one. So does whoever
+    meets a conflict, which may be with its own write: hence it first looks whether it still leads.
 
     Each shard of the syncer has keys of its own: what is merged in any of them is merged.
 
@@ -30,10 +31,19 @@ class MergedPositions:
     the data in between.
     """
 
-    def __init__(self, bus: Bus, run: str, ledger: Callable[[], Ledger], syncer: int = 0) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        run: str,
+        ledger: Callable[[], Ledger],
+        ours: Callable[[], Awaitable[None]],
+        syncer: int = 0,
+    ) -> None:
+        """`ours`: returns while nobody else may lead, and raises Deposed once another does."""
         self.bus = bus
         self.run = run
         self.syncer = syncer
+        self.ours = ours
         self.ledger = ledger  # the present one
         # Of the checkpoint that the run is going back to, until the present ledger is that one's.
         self.back: Mapping[int, tuple[int, int]] | None = None
@@ -45,7 +55,7 @@ class MergedPositions:
         self.changed.set()
 
     async def write(self) -> None:
-        """Write what is not written yet. Raises BusError; may be called again."""
+        """Write what is not written yet. Raises BusError; may be called again. Or Deposed."""
         async with self.writing:
             await self._write()
 
@@ -59,6 +69,7 @@ class MergedPositions:
             if self.written.get(shard) == (passes, sequences):
                 continue
             place = Place(shard=shard, passes=passes, sequences=sequences)
+            await self.ours()
             await self._put(shard, encode(place))
             self.written[shard] = (passes, sequences)
 
@@ -88,17 +99,16 @@ class MergedPositions:
                 self.written[place.shard] = (place.passes, place.sequences)
         self.known = True
 
-    async def keep(self, leading: Callable[[], bool] = lambda: True) -> None:
+    async def keep(self) -> None:
         """For ever, whenever something has changed; nothing while another may lead."""
 
         async def look() -> None:
             await self.changed.wait()
-            if leading():
-                self.changed.clear()
-                try:
-                    await self.write()
-                except BusError:
-                    self.changed.set()
-                    raise
+            self.changed.clear()
+            try:
+                await self.write()
+            except BusError:
+                self.changed.set()
+                raise
 
         await again_and_again(look, "places in the data", PAUSE_S)
