@@ -1,14 +1,21 @@
 """Run-wide checkpoints as a place to go on from: the newest that is sound."""
 
+import math
 from pathlib import Path
+from threading import Event
 
 import pytest
 from syncer.recording import SPEC, Recording
+from waiting import PATIENCE_S
 
+from diloco_shared.checkpoints import place_threads_io as place_threads
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
+from diloco_shared.checkpoints.place_threads_io import PlaceThreads
+from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.protocol.checkpoints import reference
 from diloco_syncer.checkpoints.parts_io import seal, write_part
 from diloco_syncer.events import Capture, Seal
+from diloco_syncer.snapshots import finding_io as finding
 from diloco_syncer.snapshots.finding_io import Finder
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
@@ -34,10 +41,15 @@ class Kept:
     def there(self, number: int) -> Path:
         return Path(self.root) / reference(SPEC.folder, number)
 
-    def found(self, after: int = 0) -> int:
+    async def found(self, after: int = 0, before: float = math.inf) -> int:
         """What record the state that is found is of; 0 for none."""
-        found = self.finder.checkpoint(after)
+        found = await self.finder.newest_checkpoint(PlaceThreads(), after, before=before)
         return 0 if found is None else found.seq
+
+    def bytes(self, number: int) -> int:
+        """Of this shard's part."""
+        there = RunCheckpoints(self.root)
+        return there.manifest(reference(SPEC.folder, number))[0].shards[0].bytes
 
 
 @pytest.fixture
@@ -45,11 +57,10 @@ def kept(tmp_path: Path) -> Kept:
     return Kept(tmp_path)
 
 
-def test_the_newest_is_found_if_it_is_newer_than_what_is_known(kept: Kept) -> None:
-    assert kept.found() == kept.covers[2]
-    assert kept.found(after=kept.covers[2]) == 0
-    before = kept.finder.checkpoint(0, before=kept.covers[2])
-    assert before is not None and before.seq == kept.covers[1]
+async def test_the_newest_is_found_if_it_is_newer_than_what_is_known(kept: Kept) -> None:
+    assert await kept.found() == kept.covers[2]
+    assert await kept.found(after=kept.covers[2]) == 0
+    assert await kept.found(before=kept.covers[2]) == kept.covers[1]
 
 
 def test_a_snapshot_that_no_store_can_be_made_of_hides_no_older_one(kept: Kept) -> None:
@@ -66,26 +77,36 @@ def test_a_snapshot_that_no_store_can_be_made_of_hides_no_older_one(kept: Kept) 
     assert found is not None and len(faults) == 1 and "000008" in faults[0]
 
 
-def test_what_is_read_at_most_is_all_that_may_have_to_be_passed_over(kept: Kept) -> None:
-    parts = [
-        RunCheckpoints(kept.root).manifest(reference(SPEC.folder, n))[0].shards[0]
-        for n in (1, 2, 3)
-    ]
-    assert kept.finder.checkpoint_bytes() == 3 * parts[2].bytes > 0
-    (kept.there(3) / "manifest.json").write_bytes(b"torn")
-    assert kept.finder.checkpoint_bytes() == 3 * parts[1].bytes
-    for number in (1, 2):
-        (kept.there(number) / "manifest.json").write_bytes(b"torn")
-    assert kept.finder.checkpoint_bytes() == 0
+async def test_each_is_waited_for_by_itself(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that hung at the first of hundreds was waited for as if it read them all."""
+    monkeypatch.setattr(place_threads, "LEFT_S", 0.0)
+    asked, answers = list[int](), Event()
+
+    def allowed(size: int) -> float:
+        asked.append(size)
+        return 0.05 if len(asked) == 2 else PATIENCE_S
+
+    def hangs(finder: Finder, ref: str) -> None:
+        if ref != reference(SPEC.folder, 3):
+            answers.wait()
+
+    monkeypatch.setattr(finding, "stored_within_s", allowed)
+    monkeypatch.setattr(Finder, "checkpoint", hangs)
+    try:
+        with pytest.raises(VaultError, match="did not answer"):
+            await kept.found()
+    finally:
+        answers.set()
+    assert asked == [kept.bytes(3), kept.bytes(2)] and min(asked) > 0
 
 
 @pytest.mark.parametrize("what", ["*.safetensors", "manifest.json", "shard-0.json"])
-def test_a_damaged_one_hides_no_older_one(kept: Kept, what: str) -> None:
+async def test_a_damaged_one_hides_no_older_one(kept: Kept, what: str) -> None:
     for path in kept.there(3).glob(what):
         path.write_bytes(b"torn")
-    assert kept.found() == kept.covers[1]
+    assert await kept.found() == kept.covers[1]
 
 
-def test_nor_does_one_without_a_part_of_this_shard(kept: Kept) -> None:
+async def test_nor_does_one_without_a_part_of_this_shard(kept: Kept) -> None:
     (kept.there(3) / "shard-0.json").unlink()
-    assert kept.found() == kept.covers[1]
+    assert await kept.found() == kept.covers[1]

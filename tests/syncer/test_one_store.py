@@ -64,7 +64,7 @@ class Finding(StateSearch):
 
     newer: Follower
 
-    async def _newer(self, after: int) -> Follower | None:
+    async def _newer(self, after: int, *, checkpoints: bool = False) -> Follower | None:
         return self.newer
 
 
@@ -96,9 +96,9 @@ async def test_it_keeps_none_either_while_another_is_loaded() -> None:
     left = follower()
 
     class Looking(Finding):
-        async def _newer(self, after: int) -> Follower | None:
+        async def _newer(self, after: int, *, checkpoints: bool = False) -> Follower | None:
             assert left.store is None
-            return await super()._newer(after)
+            return await super()._newer(after, checkpoints=checkpoints)
 
     keeper: Any = Keeper()
     anything: Any = None

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from syncer.contexts import context
@@ -82,7 +82,7 @@ async def test_two_that_read_what_is_published_do_not_wait_for_each_other(
 class InVain(StateSearch):
     """Nobody else has anything."""
 
-    async def _newer(self, after: int) -> Follower | None:
+    async def _newer(self, after: int, *, checkpoints: bool = False) -> Follower | None:
         self.checkpoints_at = 0.0
         return None
 
@@ -91,6 +91,58 @@ class InVain(StateSearch):
 
     async def _why_not_begin_again(self, seq: int) -> str:
         return "not yet"
+
+
+class Sources(StateSearch):
+    """Of one snapshot: where it is, and in which order it was looked for."""
+
+    has, asked = "", ()
+
+    def looks(self, place: str, has: str) -> FoundState | None:
+        self.asked = (*self.asked, place)
+        meta = History(SPEC).meta() | {"seq": 5}
+        return FoundState(meta, None, "snapshot") if self.has == has else None  # type: ignore[arg-type]
+
+    def newer(self, after: int, *, before: float) -> FoundState | None:
+        return self.looks("here", "here")
+
+    async def newest_checkpoint(self, *_: object, before: float) -> FoundState | None:
+        return self.looks("checkpoints", "checkpoints")
+
+    async def _ask_for_snapshot(self, after: int) -> str:
+        if self.looks("a living syncer", "a living syncer") is None:
+            return "nobody answers"
+        self.has = "here"
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("has", "asked"),
+    [
+        ("here", ("here",)),
+        ("a living syncer", ("here", "a living syncer", "here")),
+        ("checkpoints", ("here", "a living syncer", "here", "checkpoints")),
+    ],
+)
+async def test_who_lives_is_asked_before_the_place_of_checkpoints(
+    has: str, asked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has more; and a place that hangs would hold up the question for hours."""
+    bus, nothing = MemoryBus(MemoryBroker(), "s"), cast(Any, None)
+
+    async def is_of_tape(*_: object) -> bool:
+        return True
+
+    def fresh() -> Follower:
+        where = {"newer": here.newer, "newest_checkpoint": here.newest_checkpoint}
+        finder: Any = SimpleNamespace(snapshots=None, **where)
+        return Follower(SPEC, bus, Tape(bus, "r"), finder)
+
+    monkeypatch.setattr(Follower, "_is_of_tape", is_of_tape)
+    here = Sources(context(SPEC, bus, "s1"), nothing, fresh, nothing, nothing)
+    here.has = has
+    found = await here.way_on(fresh(), Purged("record 3 is gone"))
+    assert found.history.seq == 5 and here.asked == asked
 
 
 async def archived(folder: Path) -> Tape:

@@ -140,12 +140,11 @@ class Follower:
     async def load_newer(self, after: int, *, checkpoints: bool) -> bool:
         """Begin at anybody's snapshot that covers more than record `after`; False for none.
 
-        `checkpoints`: look among those as well. Raises OSError or ValueError like `Finder`, and
-        BusError.
+        `checkpoints`: look among those as well, where nothing is here. Raises OSError or
+        ValueError like `Finder`, and BusError.
         """
         here = partial(asyncio.to_thread, self.finder.newer, after)
-        size, root = self.finder.checkpoint_bytes, self.finder.root
-        there = partial(self.tape.threads.read, root, size, self.finder.checkpoint, after)
+        there = partial(self.finder.newest_checkpoint, self.tape.threads, after)
         for find in (here, *([there] if checkpoints else [])):
             before = math.inf
             while (found := await find(before=before)) is not None:

@@ -1,7 +1,7 @@
 """A standby that cannot execute the tape: it looks for the run's state everywhere else.
 
-A snapshot on this machine, in the run-wide checkpoints, of the leader or of another syncer; and
-when all that is in vain for long enough, the published parameters.
+A snapshot on this machine, of the leader or of another syncer; a run-wide checkpoint; and when all
+that is in vain for long enough, the published parameters.
 """
 
 import asyncio
@@ -96,11 +96,12 @@ class StateSearch:
             store = ambient.monotonic() >= self.checkpoints_at  # its turn to be asked
             with left_undone("look back at the tape"):
                 await follower.look_back()  # what is waited for may be of before a hub was put back
-            found = await self._newer(seq)
+            found, why = await self._newer(seq), ""
+            if found is None:
+                # Those who live first: they have more, and a store that hangs is long waited for.
+                why = await self._ask_for_snapshot(seq)
+                found = await self._newer(seq, checkpoints=store)
             if found is not None:
-                return found
-            why = await self._ask_for_snapshot(seq)
-            if not why and (found := await self._newer(seq)) is not None:
                 return found
             why = why or "the snapshot that was sent is of records that the tape has lost"
             again = isinstance(fault, Damaged) or (store and isinstance(fault, Unread))
@@ -126,11 +127,9 @@ class StateSearch:
 
     # --- snapshots -----------------------------------------------------------------------------
 
-    async def _newer(self, after: int) -> Follower | None:
-        now = ambient.monotonic()
-        checkpoints = now >= self.checkpoints_at
+    async def _newer(self, after: int, *, checkpoints: bool = False) -> Follower | None:
         if checkpoints:
-            self.checkpoints_at = now + CHECKPOINTS_S
+            self.checkpoints_at = ambient.monotonic() + CHECKPOINTS_S
         follower = self.fresh()
         try:
             if await follower.load_newer(after, checkpoints=checkpoints):

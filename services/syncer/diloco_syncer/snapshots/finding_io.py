@@ -1,13 +1,13 @@
 """Where a syncer finds the run's state: a snapshot belongs to run and shard, whoever wrote it.
 
 In its own folder; in those of other syncers under the same data root, which are read and never
-written; in the run-wide checkpoints, each of which has what a snapshot has. Not for an event loop.
+written; in the run-wide checkpoints, each of which has what a snapshot has. What is not awaited
+here is not for an event loop.
 """
 
 import glob
 import math
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 import structlog
 
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
+from diloco_shared.checkpoints.place_threads_io import ANSWER_S, PlaceThreads, stored_within_s
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.spec.run import RunSpec
-from diloco_syncer.checkpoints.parts_io import bytes_of, load, written_part
+from diloco_syncer.checkpoints.parts_io import load, written_part
 from diloco_syncer.merging.store import FragmentStore
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore, folder_of
 
@@ -97,34 +98,55 @@ class Finder:
             if store.folder != self.snapshots.folder:
                 yield store, Path(path).relative_to(self.data.parent).parts[0]
 
-    def checkpoint_bytes(self) -> int:
-        """How much `checkpoint` reads at most, of all that it may have to pass over: that many of
-        the newest one that can be read. They are of one run, and there may be hundreds."""
-        there = RunCheckpoints(self.root).complete(self.spec.folder)
-        for ref in reversed(there):
-            with suppress(*UNSOUND):
-                return len(there) * bytes_of(self.spec, self.shard, ref, self.root)
-        return 0
-
-    def checkpoint(self, after: int, *, before: float = math.inf) -> FoundState | None:
+    async def newest_checkpoint(
+        self, threads: PlaceThreads, after: int, *, before: float = math.inf
+    ) -> FoundState | None:
         """This shard's part of the newest sound run-wide checkpoint of between these records.
+
+        Each is waited for by itself: there may be hundreds, and the place may hang at the first.
+        Raises OSError when the place does not answer, or cannot be listed.
+        """
+        below, root = "", self.root
+        while part := await threads.within(
+            ANSWER_S, root, self.checkpoint_below, below, after, before
+        ):
+            below, size = part
+            found = await threads.within(stored_within_s(size), root, self.checkpoint, below)
+            if found is not None:
+                return found
+        return None
+
+    def checkpoint_below(self, below: str, after: int, before: float) -> tuple[str, int] | None:
+        """(reference, bytes to read) of the newest checkpoint before that one ("": of all) whose
+        part of this shard is of between these records. Reads what describes them alone.
 
         Raises OSError when the place of the checkpoints cannot be listed.
         """
         for ref in reversed(RunCheckpoints(self.root).complete(self.spec.folder)):
+            if below and ref >= below:
+                continue
             number = parse_reference(ref)[2]
             try:
                 part = written_part(self.spec, self.shard, self.root, number)
                 if part is None or part[0]["seq"] >= before:
                     continue
-                if part[0]["seq"] <= after:
-                    break
-                state = load(self.spec, self.shard, ref, self.root, shelf=self.snapshots.shelf)
+                return None if part[0]["seq"] <= after else (ref, part[1].bytes)
             except UNSOUND as error:
-                log.warning("a checkpoint is passed over", checkpoint=ref, error=str(error))
-                continue
-            return FoundState(state.history, state.store, f"checkpoint {ref}")
+                _passed_over(ref, error)
         return None
+
+    def checkpoint(self, ref: str) -> FoundState | None:
+        """This shard's part of a checkpoint; None where it is torn, damaged or gone."""
+        try:
+            state = load(self.spec, self.shard, ref, self.root, shelf=self.snapshots.shelf)
+        except UNSOUND as error:
+            _passed_over(ref, error)
+            return None
+        return FoundState(state.history, state.store, f"checkpoint {ref}")
+
+
+def _passed_over(ref: str, error: Exception) -> None:
+    log.warning("a checkpoint is passed over", checkpoint=ref, error=str(error))
 
 
 def _covers(store: SnapshotStore) -> list[int]:
