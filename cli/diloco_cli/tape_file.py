@@ -10,18 +10,20 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from io import BytesIO
-from mmap import ACCESS_READ, mmap
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgpack
 
-FORMATS = (".jsonl", ".msgpack")
-_CHAIN_BYTES = 16
+from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX
 
-Content = bytes | mmap
+FORMATS = (".jsonl", ".msgpack")
+# What has more bytes is no row, and is not read as a whole. In JSON a record has some times the
+# bytes that it has on the wire: of a number up to four times, of a strange letter six times.
+ROW_BYTES_MAX = 16 * MESSAGE_BYTES_MAX
+_CHAIN_BYTES = 16
+# Bytes that are read at a time: a few rows.
+_PIECE_BYTES = 64 << 10
 
 
 class Rows:
@@ -44,25 +46,16 @@ class Rows:
         return self._pack({**row, "chain": _next(self._chain, self._pack(row))})
 
 
-@contextmanager
-def content(file: Path) -> Iterator[Content]:
-    """What is in a file; one on a disk is never in memory as a whole. Raises OSError."""
-    with file.open("rb") as opened:
-        if not file.is_file() or not file.stat().st_size:
-            yield opened.read()
-            return
-        with mmap(opened.fileno(), 0, access=ACCESS_READ) as mapped:
-            yield mapped
-
-
-def check(data: Content, form: str) -> tuple[int, str]:
+def check(data: bytes | BinaryIO, form: str) -> tuple[int, str]:
     """(sound rows in front, what is wrong with the next one): "" if the file is as written.
 
-    Memory: one row.
+    `data`: a file that is open, or all that is in one. Memory: one row. Raises OSError where a file
+    cannot be read on.
     """
+    file = BytesIO(data) if isinstance(data, bytes) else data
     pack, chain, count, ended = _packer(form), "", 0, False
     last = "the beginning"
-    for raw in _rows(data, form):
+    for raw in _rows(file, form):
         where = f"row {count + 1}, after {last}"
         if ended:
             return count, f"{where}: something follows the end"
@@ -106,25 +99,34 @@ def _object(row: dict[str, Any]) -> bytes:
     return packed
 
 
-def _rows(data: Content, form: str) -> Iterator[bytes]:
+def _rows(file: BinaryIO, form: str) -> Iterator[bytes]:
     """Raw rows; what cannot be cut into rows any more is the last one."""
-    begin = 0
-    if form == ".jsonl":
-        while begin < len(data):
-            end = data.find(b"\n", begin) + 1 or len(data)
-            yield data[begin:end]
-            begin = end
-        return
-    stream = data if isinstance(data, mmap) else BytesIO(data)
-    unpacker = msgpack.Unpacker(stream, max_buffer_size=max(len(data), 1))
-    while begin < len(data):
+    # Not mapped: what a damaged disk or a file that shrinks does not give would end the process.
+    return _lines(file) if form == ".jsonl" else _objects(file)
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    while line := file.readline(ROW_BYTES_MAX):
+        yield line
+
+
+def _objects(file: BinaryIO) -> Iterator[bytes]:
+    unpacker, pending, begin = msgpack.Unpacker(), bytearray(), 0
+    while len(pending) < ROW_BYTES_MAX and (piece := file.read(_PIECE_BYTES)):
+        unpacker.feed(piece)
+        pending += piece
         try:
-            unpacker.skip()
-            end = unpacker.tell()
+            while True:
+                unpacker.skip()
+                size, begin = unpacker.tell() - begin, unpacker.tell()
+                yield bytes(pending[:size])
+                del pending[:size]
+        except msgpack.exceptions.OutOfData:
+            continue
         except (ValueError, msgpack.exceptions.UnpackException):
-            end = len(data)
-        yield data[begin:end]
-        begin = end
+            break
+    if pending:
+        yield bytes(pending)
 
 
 def _parsed(raw: bytes, form: str) -> dict[str, Any] | None:

@@ -202,6 +202,17 @@ def test_an_exported_file_is_checked(
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="there is none on this system")
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_whose_disk_is_damaged_cannot_be_read(form: str, tmp_path: Path) -> None:
+    """This one, too, answers with an input/output error once it is open."""
+    file = tmp_path / f"tape{form}"
+    file.symlink_to("/proc/self/mem")
+    for look in (tape.check_file, tape._checked):
+        with pytest.raises(CliError, match="cannot be read: input/output error"):
+            look(file)
+
+
 def test_records_are_lines() -> None:
     assert record_line(1, TapeTerm(epoch=0, term=2, leader="s", at=1.0)) == (
         "     1  term        s leads in term 2, epoch 0"

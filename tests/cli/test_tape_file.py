@@ -1,8 +1,9 @@
 """An exported tape is what was written, or the place of the first change is named (I9)."""
 
 import json
+import os
 from collections.abc import Iterable
-from mmap import mmap
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syncer.recording import Recording
 
-from diloco_cli.tape_file import FORMATS, Rows, check, content, plain
+from diloco_cli import tape_file
+from diloco_cli.tape_file import FORMATS, Rows, check, plain
 
 
 def records() -> list[dict[str, Any]]:
@@ -43,20 +45,57 @@ def test_what_was_written_is_sound(form: str) -> None:
     assert check(b"".join(written([], form)), form) == (0, "")
 
 
+class Reading(BytesIO):
+    """A file of which `most` bytes are in memory at once, at the most: those that are asked for."""
+
+    most = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._given(super().read(size))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._given(super().readline(size))
+
+    def _given(self, found: bytes) -> bytes:
+        self.most = max(self.most, len(found))
+        return found
+
+
 @both
-def test_a_file_is_checked_where_it_lies(form: str, tmp_path: Path) -> None:
+def test_a_file_is_read_a_piece_at_a_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of many learners and days has more bytes than this machine has memory."""
-    file, whole = tmp_path / f"tape{form}", b"".join(FILES[form])
-    for data in (whole, whole[:-1], b""):
-        file.write_bytes(data)
-        with content(file) as there:
-            assert isinstance(there, mmap) == bool(data)
-            assert check(there, form) == check(data, form)
-    with content(file) as there:
-        assert check(there, form) == (
-            0,
-            "row 1, after the beginning: the end of the file is missing",
-        )
+    whole = b"".join(FILES[form])
+    for piece in (1, 7, len(whole) // 2):
+        monkeypatch.setattr(tape_file, "_PIECE_BYTES", piece)
+        for data in (whole, whole[:-1], b""):
+            file = Reading(data)
+            assert check(file, form) == check(data, form)
+            assert file.most <= (piece if form == ".msgpack" else max(map(len, FILES[form])))
+
+
+@both
+def test_what_is_larger_than_any_row_is_not_read_to_its_end(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody names another file, or a byte that is damaged tells of a string of gigabytes."""
+    monkeypatch.setattr(tape_file, "ROW_BYTES_MAX", 200_000)
+    begun = b"{" if form == ".jsonl" else b"\xdb\x04\x00\x00\x00"  # a string of 64 MiB
+    file = Reading(begun + b"x" * 1_000_000)
+    assert check(file, form) == (0, "row 1, after the beginning: not a row as it was written")
+    assert file.tell() < 300_000
+
+
+@both
+def test_a_file_that_grows_shorter_while_it_is_read_ends_there(form: str, tmp_path: Path) -> None:
+    """Nor does what a disk cannot give end the process, as it would where the file is mapped."""
+    rows = written([{"seq": n, "text": "x" * 999} for n in range(1, 500)], form)
+    file = tmp_path / f"tape{form}"
+    file.write_bytes(b"".join(rows))
+    with file.open("rb") as there:
+        there.peek()
+        os.truncate(file, 0)
+        sound, fault = check(there, form)
+    assert sound < 499 and fault.startswith(f"row {sound + 1}, after ")
 
 
 def test_lines_are_json_with_the_record_in_them() -> None:

@@ -16,7 +16,7 @@ from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.message_server import Login, bus_of
-from diloco_cli.tape_file import FORMATS, Rows, check, content, plain
+from diloco_cli.tape_file import FORMATS, Rows, check, plain
 from diloco_cli.tape_lines import record_line
 from diloco_cli.words import FAILED, INVALID, UNKNOWN, CliError, counted, why
 from diloco_shared.bus.port import Bus, BusError, NoStream
@@ -186,8 +186,7 @@ def export(
 def _no_other(file: Path) -> None:
     """CliError for a file that no export has written: it may be somebody's work."""
     if file.exists() and file.stat().st_size:
-        with content(file) as there:
-            sound, fault = check(there, file.suffix)
+        sound, fault = _checked(file)
         if fault and not sound:
             text = f"{file} is there, and is no export of a tape: name another file, or remove it"
             raise CliError(text, INVALID)
@@ -199,15 +198,20 @@ def check_file(
 ) -> None:
     """Whether an exported file is, byte for byte, as it was written; status 1 if not."""
     _format(file)
-    try:
-        with content(file) as there:
-            sound, fault = check(there, file.suffix)
-    except OSError as error:
-        raise CliError(f"{file} cannot be read: {why(error)}") from None
+    sound, fault = _checked(file)
     told = f"{file}: {fault}" if fault else f"{sound} records, all as they were written"
     show({"records": sound, "fault": fault or None}, as_json, lambda: [told])
     if fault:
         raise typer.Exit(FAILED)
+
+
+def _checked(file: Path) -> tuple[int, str]:
+    """As `check`; one of many learners and days has more bytes than this machine has memory."""
+    try:
+        with file.open("rb") as there:
+            return check(there, file.suffix)
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {why(error)}") from None
 
 
 def _format(file: Path) -> None:
