@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,10 +24,14 @@ END = "<|endoftext|>"
 VOCABULARY_MIN = 258
 # Above this the table of pairs of the trainer takes many GB, and no model has as many tokens.
 VOCABULARY_MAX = 1 << 20
-# Text that the trainer sees at most, in bytes. It holds every different word with its count: some
-# GB for this much. Of more text a sample is taken, document by document, half as much at least;
-# more text hardly changes which pairs are frequent.
+# Text that the trainer sees at most, in bytes of memory. It holds every different word with its
+# count: some GB for this much. Of more text a sample is taken, document by document, half as much
+# at least; more text hardly changes which pairs are frequent.
 TEXT_MAX = 512 << 20
+# What a document takes beside its text, in bytes: 33 of its object, which is rounded up to the next
+# 16; twice 8 for where it is and for its place; an eighth more of those, for the next ones. Records
+# of a few words have several times as much of it as of text.
+DOCUMENT_BYTES = 64
 # Documents handed over at once.
 BATCH = 256
 
@@ -73,7 +78,7 @@ def train_tokenizer(
 
 
 class _Sample:
-    """A fair sample of documents, of at most TEXT_MAX bytes: wherever one stands in the source, it
+    """A fair sample of documents, in at most TEXT_MAX bytes: wherever one stands in the source, it
     is as likely to be among them.
 
     How much text there is shows in the end: compressed files hold several times their size. So all
@@ -83,9 +88,10 @@ class _Sample:
 
     def __init__(self) -> None:
         self.seen = 0
-        self.bytes = 0
+        self.bytes = 0  # of memory
         self.below = 1 << 64  # places of those that are drawn
-        self.texts: dict[int, bytes] = {}  # by place, which is evenly spread below 2^64
+        self.texts: list[bytes] = []
+        self.places = array("Q")  # of each of these, evenly spread below 2^64
 
     def add(self, text: str) -> None:
         """The next document of the source. Not its text decides, of which there may be copies."""
@@ -94,16 +100,27 @@ class _Sample:
         if (place := int.from_bytes(digest.digest())) >= self.below:
             return
         content = text.encode()
-        self.texts[place] = content
-        self.bytes += len(content)
+        self.texts.append(content)
+        self.places.append(place)
+        self.bytes += len(content) + DOCUMENT_BYTES
         while self.bytes > TEXT_MAX:
-            self.below >>= 1
-            self.texts = {at: each for at, each in self.texts.items() if at < self.below}
-            self.bytes = sum(map(len, self.texts.values()))
+            self._halve()
+
+    def _halve(self) -> None:
+        """Where they lie: beside a copy of those that stay there may be no room."""
+        self.below >>= 1
+        kept = 0
+        for place, content in zip(self.places, self.texts, strict=True):
+            if place < self.below:
+                self.places[kept], self.texts[kept] = place, content
+                kept += 1
+            else:
+                self.bytes -= len(content) + DOCUMENT_BYTES
+        del self.places[kept:], self.texts[kept:]
 
     def taken(self) -> Iterator[list[str]]:
         """All of them, some at a time, in the order of the source; they are let go of."""
-        texts, self.texts = list(self.texts.values()), {}
+        texts, self.texts, self.places = self.texts, [], array("Q")
         texts.reverse()
         while texts:
             yield [texts.pop().decode() for _ in range(min(BATCH, len(texts)))]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from diloco_shared.corpora import training
 from diloco_shared.corpora.documents import Tally
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.tokenizers import ByteTokenizer, Tokenizer, load
-from diloco_shared.corpora.training import END, train_tokenizer
+from diloco_shared.corpora.training import DOCUMENT_BYTES, END, train_tokenizer
 
 hugging: Any = pytest.importorskip("tokenizers")
 WORDS = "the cat sat on the mat and the dog sat on the log; ünïcödé 你好 🙂\n"
@@ -120,9 +121,28 @@ def test_copies_of_one_text_are_sampled_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t.jsonl").write_text('{"text": "the same"}\n' * 1000)
-    monkeypatch.setattr(training, "TEXT_MAX", 1000)
+    monkeypatch.setattr(training, "TEXT_MAX", 9000)
     sample = training._sampled(find(str(tmp_path)), None)
-    assert 200 < sample.bytes == 8 * len(sample.texts) <= 1000
+    assert 2000 < sample.bytes == (8 + DOCUMENT_BYTES) * len(sample.texts) <= 9000
+
+
+def test_what_documents_take_beside_their_text_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of short records it is most of the memory; and nothing is copied when a half of them goes."""
+    many, sample = 20_000, training._Sample()
+    monkeypatch.setattr(training, "TEXT_MAX", many * (8 + DOCUMENT_BYTES))
+    tracemalloc.start()
+    try:
+        for n in range(many):
+            sample.add(f"{n:08}")
+        taken, _ = tracemalloc.get_traced_memory()
+        assert 0.75 < taken / sample.bytes < 1.1 and len(sample.texts) == many
+        tracemalloc.reset_peak()
+        sample.add("one more")
+        assert tracemalloc.get_traced_memory()[1] < 1.02 * taken
+    finally:
+        tracemalloc.stop()
+    assert 0.4 < len(sample.texts) / many < 0.6
+    assert sample.bytes == (8 + DOCUMENT_BYTES) * len(sample.texts)
 
 
 @pytest.mark.parametrize(("vocabulary", "says"), [(257, "is not from 258"), (10**9, "to 1048576")])
