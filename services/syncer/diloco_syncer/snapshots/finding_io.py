@@ -15,8 +15,9 @@ from typing import Any
 import structlog
 
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
-from diloco_shared.checkpoints.place_threads_io import ANSWER_S, PlaceThreads, stored_within_s
+from diloco_shared.checkpoints.place_threads_io import PlaceThreads
 from diloco_shared.protocol.checkpoints import parse_reference
+from diloco_shared.protocol.pace import ANSWER_S, stored_within_s
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints.parts_io import load, written_part
 from diloco_syncer.merging.store import FragmentStore
