@@ -39,6 +39,8 @@ def make_folder(folder: Path) -> None:
     """
     folder = folder.absolute()
     new = [one for one in (folder, *folder.parents) if not one.is_dir()]
+    if new and new[-1].exists():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(new[-1]))
     there, made = new[-1].parent if new else folder, list[Path]()
     try:
         # Whoever made this one may have been killed before its name was on the disk.

@@ -152,7 +152,7 @@ def test_a_folder_that_is_there_is_settled_as_well(
     make_folder(tmp_path / "a")
     assert settled.calls == [{"a"}]
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(NotADirectoryError):
         make_folder(tmp_path / "file")
 
 
