@@ -218,6 +218,7 @@ class Churn:
         for of_fragment in history.ledger.tokens_P():
             if sum(of_fragment.model_dump().values()) != history.ledger.processed:
                 raise SystemExit(f"the ledger does not balance: {of_fragment}")
+        norms = dict.fromkeys(history.norms.to_lists())
         return {
             "hours": self.now / 3600,
             "ids": self.ids,
@@ -226,7 +227,7 @@ class Churn:
             "lives": len(history.ledger.lives),
             **{f"{name}_bytes": size for name, size in sorted(most.items())},
             # Without the last norms of each fragment, which are as many as ever fit their window.
-            "snapshot_bytes": len(json.dumps({**history.meta(), "norms": None})),
+            "snapshot_bytes": len(json.dumps({**history.meta(), **norms})),
             "counts": len(machine.roster.counts.heard),
             "merged": history.merged_total,
             "resident_bytes": resident(),

@@ -144,8 +144,9 @@ def test_what_the_records_say_is_what_is_known() -> None:
     assert (h.quorum, h.paused, h.snapshot_covers) == (2, True, 5)
     # A new epoch voids what is not merged; what is, learners of the old one are still to hear.
     assert h.last_merged == [{"a": (0, 0, -1), "b": (0, 0, -1)}, {"a": (0, 1, -1)}]
-    # Norms are per root step, refused ones included.
-    assert list(h.norms.norms[1]) == [1.5, 0.25]
+    # Norms are per root step and per step, refused ones included.
+    assert list(h.norms.per_root_step.seen[1]) == [1.5, 0.25]
+    assert list(h.norms.per_step.seen[1]) == [0.75, 0.125]
 
 
 def test_who_was_merged_longer_ago_than_a_cycle_does_not_take_part() -> None:

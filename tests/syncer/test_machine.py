@@ -220,7 +220,7 @@ def test_a_far_norm_is_refused_from_the_first_round_on(driver_of: Any) -> None:
         "c": "refused",
     }
     assert d.rounds[-1].verdicts[2].reason == (
-        "outlier: norm per root step 50 is 100 times the round's median"
+        "outlier: norm per root step 50 is 100 times the round's median, per step 25 is 100 times"
     )
 
 

@@ -1,6 +1,7 @@
 """Norm outliers: judged late, one-sidedly, and never against a majority."""
 
 import json
+from collections import deque
 
 import numpy as np
 import pytest
@@ -10,30 +11,47 @@ from hypothesis import strategies as st
 
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Piece
-from diloco_syncer.rounds.norms import FAR, HISTORY, NormHistory, far, inspect
+from diloco_syncer.rounds.norms import FAR, HISTORY, Norm, NormHistory, Past, inspect
 
 
-def history(*seen: float, samples_min: int = 20, z_max: float = 6.0) -> NormHistory:
-    norms = NormHistory(samples_min=samples_min, z_max=z_max)
+def past(*seen: float) -> Past:
+    values = Past(samples_min=20, z_max=6.0)
     for value in seen:
-        norms.record(0, value)
+        values.record(0, value)
+    return values
+
+
+def history(*seen: float, steps: int = 1) -> NormHistory:
+    """Of contributions of so many steps, whose lengths per root step are given."""
+    norms = NormHistory(samples_min=20, z_max=6.0)
+    for value in seen:
+        norms.record(0, norm(value, steps))
     return norms
+
+
+def norm(per_root_step: float, steps: int = 1) -> Norm:
+    return Norm(per_root_step * steps**0.5, steps)
+
+
+def refused(seen: NormHistory, norms: dict[str, float], fragment: int = 0) -> set[str]:
+    """Of a round in which everybody took a single step: both measures are one."""
+    return set(seen.outliers(fragment, {m: norm(x) for m, x in norms.items()}))
 
 
 SEEN = tuple(np.linspace(0.9, 1.1, 20))
 
 
 def test_nobody_is_judged_before_there_are_enough_samples() -> None:
-    round_ = {"a": 1.0, "b": 1.0, "c": 1e9}
-    assert history(*SEEN[:19]).judge(0, round_) == {}
-    assert set(history(*SEEN).judge(0, round_)) == {"c"}
+    round_ = {"a": 1.0, "b": 1.0, "c": FAR - 1}
+    assert refused(history(*SEEN[:19]), round_) == set()
+    assert refused(history(*SEEN), round_) == {"c"}
     # Fragments have histories of their own.
-    assert history(*SEEN).judge(1, round_) == {}
+    assert refused(history(*SEEN), round_, fragment=1) == set()
 
 
 def test_the_score_is_the_distance_in_robust_deviations() -> None:
     # Median 1, median deviation 0.05: sigma 0.0741.
-    z = history(*SEEN).judge(0, {"a": 1.0, "b": 1.0, "c": 2.0})["c"]
+    z = past(*SEEN).beyond(0, {"a": 1.0, "b": 1.0, "c": 2.0})["c"]
     median = float(np.median(SEEN))
     sigma = 1.4826 * float(np.median(np.abs(np.array(SEEN) - median)))
     assert z == pytest.approx((2.0 - median) / sigma)
@@ -47,16 +65,18 @@ def test_the_score_is_the_distance_in_robust_deviations() -> None:
         ({"a": 9.0, "b": 9.0, "c": 1.0}, set()),  # a majority: the regime has changed
         ({"a": 9.0}, set()),
         ({"a": 1.0, "b": 1.0, "c": 0.0}, set()),  # small norms harm nobody
+        ({"a": 0.0, "b": 0.0, "c": 1.0}, set()),  # nor does one among those that skipped steps
+        ({"a": 0.0, "b": 0.0, "c": 1.5, "d": 1.5, "e": 1.5}, set()),  # all that have one rose
     ],
 )
 def test_half_or_more_outliers_are_none(norms: dict[str, float], outliers: set[str]) -> None:
-    assert set(history(*SEEN).judge(0, norms)) == outliers
+    assert refused(history(*SEEN), norms) == outliers
 
 
 def test_equal_norms_so_far_do_not_make_noise_an_outlier() -> None:
     same = history(*[1.0] * 30)
-    assert same.judge(0, {"a": 1.0, "b": 1.0, "c": 1.2}) == {}
-    assert set(same.judge(0, {"a": 1.0, "b": 1.0, "c": 1.4})) == {"c"}
+    assert refused(same, {"a": 1.0, "b": 1.0, "c": 1.2}) == set()
+    assert refused(same, {"a": 1.0, "b": 1.0, "c": 1.4}) == {"c"}
 
 
 @pytest.mark.parametrize(
@@ -68,31 +88,74 @@ def test_equal_norms_so_far_do_not_make_noise_an_outlier() -> None:
         ({"a": 1.0, "b": 1e9}, set()),  # of two, who is right?
         ({"a": 1e9, "b": 1e9, "c": 1.0}, set()),  # a majority is what is usual
         ({"a": 1.0, "b": 1.0, "c": 1e9, "d": 1e9}, set()),
-        ({"a": 0.0, "b": 0.0, "c": 1.0}, {"c"}),
+        ({"a": 0.0, "b": 0.0, "c": 1.0}, set()),  # two that skipped every step, and a healthy one
+        ({"a": 0.0, "b": 1.0, "c": 1e9}, {"c"}),
         ({"a": 0.0, "b": 0.0, "c": 0.0}, set()),
     ],
 )
 def test_what_is_far_of_its_round_is_an_outlier_whatever_was_seen(
     norms: dict[str, float], outliers: set[str]
 ) -> None:
-    assert set(far(norms)) == outliers
-    nothing_seen = history().outliers(0, norms)
+    nothing_seen = history().outliers(0, {m: norm(x) for m, x in norms.items()})
     assert set(nothing_seen) == outliers
     assert all("times the round's median" in why for why in nothing_seen.values())
 
 
+def test_an_honest_learner_that_is_much_faster_or_slower_is_no_outlier() -> None:
+    """Its steps are neither independent nor all of one direction: lengths of nano, as measured."""
+    slow, fast = Norm(0.76, 5), Norm(4.34, 30)
+    assert fast.per_root_step > 2 * slow.per_root_step and fast.per_step < slow.per_step
+    assert slow.per_step > 1.05 * fast.per_step
+
+    def fleet(*norms: Norm) -> dict[str, Norm]:
+        return {f"learner-{n}": norm for n, norm in enumerate(norms)}
+
+    for most, one in ((slow, fast), (fast, slow)):
+        norms = NormHistory(samples_min=20, z_max=6.0)
+        for _ in range(4):
+            seen = fleet(one, *[most] * 5)
+            assert norms.outliers(0, seen) == {}
+            for each in seen.values():
+                norms.record(0, each)
+        assert norms.outliers(0, fleet(one, *[most] * 5)) == {}
+        # What is scaled is too long by both measures, whoever scales it, and hides nobody else.
+        scaled = Norm(4 * one.length, one.steps), Norm(4 * most.length, most.steps)
+        assert set(norms.outliers(0, fleet(scaled[0], *[most] * 5))) == {"learner-0"}
+        assert set(norms.outliers(0, fleet(one, scaled[1], *[most] * 4))) == {"learner-1"}
+
+
+def test_fast_ones_do_not_hide_who_is_an_outlier_by_both_measures() -> None:
+    """They are above the limit by one measure, and would be half of the round with it."""
+    norms = history(*SEEN, steps=4)
+    round_ = {m: norm(1.0, 4) for m in "abc"} | {m: norm(1.5, 16) for m in "def"}
+    assert norms.outliers(0, round_) == {}
+    assert set(norms.outliers(0, round_ | {"g": norm(3.0, 4)})) == {"g"}
+
+
+def test_what_is_far_is_so_by_both_measures() -> None:
+    """A learner of a thousand times the steps is honest; one that scales is not."""
+    first = {"a": Norm(1.0, 1), "b": Norm(1.0, 1)}
+    assert history().outliers(0, first | {"c": Norm(1000.0, 1000)}) == {}
+    assert history().outliers(0, first | {"c": Norm(29_000.0, 1000)}) == {}
+    assert set(history().outliers(0, first | {"c": Norm(31_000.0, 1000)})) == {"c"}
+
+
 def test_reasons_say_what_an_outlier_is_measured_by() -> None:
-    said = history(*SEEN).outliers(0, {"a": 1.0, "b": 1.0, "c": 5.0, "d": 1e3, "e": 1.0})
-    assert "has robust z" in said["c"]
-    assert said["d"] == "1e+03 is 1e+03 times the round's median"
+    def said(**round_: Norm) -> dict[str, str]:
+        return history(*SEEN, steps=4).outliers(0, round_)
+
+    usual, long, far_ = norm(1.0, 4), norm(5.0, 4), norm(1e3, 4)
+    whole = said(a=usual, b=usual, c=long, d=far_, e=usual)
+    assert whole["c"].startswith("5 has robust z ") and ", per step 2.5 has " in whole["c"]
+    assert whole["d"] == "1e+03 is 1e+03 times the round's median, per step 500 is 1e+03 times"
+    assert list(whole) == ["c", "d"]
     # Half of a round: only what is far of all others is refused.
-    half = history(*SEEN).outliers(0, {"a": 1.0, "b": 1.0, "c": 5.0, "d": 1e3})
-    assert set(half) == {"d"}
+    assert set(said(a=usual, b=usual, c=long, d=far_)) == {"d"}
 
 
 def test_norms_of_zero_so_far_are_no_reason_to_fail() -> None:
-    scores = history(*[0.0] * 30).judge(0, {"a": 0.0, "b": 0.0, "c": 100.0})
-    assert set(scores) == {"c"}
+    assert set(past(*[0.0] * 30).beyond(0, {"a": 0.0, "b": 0.0, "c": 100.0})) == set()
+    assert past(*[0.0] * 30).beyond(0, {"a": 0.0, "b": 0.0}) == {}
 
 
 def test_a_round_in_which_all_norms_rose_is_measured_from_its_own_middle() -> None:
@@ -101,55 +164,71 @@ def test_a_round_in_which_all_norms_rose_is_measured_from_its_own_middle() -> No
     rose = {f"learner-{n}": float(x) for n, x in enumerate(np.linspace(1.3, 1.56, 50))}
     norms = history(*SEEN)
     assert sum((x - 1.0) / (1.4826 * 0.05) > 6 for x in rose.values()) in range(20, 25)
-    assert norms.judge(0, rose) == {}
+    assert refused(norms, rose) == set()
     # Who stands out of that round is still seen, and from its middle.
-    assert set(norms.judge(0, rose | {"broken": 9.0})) == {"broken"}
+    assert refused(norms, rose | {"broken": 9.0}) == {"broken"}
     # A round of small norms hides nobody: those seen before are the measure.
-    assert set(norms.judge(0, {"a": 0.1, "b": 0.1, "c": 2.0})) == {"c"}
+    assert refused(norms, {"a": 0.1, "b": 0.1, "c": 2.0}) == {"c"}
 
 
 def test_a_round_of_nobody_has_no_outliers() -> None:
-    assert history(*SEEN).judge(0, {}) == {}
+    assert history(*SEEN).outliers(0, {}) == {}
 
 
 def test_a_lasting_change_becomes_normal() -> None:
     norms = history(*SEEN)
     round_ = {"a": 9.0, "b": 1.0, "c": 1.0}
-    assert norms.judge(0, round_)
+    assert refused(norms, round_)
     for _ in range(2 * len(SEEN)):
-        norms.record(0, 9.0)
-    assert norms.judge(0, round_) == {}
+        norms.record(0, norm(9.0))
+    assert refused(norms, round_) == set()
 
 
 def test_what_is_remembered_is_bounded_and_finite() -> None:
-    norms = history(float("inf"), float("nan"))
-    assert norms.norms == {}
+    values = past(float("inf"), float("nan"))
+    assert values.seen == {}
     for n in range(HISTORY + 50):
-        norms.record(0, float(n))
-    assert len(norms.norms[0]) == HISTORY and norms.norms[0][0] == 50.0
+        values.record(0, float(n))
+    assert len(values.seen[0]) == HISTORY and values.seen[0][0] == 50.0
 
 
 @examples(40)
 @given(
     st.lists(st.floats(0.0, 1e30), min_size=20, max_size=40),
-    st.dictionaries(st.sampled_from("abcdef"), st.floats(0.0, 1e30), min_size=1),
+    st.dictionaries(
+        st.sampled_from("abcdef"),
+        st.tuples(st.floats(0.0, 1e30), st.integers(1, 50)),
+        min_size=1,
+    ),
 )
-def test_outliers_are_always_a_minority_of_the_largest(
-    seen: list[float], norms: dict[str, float]
+def test_outliers_are_always_a_minority_and_longer_than_the_middle(
+    seen: list[float], norms: dict[str, tuple[float, int]]
 ) -> None:
-    outliers = history(*seen).judge(0, norms)
+    round_ = {m: Norm(*said) for m, said in norms.items()}
+    outliers = history(*seen).outliers(0, round_)
     assert 2 * len(outliers) < len(norms) or not outliers
-    kept = [value for learner, value in norms.items() if learner not in outliers]
-    assert all(norms[learner] > max(kept) for learner in outliers)
+    for value in ("per_root_step", "per_step"):
+        middle = float(np.median([getattr(n, value) for n in round_.values()]))
+        assert all(getattr(round_[m], value) >= middle for m in outliers)
 
 
 def test_it_survives_json() -> None:
-    norms = history(*SEEN)
-    norms.record(3, 0.1)
+    norms = history(*SEEN, steps=4)
+    norms.record(3, Norm(0.1, 1))
     lists = json.loads(json.dumps(norms.to_lists()))
     again = NormHistory.from_lists(lists, samples_min=20, z_max=6.0)
-    assert again.norms == norms.norms
-    assert again.norms[3].maxlen == HISTORY
+    assert again.to_lists() == norms.to_lists()
+    assert again.per_step.seen[3].maxlen == HISTORY and again.per_root_step.seen[3] == deque([0.1])
+
+
+def test_an_older_snapshot_refuses_nobody_by_what_it_does_not_say() -> None:
+    lists = {"norms": history(*SEEN, steps=4).to_lists()["norms"]}
+    norms = NormHistory.from_lists(lists, samples_min=20, z_max=6.0)
+    round_ = {"a": norm(1.0, 4), "b": norm(1.0, 4), "c": norm(9.0, 4)}
+    assert norms.outliers(0, round_) == {}
+    for _ in range(20):
+        norms.record(0, norm(1.0, 4))
+    assert set(norms.outliers(0, round_)) == {"c"}
 
 
 def test_inspecting_a_payload_finds_its_norm_and_what_is_not_finite() -> None:

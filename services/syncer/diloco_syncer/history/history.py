@@ -30,7 +30,7 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.spec.quorum import Quorum, policy
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.history.ledger import Ledger, RecentMerges, of_run, without
-from diloco_syncer.rounds.norms import NormHistory
+from diloco_syncer.rounds.norms import Norm, NormHistory
 
 # --------------------------------------------------------------------------------------------------
 # How far a run is once a round is closed (design section 5): by steps, tokens or seconds.
@@ -125,7 +125,8 @@ class History:
         self.merged_total = 0
         self.refused: Counter[str] = Counter()
         self.ledger = Ledger.empty(fragments, spec.data.virtual_shards, tuple(self.owned))
-        self.norms = self._norms()
+        a = spec.algorithm
+        self.norms = NormHistory(samples_min=a.outlier_samples_min, z_max=a.outlier_z_max)
         self.merges = RecentMerges([[] for _ in range(fragments)])
         # Who was merged in the newest H rounds: "participating".
         self.recent: deque[tuple[str, ...]] = deque(maxlen=spec.algorithm.sync_every_steps)
@@ -145,10 +146,6 @@ class History:
     def enough(self) -> Quorum:
         """The policy by which learners are enough for a merge."""
         return policy(self.quorum)
-
-    def _norms(self) -> NormHistory:
-        a = self.spec.algorithm
-        return NormHistory(samples_min=a.outlier_samples_min, z_max=a.outlier_z_max)
 
     # --- read ----------------------------------------------------------------------------------
 
@@ -318,7 +315,7 @@ class History:
         merged = [v for v in record.verdicts if v.outcome == "merged"]
         for v in record.verdicts:
             if v.norm > 0 and v.step_to > v.step_from:
-                self.norms.record(p, v.norm / math.sqrt(v.step_to - v.step_from))
+                self.norms.record(p, Norm(v.norm, v.step_to - v.step_from))
             if v.outcome == "refused":
                 self.refused[v.reason.split(":")[0]] += 1
         if committed:
@@ -468,7 +465,7 @@ class History:
             "sources": dict(self.sources),
             "refused": dict(self.refused),
             "ledger": self.ledger.meta(),
-            "norms": self.norms.to_lists(),
+            **self.norms.to_lists(),
             "recent": [list(merged) for merged in self.recent],
             "merges": [[list(m) for m in merges] for merges in self.merges.merges_P],
         }
@@ -500,8 +497,9 @@ class History:
         self.sources = dict(meta["sources"])
         self.refused = Counter(meta["refused"])
         self.ledger = Ledger.restore(meta["ledger"])
+        a = self.spec.algorithm
         self.norms = NormHistory.from_lists(
-            meta["norms"], samples_min=self.norms.samples_min, z_max=self.norms.z_max
+            meta, samples_min=a.outlier_samples_min, z_max=a.outlier_z_max
         )
         self.merges = RecentMerges.of(meta.get("merges") or [[]] * len(self.versions))
         self.recent.clear()

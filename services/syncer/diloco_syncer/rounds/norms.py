@@ -1,16 +1,24 @@
-"""Norm outliers (design section 4, the gate): a robust z-score per fragment, one-sided.
+"""Norm outliers (design section 4, the gate): robust z-scores per fragment, one-sided.
+
+How long a contribution is depends on its steps. Were they independent, it would grow with the root
+of their number; did all go one way, with the number itself. Honest learners lie between the two,
+so a contribution is an outlier only by both measures: per root step a learner that is much faster
+than most would be one, and per step one that is much slower. What is scaled is too long by both.
 
 Before there are norms enough to say what is usual, and besides, what is many times as long as most
-of its own round is one too (`far`).
+of its own round is an outlier too (`far`), by both measures again.
+
+Steps are what the learner says, and only its own reports contradict it. Who claims n times its
+steps may send n times the length; under `rda` and `mean` its weight is n times as high already.
 """
 
 import math
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +32,9 @@ HISTORY = 256
 MAD_TO_SIGMA = 1.4826
 # Deviations below this share of the median are noise, whatever the spread so far.
 SPREAD_MIN = 0.05
-# So many times the median of its own round is an outlier, whatever was seen before. The norm per
-# root step of a learner grows with the root of its steps at most, and a fresh optimizer's first
-# steps are some times the later ones; in honest rounds, warm-up and restarts included, the largest
-# was 2.4 times the median (bench/poisoned.py).
+# So many times the median of its own round is an outlier, whatever was seen before. In fleets of
+# honest learners of nano, warm-up included, the largest per root step was 5.9 times the median: one
+# had taken 12 steps and the others 2. Per step it was 2.3 times there (docs/results/poisoned.md).
 FAR = 30.0
 # With two, nobody knows who is right.
 FAR_LEARNERS_MIN = 3
@@ -57,69 +64,136 @@ def inspect(
     return Inspected(finite, length if finite else 0.0, norms_P)
 
 
-def far(norms: Mapping[str, float]) -> dict[str, float]:
-    """How many times the median of one round's norms the far ones are; none if half or more are."""
-    if len(norms) < FAR_LEARNERS_MIN:
+class Norm(NamedTuple):
+    """How long a contribution is, and of how many inner steps: one at least."""
+
+    length: float
+    steps: int
+
+    @property
+    def per_root_step(self) -> float:
+        """What independent steps leave the same."""
+        return self.length / math.sqrt(self.steps)
+
+    @property
+    def per_step(self) -> float:
+        """What steps of one direction leave the same."""
+        return self.length / self.steps
+
+
+def far(values: Mapping[str, float]) -> dict[str, float]:
+    """How many times the median of one round's values the far ones are.
+
+    Zeros do not count for the median: learners that skipped their steps say nothing of the others.
+    """
+    if len(values) < FAR_LEARNERS_MIN:
         return {}
-    usual = max(median_low(norms.values()), sys.float_info.min)
-    times = {learner: value / usual for learner, value in norms.items() if value > FAR * usual}
-    return {} if 2 * len(times) >= len(norms) else times
+    usual = _middle(values.values())
+    return {learner: value / usual for learner, value in values.items() if value > FAR * usual}
 
 
-class NormHistory:
-    """Norms per root step of every contribution seen, per fragment."""
+def _middle(values: Iterable[float]) -> float:
+    """The median of those above 0, the lower one of two; 0 if there are none."""
+    return median_low([v for v in values if v > 0] or [0.0])
+
+
+def _if_few(outliers: Iterable[str], of: int) -> frozenset[str]:
+    """Nobody where half of a round or more would be: who would be right?"""
+    found = frozenset(outliers)
+    return frozenset() if 2 * len(found) >= of else found
+
+
+class Past:
+    """What one measure of contributions was, per fragment."""
 
     def __init__(self, *, samples_min: int, z_max: float) -> None:
         self.samples_min = samples_min
         self.z_max = z_max
-        self.norms: dict[int, deque[float]] = {}
+        self.seen: dict[int, deque[float]] = {}
 
     def record(self, fragment: int, value: float) -> None:
-        """Remember a norm, merged or refused: an honest jump becomes normal in time."""
+        """Remember a value, merged or refused: an honest jump becomes normal in time."""
         if math.isfinite(value):
-            self.norms.setdefault(fragment, deque(maxlen=HISTORY)).append(value)
+            self.seen.setdefault(fragment, deque(maxlen=HISTORY)).append(value)
 
-    def judge(self, fragment: int, norms: Mapping[str, float]) -> dict[str, float]:
-        """Robust z of the outliers among one round's norms; none if half or more would be.
+    def beyond(self, fragment: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Robust z of those of one round's values that are above the limit.
 
         Measured from what is usual: the median of those seen, or of the round's own where that is
         higher. All learners' norms rise together after warm-up, and a round of a large fleet fills
         the history with what was before.
         """
-        seen = self.norms.get(fragment, deque())
-        if len(seen) < self.samples_min or not norms:
+        seen = self.seen.get(fragment, deque())
+        if len(seen) < self.samples_min or not values:
             return {}
         median = float(np.median(seen))
         spread = MAD_TO_SIGMA * float(np.median([abs(x - median) for x in seen]))
-        usual = max(median, median_low(norms.values()))
+        usual = max(median, _middle(values.values()))
         spread = max(spread, SPREAD_MIN * usual, sys.float_info.min)
-        scores = {learner: (value - usual) / spread for learner, value in norms.items()}
-        outliers = {learner: z for learner, z in scores.items() if z > self.z_max}
-        return {} if 2 * len(outliers) >= len(norms) else outliers
-
-    def outliers(self, fragment: int, norms: Mapping[str, float]) -> dict[str, str]:
-        """Who is one in this round, and why in words: by what was seen, and by the round itself.
-
-        If half or more would be, only what is far of the round.
-        """
-        there, scores = far(norms), self.judge(fragment, norms)
-        if 2 * len({*there, *scores}) >= len(norms):
-            scores = {}
-        why = {m: f"{norms[m]:.3g} has robust z {z:.1f}" for m, z in scores.items()}
-        beyond = {
-            m: f"{norms[m]:.3g} is {n:.3g} times the round's median" for m, n in there.items()
-        }
-        return why | beyond
+        scores = {learner: (value - usual) / spread for learner, value in values.items()}
+        return {learner: z for learner, z in scores.items() if z > self.z_max}
 
     def to_lists(self) -> dict[str, list[float]]:
-        return {str(p): list(seen) for p, seen in self.norms.items()}
+        return {str(p): list(seen) for p, seen in self.seen.items()}
+
+    def take(self, lists: Mapping[str, list[float]]) -> None:
+        """The inverse of `to_lists`. Of each fragment the newest HISTORY values are kept."""
+        self.seen = {int(p): deque(seen, maxlen=HISTORY) for p, seen in lists.items()}
+
+
+class NormHistory:
+    """Norms of every contribution seen, per fragment, by both measures."""
+
+    def __init__(self, *, samples_min: int, z_max: float) -> None:
+        self.per_root_step = Past(samples_min=samples_min, z_max=z_max)
+        self.per_step = Past(samples_min=samples_min, z_max=z_max)
+
+    def record(self, fragment: int, norm: Norm) -> None:
+        """Remember a norm, merged or refused."""
+        self.per_root_step.record(fragment, norm.per_root_step)
+        self.per_step.record(fragment, norm.per_step)
+
+    def outliers(self, fragment: int, norms: Mapping[str, Norm]) -> dict[str, str]:
+        """Who is one in this round, and why in words: by what was seen, and by the round itself.
+
+        None by what was seen if half or more would be one in any way; none at all if half or more
+        are far of the round.
+        """
+        root_M = {learner: n.per_root_step for learner, n in norms.items()}
+        step_M = {learner: n.per_step for learner, n in norms.items()}
+        times, times_per_step = far(root_M), far(step_M)
+        z = self.per_root_step.beyond(fragment, root_M)
+        z_per_step = self.per_step.beyond(fragment, step_M)
+        there = _if_few(times.keys() & times_per_step.keys(), len(norms))
+        both = _if_few(there | (z.keys() & z_per_step.keys()), len(norms))
+        why = {
+            m: f"{root_M[m]:.3g} has robust z {z[m]:.1f}, per step {step_M[m]:.3g} has "
+            f"{z_per_step[m]:.1f}"
+            for m in both - there
+        }
+        beyond = {
+            m: f"{root_M[m]:.3g} is {times[m]:.3g} times the round's median, per step "
+            f"{step_M[m]:.3g} is {times_per_step[m]:.3g} times"
+            for m in there
+        }
+        return dict(sorted((why | beyond).items()))
+
+    def to_lists(self) -> dict[str, dict[str, list[float]]]:
+        """By the names of keys in a snapshot; `per_step` is younger than the other."""
+        return {
+            "norms": self.per_root_step.to_lists(),
+            "norms_per_step": self.per_step.to_lists(),
+        }
 
     @classmethod
     def from_lists(
-        cls, lists: Mapping[str, list[float]], *, samples_min: int, z_max: float
+        cls, lists: Mapping[str, Mapping[str, list[float]]], *, samples_min: int, z_max: float
     ) -> Self:
-        """The inverse of `to_lists`. Of each fragment the newest HISTORY norms are kept."""
+        """The inverse of `to_lists`, from whatever else is there besides.
+
+        An older snapshot says nothing per step: until that is known, what was seen refuses nobody.
+        """
         self = cls(samples_min=samples_min, z_max=z_max)
-        for p, seen in lists.items():
-            self.norms[int(p)] = deque(seen, maxlen=HISTORY)
+        self.per_root_step.take(lists["norms"])
+        self.per_step.take(lists.get("norms_per_step", {}))
         return self

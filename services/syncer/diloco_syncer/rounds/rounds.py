@@ -27,6 +27,7 @@ from diloco_syncer.history.history import History
 from diloco_syncer.members.roster import Member, Roster
 from diloco_syncer.rounds.gate import judge
 from diloco_syncer.rounds.grace import Timings, grace_s, pull_timeout_s
+from diloco_syncer.rounds.norms import Norm
 from diloco_syncer.rounds.quorum import Readiness, explain, ready
 from diloco_syncer.rounds.round import Phase, Round, contribution_verdict
 from diloco_syncer.rounds.stragglers import Stragglers
@@ -372,7 +373,7 @@ class Rounds:
 
     def _refuse_outliers(self, r: Round) -> list[Effect]:
         norms = {
-            learner: k.norm / (k.manifest.step_to - k.manifest.step_from) ** 0.5
+            learner: Norm(k.norm, k.manifest.step_to - k.manifest.step_from)
             for learner, k in r.kept.items()
         }
         effects: list[Effect] = []
