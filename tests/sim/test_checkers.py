@@ -16,13 +16,20 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
     Verdict,
 )
-from diloco_simulator.checkers import at_the_end
+from diloco_simulator.checkers import at_the_end, promises
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
 from diloco_simulator.checkers.numbers import CheckedNumbers, ruled, vanishes
-from diloco_simulator.checkers.promises import KnownMembers, LeaderLeases, Merges, Report
+from diloco_simulator.checkers.promises import (
+    KnownMembers,
+    KnownRefusals,
+    LeaderLeases,
+    Merges,
+    Report,
+)
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
+from diloco_syncer.rounds import rounds
 
 
 def test_a_lease_is_not_trusted_for_longer_than_it_lasts() -> None:
@@ -114,6 +121,24 @@ def test_a_delta_of_which_rounding_alone_is_left_has_no_direction() -> None:
     assert vanishes(np.zeros(2), moved) and vanishes(rounding, moved)
     assert not vanishes(np.array([0.01, 0.0]), moved)
     assert not vanishes(np.zeros(2), np.zeros(2))
+
+
+def test_what_the_gate_lets_pass_and_cannot_be_merged_is_seen_though_no_leader_ends() -> None:
+    told: list[str] = []
+    refusals = KnownRefusals(Report(lambda invariant, text: told.append(text)))
+
+    def closes(reason: str, *verdicts: Verdict) -> None:
+        one: dict[str, Any] = {"round": 1, "reason": reason, "verdicts": verdicts}
+        refusals.round(TapeRound.model_construct(**one))
+
+    closes("2 contributions, the policy wants 3")
+    assert told == []
+    why = f"{rounds.UNMERGEABLE}: base -1 where the head is 0"
+    closes("", Verdict(learner="a", incarnation=0, outcome="refused", reason=why))
+    assert told == [f"the gate let a into round 1: {why}"]
+    closes(f"{rounds.UNMERGED}: who knows")
+    assert told[1:] == [f"round 1 was not merged: {rounds.UNMERGED}: who knows"]
+    assert promises.UNMERGED == rounds.UNMERGED, "the checkers know it apart from the product"
 
 
 def test_an_older_life_is_not_merged_after_a_newer_one_of_that_fragment() -> None:

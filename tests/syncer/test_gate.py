@@ -14,14 +14,15 @@ from diloco_syncer.rounds.round import Round
 HASH = "a" * 32
 
 
-def history(*, settled_to: int = 0) -> Any:
-    """What the gate looks at: the head of fragment 4 is version 10."""
+def history(*, settled_to: int = 0, began: int = 0, head: int = 10) -> Any:
+    """What the gate looks at: the head of fragment 4."""
     algorithm = SimpleNamespace(codec_up="bf16", staleness_max=1)
     return SimpleNamespace(
         config_hash=HASH,
         epoch=1,
         term=2,
-        versions=[-1, -1, -1, -1, 10],
+        versions=[-1, -1, -1, -1, head],
+        began_P=[-1, -1, -1, -1, began],
         sizes_P=[0, 0, 0, 0, 100],
         spec=SimpleNamespace(algorithm=algorithm, tokens_per_step=64),
         ledger=SimpleNamespace(settled_to=lambda *life: settled_to if life == ("a", 3, 4) else 0),
@@ -36,12 +37,12 @@ def judged(
     *,
     finite: bool = True,
     norm: float = 1.0,
-    settled_to: int = 0,
     step_max: int = COUNT_MAX,
+    **known: int,
 ) -> Refusal | None:
     """Of a contribution to the round."""
     seen = ContributionSeen(m, finite, norm)
-    return judge(seen, ROUND, history(settled_to=settled_to), step_max)
+    return judge(seen, ROUND, history(**known), step_max)
 
 
 def manifest(**changed: Any) -> ContributionManifest:
@@ -128,6 +129,16 @@ def test_what_is_based_on_the_head_begins_behind_all_that_is_merged_in_it() -> N
     assert judged(manifest(base=9), settled_to=321) is None
 
 
+@pytest.mark.parametrize("began", [0, 7])
+def test_nothing_is_measured_against_what_was_before_the_first_version(began: int) -> None:
+    """Of a new run, or of one that began again: one behind by number, and nobody has it."""
+    assert judged(manifest(base=began), began=began, head=began) is None
+    assert judged(manifest(base=began), began=began, head=began + 1) is None
+    refusal = judged(manifest(base=began - 1), began=began, head=began)
+    assert refusal is not None and refusal.kind == "stale"
+    assert refusal.reason == f"based on version {began - 1}, though the first one is {began}"
+
+
 def test_nobody_contributes_steps_beyond_what_it_reports() -> None:
     assert judged(manifest(), step_max=8) is None
     refusal = judged(manifest(), step_max=7)
@@ -147,6 +158,7 @@ def test_values_that_are_not_finite_are_refused(finite: bool, norm: float) -> No
         ({"adopted": (0,) * 3}, "another layout"),
         ({"c_tokens": (0, 10**9)}, "more tokens than it has done"),
         ({"tokens": COUNT_MAX}, f"{COUNT_MAX} tokens in a life of 5 steps"),
+        ({"step_s": 1e308}, "steps of 1e+308 s"),  # four of them are no time that a pull can name
     ],
 )
 def test_no_report_says_what_cannot_be(running: Any, over: dict[str, Any], words: str) -> None:

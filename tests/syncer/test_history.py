@@ -149,6 +149,14 @@ def test_what_the_records_say_is_what_is_known() -> None:
     assert list(h.norms.per_step.seen[1]) == [0.75, 0.125]
 
 
+def test_a_state_of_an_older_version_lacks_what_was_not_kept_then() -> None:
+    h = of(*EVENTFUL)
+    meta = {key: value for key, value in h.meta().items() if key not in ("began", "norms_per_step")}
+    older = History.restore(spec(), meta)
+    assert older.began_P == [0, 0] and older.norms.per_step.seen == {}
+    assert older.meta() == {**h.meta(), "norms_per_step": {}}
+
+
 def test_who_was_merged_longer_ago_than_a_cycle_does_not_take_part() -> None:
     """Rounds that merged nobody count as well: H is 8."""
     nobody = {"outcome": "skipped", "version": 1, "verdicts": (), "anchor_digest": ""}

@@ -32,6 +32,7 @@ from diloco_syncer.events import (
     SnapshotFailed,
     Stage,
     Staged,
+    StageFailed,
     Unstage,
 )
 from diloco_syncer.history.history import NOT_STARTED, History
@@ -172,6 +173,43 @@ async def test_a_committed_round_is_published_as_it_was_staged(tmp_path: Path) -
     assert rig.published == [(0, 1, bytes(payload))]
     assert rig.numbers.staged == rig.numbers.installed == {}
     assert rig.numbers.store is not None and rig.numbers.store.version(0) == 1
+
+
+async def test_what_cannot_be_merged_is_told_and_ends_nobody(tmp_path: Path) -> None:
+    """An error of a task is the end of a leader, and of the next one, which meets it as well."""
+    rig = Rig(tmp_path)
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
+    await rig.done()
+    rig.contribute("up.0")
+    rig.payloads.put("up.1", codec.encode("bf16", VALUES[0]), np.ones(1))
+    size = LAYOUT.sizes[0]
+    for n, chosen in enumerate(
+        (
+            Chosen("a", "up.0", 1.0, -1, "fp32", size),
+            Chosen("b", "up.1", 1.0, 0, "fp32", size),
+        )
+    ):
+        rig.numbers.perform(Stage(0, n, 0, (chosen,), False, 0.0))
+    await rig.done()
+    failed = [(e.round, e.learner) for e in rig.events if isinstance(e, StageFailed)]
+    assert sorted(failed) == [(0, "a"), (1, "b")] and rig.numbers.staged == {}
+
+
+async def test_an_error_that_names_nobody_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError("who knows")
+
+    monkeypatch.setattr(numbers, "stage_chosen", fails)
+    rig = Rig(tmp_path)
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
+    await rig.done()
+    rig.contribute("up.0")
+    chosen = Chosen("a", "up.0", 1.0, 0, "fp32", LAYOUT.sizes[0])
+    rig.numbers.perform(Stage(0, 0, 0, (chosen,), False, 0.0))
+    await rig.done()
+    assert StageFailed(0, 0, "", "who knows") in rig.events
 
 
 async def test_what_is_large_is_let_go_in_a_thread(tmp_path: Path) -> None:

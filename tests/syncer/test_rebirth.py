@@ -224,6 +224,7 @@ def test_history_goes_on_with_all_that_is_on_the_tape() -> None:
     assert (h.versions, h.anchor_digests) == ([1, 0], ["a" * 32, "b" * 32])
     assert (h.next_round, h.committed) == (1, 1)
     assert h.last_merged[0]["a"][1] == 0, "what was published with it stands"
+    assert h.began_P == [1, 0]
     assert History.restore(init_spec(), h.meta()).meta() == h.meta()
 
 

@@ -103,6 +103,17 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
+class StageFailed:
+    """The merge of a round cannot be computed, for this learner's contribution ("": nobody knows
+    for whose). The gate should have refused that."""
+
+    epoch: int
+    round: int
+    learner: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Appended:
     """The tape took the record of the outstanding Append at sequence `seq`."""
 
@@ -245,6 +256,7 @@ Event = (
     | ContributionSeen
     | Malformed
     | Staged
+    | StageFailed
     | Appended
     | Published
     | StreamSeen
@@ -310,7 +322,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Merge, outer step and publication encode of one round; answer with Staged."""
+    """Merge, outer step and publication encode of one round; answer with Staged or StageFailed."""
 
     epoch: int
     round: int

@@ -59,6 +59,7 @@ from diloco_syncer.events import (
     SnapshotDone,
     SnapshotFailed,
     Staged,
+    StageFailed,
     StreamSeen,
     Suspended,
     Tell,
@@ -185,7 +186,7 @@ class Machine:
             case Malformed():
                 self.rounds.unusable(event)
                 return self.refused.message(event)
-            case Staged():
+            case Staged() | StageFailed():
                 return self.rounds.staged(event, now)
             case Appended():
                 return self._appended(event, now)

@@ -28,6 +28,8 @@ from diloco_shared.spec.run import RunSpec
 
 # Faults that no contribution has by bad luck.
 LIES = ("config", "malformed", "tokens", "counters", "non-finite")
+# How a leader says that a contribution, or a round, cannot be merged: the gate has let it pass.
+UNMERGEABLE, UNMERGED = "unmergeable", "the merge failed"
 
 
 class Report:
@@ -446,11 +448,16 @@ class KnownRefusals:
 
     def round(self, r: TapeRound) -> None:
         """A closed round. What it refuses for a lie was one, and nothing that was is merged."""
+        if r.reason.startswith(UNMERGED):
+            self.report("I11", f"round {r.round} was not merged: {r.reason}")
         for v in r.verdicts:
             bad = (v.subject, v.learner, v.incarnation) in self.blobs
             if v.outcome == "refused" and not v.reason:
                 self.report("I11", f"round {r.round} refuses {v.learner} without a reason")
-            if v.outcome == "refused" and v.reason.split(":")[0] in LIES and not bad:
+            kind = v.reason.split(":")[0]
+            if v.outcome == "refused" and kind == UNMERGEABLE:
+                self.report("I11", f"the gate let {v.learner} into round {r.round}: {v.reason}")
+            if v.outcome == "refused" and kind in LIES and not bad:
                 self.report("I11", f"round {r.round} refuses {v.learner}, wrongly: {v.reason}")
             if v.outcome != "merged":
                 continue

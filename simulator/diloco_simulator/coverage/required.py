@@ -98,6 +98,7 @@ REQUIRED = (
     "learners without a device",
     "learners: Merged",
     "learners: Unmerged",
+    "lies about bases",
     "lies about marks",
     "lost",
     "lost for good",

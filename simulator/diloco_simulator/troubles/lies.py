@@ -69,7 +69,14 @@ class Poisoned:
 class Lies:
     """Of one world."""
 
-    def __init__(self, observer: "Observer", spec: RunSpec, rng: Random, of_marks: Random) -> None:
+    def __init__(
+        self,
+        observer: "Observer",
+        spec: RunSpec,
+        rng: Random,
+        of_marks: Random,
+        of_bases: Random,
+    ) -> None:
         self.observer = observer
         self.scene, self.options = observer.scene, observer.scene.options
         self.broker: MemoryBroker = observer.broker
@@ -78,6 +85,7 @@ class Lies:
         self.rng = rng
         self.chance = Chance(self.scene, rng)
         self.mark_lies = Chance(self.scene, of_marks)
+        self.base_lies = Chance(self.scene, of_bases)
         self.poisoned: set[str] = set()  # digests of payloads
         # By subject, life and digest: what is sent again is the same lie, or as true.
         self.told: dict[tuple[str, int, str], bytes] = {}
@@ -135,6 +143,11 @@ class Lies:
             return encode(m)
         elif self.mark_lies(self.options.garbage, "lies about marks"):
             return encode(m.model_copy(update={"checkpoint": UNKNOWN_MARK}))
+        elif m.base == 0 and self.base_lies(self.options.garbage, "lies about bases"):
+            # One behind the first version: not too old by number, and nobody has it.
+            m = m.model_copy(update={"base": -1})
+            self._mark(m)
+            return encode(m)
         return payload
 
     def _mark(self, m: ContributionManifest) -> None:

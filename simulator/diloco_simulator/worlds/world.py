@@ -142,8 +142,8 @@ class World:
             Random(f"user {seed}"),
         )
         self.spec, self.user, self.observer = self.run.spec, self.run.user, self.run.observer
-        dice = Random(f"lies {seed}"), Random(f"lies about marks {seed}")
-        self.lies = Lies(self.observer, self.spec, *dice)
+        of = ("lies", "lies about marks", "lies about bases")
+        self.lies = Lies(self.observer, self.spec, *(Random(f"{name} {seed}") for name in of))
         self.syncers = [
             self._machine(f"syncer-{n}", syncer, folder)
             for n in range(max(options.syncers, 1) * options.shards)

@@ -22,6 +22,11 @@ def test_contributions_that_lie_and_strangers_change_nothing() -> None:
     assert found.counts["lies"] and found.counts["strangers"] and found.counts["refused: told"]
 
 
+def test_a_base_before_the_first_version_ends_no_leader() -> None:
+    found = world.one(2, SHORT.changed(garbage=0.5))
+    assert found.violations == [] and found.counts["lies about bases"]
+
+
 def test_a_checkpoint_that_nobody_has_begun_spoils_none() -> None:
     found = world.one(3, MARKED)
     assert found.violations == [] and found.counts["lies about marks"]

@@ -109,6 +109,8 @@ class History:
         self.layout: tuple[TensorSpec, ...] = ()
         self.sizes_P: list[int] = [0] * fragments
         self.versions: list[int] = [-1] * fragments
+        # The version that each began with: nothing measured against an older one is merged.
+        self.began_P: list[int] = [0] * fragments
         self.anchor_digests: list[str] = [""] * fragments
         self.last_merged: list[dict[str, LastMerged]] = [{} for _ in range(fragments)]
         self.next_round = 0
@@ -293,7 +295,7 @@ class History:
             rounds, tokens = self.merges.undo(p, record.versions[p])
             self.ledger.undo(p, tokens)
             self.last_merged[p] = without(rounds, self.last_merged[p])
-            self.versions[p] = record.versions[p]
+            self.versions[p] = self.began_P[p] = record.versions[p]
             self.anchor_digests[p] = record.anchor_digests[p]
 
     def _check_round(self, record: TapeRound) -> None:
@@ -466,6 +468,7 @@ class History:
             "refused": dict(self.refused),
             "ledger": self.ledger.meta(),
             **self.norms.to_lists(),
+            "began": list(self.began_P),
             "recent": [list(merged) for merged in self.recent],
             "merges": [[list(m) for m in merges] for merges in self.merges.merges_P],
         }
@@ -488,6 +491,8 @@ class History:
             TensorSpec(name=t["name"], shape=tuple(t["shape"]), embedding=t["embedding"])
             for t in meta["layout"]
         )
+        # Older versions do not say: of a fragment that began again the store alone knows it then.
+        self.began_P = list(meta.get("began") or [0] * len(self.versions))
         last_merged = meta["last_merged"]
         self.last_merged = [{k: (v[0], v[1], v[2]) for k, v in m.items()} for m in last_merged]
         self.stamp = Stamp(**meta["stamp"])

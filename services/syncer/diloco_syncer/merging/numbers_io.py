@@ -35,12 +35,13 @@ from diloco_syncer.events import (
     SnapshotFailed,
     Stage,
     Staged,
+    StageFailed,
     Unstage,
 )
 from diloco_syncer.history.replay import build_store, stage_chosen
 from diloco_syncer.machine import Machine
 from diloco_syncer.merging.payloads_io import Payloads
-from diloco_syncer.merging.store import FragmentStore
+from diloco_syncer.merging.store import FragmentStore, Unmergeable
 from diloco_syncer.merging.store import StagedMerge as StagedArrays
 from diloco_syncer.messages.outbox_io import Outbox
 
@@ -173,7 +174,14 @@ class Numbers:
 
     async def _staged(self, effect: Stage, merge: Callable[[], StagedArrays]) -> None:
         await self._may_replace(effect.fragment)
-        staged = await asyncio.to_thread(merge)
+        try:
+            staged = await asyncio.to_thread(merge)
+        except ValueError as error:
+            # A contribution may cost its round, but no leader: the next one would meet it as well.
+            learner = error.learner if isinstance(error, Unmergeable) else ""
+            log.error("a merge failed", round=effect.round, learner=learner, error=str(error))
+            self.put(StageFailed(effect.epoch, effect.round, learner, str(error)))
+            return
         self.staged[effect.epoch, effect.round] = staged
         digests = (staged.anchor_digest, staged.master_digest, staged.payload_digest)
         self.put(Staged(effect.epoch, effect.round, *digests))

@@ -49,6 +49,14 @@ def in_memory(values_F: Values) -> Values:
     return values_F
 
 
+class Unmergeable(ValueError):
+    """A contribution that cannot be merged into its fragment; the text says why."""
+
+    def __init__(self, learner: str, why: str) -> None:
+        super().__init__(why)
+        self.learner = learner
+
+
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """One encoded pseudo-gradient and what it is measured against."""
@@ -132,8 +140,8 @@ class FragmentStore:
 
         A keyframe publishes the master itself (rounded by its codec); a delta publishes
         Q(master - anchor), so that the error of Q is carried into the next one. `fraction` of the
-        budget is used: where the outer schedule stands. Raises
-        ValueError for a base that is neither the head nor one behind.
+        budget is used: where the outer schedule stands. Raises Unmergeable for a base that is
+        neither the head nor one behind, and for what is not of its codec and of this size.
         """
         f, a = self.fragments[p], self.algorithm
         ordered = sorted(contributions, key=lambda c: c.learner)
@@ -185,7 +193,12 @@ class FragmentStore:
         f = self.fragments[p]
         behind = c.base == f.version - 1 and f.previous is not None
         if c.base != f.version and not behind:
-            raise ValueError(f"base {c.base} of {c.learner} where the head is {f.version}")
+            why = f"base {c.base} of {c.learner} where the head is {f.version}"
+            raise Unmergeable(c.learner, why)
+        try:
+            codec.check(c.codec, c.payload, self.layout.sizes[p])
+        except ValueError as error:
+            raise Unmergeable(c.learner, str(error)) from None
         norms_P = c.norms_P
         if norms_P is not None and norms_P.size != len(self.layout.fragments[p]):
             norms_P = None  # found before the layout was known

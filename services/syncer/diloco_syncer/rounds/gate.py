@@ -11,6 +11,9 @@ from diloco_syncer.rounds.round import Round
 # Times that a learner may say a data shard was read to its end: one that takes a second was read
 # so often in 30,000 years. What is made of it, one more among them, has room in a message.
 PASSES_MAX = 1 << 40
+# Seconds that an inner step may take, by the learner's own report. A step of a large model takes a
+# minute; rounds wait for several, and a wait of many times as long as there are numbers is none.
+STEP_S_MAX = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,10 @@ class Refusal:
 
     kind: str
     reason: str
+
+
+# Each: whether it is so, the kind of fault, and what is wrong.
+Checks = tuple[tuple[bool, str, str], ...]
 
 
 def judge(
@@ -32,10 +39,9 @@ def judge(
     m, head, per_step = event.manifest, h.versions[r.fragment], h.spec.tokens_per_step
     incarnation, codec_up = r.participants[m.learner], h.spec.algorithm.codec_up
     merged_to = h.ledger.settled_to(m.learner, incarnation, r.fragment)
-    stale = head - m.base
     steps, tokens = m.step_to - m.step_from, m.tokens_to - m.tokens_from
     passes = _passes(m)
-    checks: tuple[tuple[bool, str, str], ...] = (
+    checks: Checks = (
         (m.config_hash != h.config_hash, "config", "made under another configuration"),
         (m.epoch != h.epoch, "epoch", f"of epoch {m.epoch}, the run is in {h.epoch}"),
         (m.term != h.term, "term", f"of term {m.term}, the leader's is {h.term}"),
@@ -55,8 +61,7 @@ def judge(
             f"{m.values} values, the fragment has {h.sizes_P[r.fragment]}",
         ),
         (m.codec != codec_up, "malformed", f"codec {m.codec[:20]}, the run's is {codec_up}"),
-        (stale < 0, "ahead", f"based on version {m.base}, the head is {head}"),
-        (stale > h.spec.algorithm.staleness_max, "stale", f"based on a version {stale} behind"),
+        *_of_base(m.base, head, h.began_P[r.fragment], h.spec.algorithm.staleness_max),
         (steps < 1, "malformed", f"{steps} steps"),
         (
             tokens < 1 or tokens > steps * per_step,
@@ -70,7 +75,7 @@ def judge(
         ),
         (
             # It adopted the head after all that is merged in it.
-            stale == 0 and m.tokens_from < merged_to,
+            m.base == head and m.tokens_from < merged_to,
             "counters",
             f"begins at token {m.tokens_from}, though {merged_to} of its life are settled",
         ),
@@ -93,6 +98,19 @@ def judge(
     return None
 
 
+def _of_base(base: int, head: int, first: int, behind_max: int) -> Checks:
+    """Of the version that it is measured against; `first` is the one that the fragment began with.
+
+    One behind the first is not too old by its number, but nobody has it, nor ever had.
+    """
+    behind = head - base
+    return (
+        (behind < 0, "ahead", f"based on version {base}, the head is {head}"),
+        (behind > behind_max, "stale", f"based on a version {behind} behind"),
+        (base < first, "stale", f"based on version {base}, though the first one is {first}"),
+    )
+
+
 def _passes(manifest: ContributionManifest) -> int:
     """The most that it says of any data shard."""
     if (cursor := manifest.cursor) is None:
@@ -109,6 +127,8 @@ def impossible(progress: Progress, fragments: int, tokens_per_step: int) -> str:
         return "more tokens than it has done"
     if p.tokens > p.step * tokens_per_step:
         return f"{p.tokens} tokens in a life of {p.step} steps"
+    if p.step_s > STEP_S_MAX:
+        return f"steps of {p.step_s:.3g} s"
     return ""
 
 

@@ -21,6 +21,7 @@ from diloco_syncer.events import (
     SendPull,
     Stage,
     Staged,
+    StageFailed,
     Unstage,
 )
 from diloco_syncer.history.history import History
@@ -38,6 +39,9 @@ RESEND_S = 0.5
 # Faults of what answers somebody else's pull, or comes of another life: refused, and the learner's
 # own answer is still awaited. Any other fault is its answer: it gives one to each pull.
 NO_ANSWERS = frozenset({"epoch", "term", "incarnation"})
+# Why a contribution is refused, or a round ends, of which the merge cannot be computed: the gate
+# has missed something.
+UNMERGEABLE, UNMERGED = "unmergeable", "the merge failed"
 # Why a round ends that waits for silent ones alone.
 DESERTED = "those that have not answered are silent"
 
@@ -342,13 +346,15 @@ class Rounds:
                 "missed",
                 f"nothing complete after {now - r.pulled_at:.2f} s",
             )
-        effects = self._refuse_outliers(r)
+        return self._refuse_outliers(r) + self._stage(r, now, why)
+
+    def _stage(self, r: Round, now: float, why: str) -> list[Effect]:
+        """Merge what is kept of a round, if it is enough."""
         answer = self.history.enough.answer(r.kept)
         if not answer.enough:
-            text = f"{why}{len(r.kept)} contributions, {answer.needs}"
-            return effects + self._skip(r, now, text)
+            return self._skip(r, now, f"{why}{len(r.kept)} contributions, {answer.needs}")
         if not sum(k.weight for k in r.kept.values()) > 0:
-            return effects + self._skip(r, now, "all weights are zero")
+            return self._skip(r, now, "all weights are zero")
         r.becomes(Phase.STAGING)
         r.closed_at = now
         r.chosen = tuple(
@@ -364,7 +370,7 @@ class Rounds:
         )
         h, r.keyframe = self.history, self._keyframe(r)
         r.fraction = h.stamp.fraction
-        return [*effects, Stage(h.epoch, r.n, r.fragment, r.chosen, r.keyframe, r.fraction)]
+        return [Stage(h.epoch, r.n, r.fragment, r.chosen, r.keyframe, r.fraction)]
 
     def _keyframe(self, r: Round) -> bool:
         version = self.history.versions[r.fragment] + 1
@@ -392,15 +398,27 @@ class Rounds:
             r.refuse(k.manifest, f"skipped: {reason}", norm=k.norm)
         return drops
 
-    def staged(self, event: Staged, now: float) -> list[Effect]:
-        """The merge of a round is computed."""
-        r = next((r for r in self.open if r.n == event.round and r.phase is Phase.STAGING), None)
+    def staged(self, event: Staged | StageFailed, now: float) -> list[Effect]:
+        """The merge of a round is computed, or cannot be."""
         # A round of that number in an earlier epoch is void, and so is its merge.
-        if r is None or event.epoch != self.history.epoch:
+        of_now = (r for r in self.open if event.epoch == self.history.epoch)
+        r = next((r for r in of_now if r.n == event.round and r.phase is Phase.STAGING), None)
+        if r is None:
             return [Unstage(event.epoch, event.round)]
+        if isinstance(event, StageFailed):
+            return self._stage_failed(r, event, now)
         r.becomes(Phase.READY)
         r.staged = event
         return []
+
+    def _stage_failed(self, r: Round, event: StageFailed, now: float) -> list[Effect]:
+        """The merge goes on without what is to blame; where nobody knows that, it is skipped."""
+        r.chosen = ()
+        k = r.kept.get(event.learner)
+        if k is None:
+            return self._skip(r, now, f"{UNMERGED}: {event.reason}"[:400])
+        r.refuse(k.manifest, f"{UNMERGEABLE}: {event.reason}", norm=k.norm)
+        return [Drop(k.manifest.blob.subject), *self._stage(r, now, f"{UNMERGED}: ")]
 
     # --- to the tape ---------------------------------------------------------------------------
 
