@@ -94,8 +94,8 @@ class Reader:
     stretch: Stretch | None = None
     log: list[Read] = field(default_factory=list)
     own: list[bool] = field(default_factory=list)  # by a lease, and not for want of another shard
-    # By fragment and round of its contributions: shards of which they tell.
-    tells: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
+    # By fragment and round of its contributions: shards of which they tell, and how far.
+    tells: dict[tuple[int, int], dict[int, Where]] = field(default_factory=dict)
 
     @property
     def reads_its_own(self) -> bool:
@@ -359,8 +359,10 @@ class DataRead:
             self.broken(f"{life} says in round {c.round} that it {where}")
         for finished, of in c.cursor.finished:
             self._finished(life, reader, finished, of)
-        told = {shard, *(finished for finished, _ in c.cursor.finished)}
-        reader.tells[c.fragment, c.round] = frozenset(told & mine)
+        told = {finished: (of + 1, 0) for finished, of in c.cursor.finished}
+        told[shard] = max(told.get(shard, (0, 0)), said[1:])
+        place = c.fragment, c.round
+        reader.tells[place] = {of: upto for of, upto in told.items() if of in mine}
 
     def _finished(self, life: str, reader: Reader, shard: int, passes: int) -> None:
         last = shard, passes, self.size(shard) - 1

@@ -79,7 +79,7 @@ class MergedData:
         if (reader := data.readers.get(life)) is None:
             return
         first, last = self.upto.get(life, 0), tokens // data.context
-        tells = reader.tells.get(place, frozenset())
+        tells = reader.tells.get(place, {})
         before = reader.log[first - 1] if first else None
         for read, own in zip(reader.log[first:last], reader.own[first:last], strict=True):
             if before is None or read != (*before[:2], before[2] + 1):
@@ -88,7 +88,8 @@ class MergedData:
             where = (rest[0], rest[1])
             # Of a record that was lost, and came again, what is said the second time counts.
             at, _ = self.kept.get(shard, {}).get(where, (now, False))
-            self.merged.setdefault(shard, {}).setdefault(where, (at, own and shard in tells))
+            said = own and where < tells.get(shard, (0, 0))
+            self.merged.setdefault(shard, {}).setdefault(where, (at, said))
             data.known.merged.add(read)
         self.upto[life] = max(first, last)
 
