@@ -186,6 +186,24 @@ async def test_the_shards_of_a_learner_that_is_gone_are_taken_over(fleet: Fleet)
             assert (lease.holder, lease.sequences) == ("b", 6)
 
 
+async def test_what_was_leased_before_the_run_went_back_is_not_read_on(fleet: Fleet) -> None:
+    """What comes before it is not merged any more, and would be left out."""
+    fleet.small(1, 16, batch=2)
+    await ready(fleet)
+    fleet.live = ("a",)
+    await fleet.merge(Cursor(shard=0, sequences=12))
+    async with fleet.learner("a") as a:
+        await a.first()
+        assert [reader.consumed for reader, _ in a.batches.granted] == [12]
+        ledger = Ledger.empty(1, 1)
+        ledger.places[0] = (0, 4)
+        await MergedPositions(fleet.bus, "r", lambda: ledger, alone).write()
+        free = ShardLease(shard=0, holder="", incarnation=-1, sequences=4, passes=0)
+        await fleet.bus.kv_put(subjects.SHARDS, "r.0", encode(free))
+        await a.first(gone_back=True)
+        assert [(reader.consumed, leased) for reader, leased in a.batches.granted] == [(4, True)]
+
+
 async def test_an_old_word_frees_no_shard_of_a_learner_that_may_be_back(fleet: Fleet) -> None:
     fleet.small(2, 8, batch=2)
     await ready(fleet)

@@ -406,7 +406,7 @@ class Work:
             begin.restore,
         )
         self._start(self.down.forget_state())
-        await self.leases.first()
+        await self.leases.first(gone_back=begin.restore > 0)
         loop = TrainLoop(
             self.trainer,
             exchange,

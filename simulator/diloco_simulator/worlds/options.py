@@ -176,6 +176,8 @@ class Options:
         more |= clogs_and_storms(seed) | smaller_data(seed) | told_to_stop(seed)
         more |= power_losses(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
+        if drawn.restores:
+            more |= restored_often(seed)
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
             # could know of such a version, nor would anybody have it.
@@ -274,6 +276,16 @@ def told_to_stop(seed: int) -> dict[str, Any]:
     """By their supervisors, from dice of their own."""
     rng = random.Random(f"told to stop of {seed}")
     return {"told_to_stop": rng.choice([1, 2, 4])} if rng.random() < TOLD else {}
+
+
+# How many of the worlds whose user goes back to a checkpoint have one who does so time and again.
+RESTLESS = 0.3
+
+
+def restored_often(seed: int) -> dict[str, Any]:
+    """From dice of its own."""
+    rng = random.Random(f"restores of {seed}")
+    return {"restores": rng.choice([4, 8])} if rng.random() < RESTLESS else {}
 
 
 # How many worlds have machines that lose their power.

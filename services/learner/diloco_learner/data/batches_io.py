@@ -66,6 +66,11 @@ class Batches:
             if self.reader is not None and self.reader.shard == shard:
                 self.leased = False
 
+    def only_leased(self) -> None:
+        """Before the first batch: what was to be read for want of a lease is sought anew."""
+        with self.lock:
+            self.granted = deque(g for g in self.granted if g[1])
+
     def _drop(self, shard: int) -> None:
         self.finished = tuple(f for f in self.finished if f[0] != shard)
         del self.again[shard]

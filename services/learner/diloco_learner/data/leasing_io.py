@@ -18,7 +18,7 @@ from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.leases import Where, choose, given_back, order, place, taken
 from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Conflict
-from diloco_shared.bus.repeating import again_and_again, left_undone
+from diloco_shared.bus.repeating import again_and_again, left_undone, until_done
 from diloco_shared.bus.stored_records import Found, M, record_at, records_in, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
@@ -145,8 +145,17 @@ class Leases:
             data = {"shard": shard, "times": self.unmerged_times}
             await self.tell("shard-unmerged", text, data)
 
-    async def first(self) -> None:
-        """Until there is something to read: the syncer must first count this learner as live."""
+    async def first(self, *, gone_back: bool = False) -> None:
+        """Until there is something to read: the syncer must first count this learner as live.
+
+        `gone_back`: the run has, to a checkpoint, perhaps since something was leased. Then that
+        lies beyond what is merged, and whoever read on there would have what comes before left out.
+        """
+        if gone_back:
+            await until_done(self._verify, "leases of data")
+            self.batches.only_leased()
+        if not self.batches.ready:
+            self.supplied.clear()
         await self.supplied.wait()
 
     async def _leases(self) -> tuple[dict[int, ShardLease], dict[int, int]]:
