@@ -127,9 +127,9 @@ def test_an_honest_learner_that_is_much_faster_or_slower_is_no_outlier() -> None
 def test_fast_ones_do_not_hide_who_is_an_outlier_by_both_measures() -> None:
     """They are above the limit by one measure, and would be half of the round with it."""
     norms = history(*SEEN, steps=4)
-    round_ = {m: norm(1.0, 4) for m in "abc"} | {m: norm(1.5, 16) for m in "def"}
+    round_ = {m: norm(1.0, 4) for m in "abcd"} | {m: norm(1.5, 16) for m in "efg"}
     assert norms.outliers(0, round_) == {}
-    assert set(norms.outliers(0, round_ | {"g": norm(3.0, 4)})) == {"g"}
+    assert set(norms.outliers(0, round_ | {"h": norm(3.0, 4)})) == {"h"}
 
 
 def test_what_is_far_is_so_by_both_measures() -> None:
