@@ -468,7 +468,7 @@ class History:
             "refused": dict(self.refused),
             "ledger": self.ledger.meta(),
             **self.norms.to_lists(),
-            "began": list(self.began_P),
+            **({"began": list(self.began_P)} if any(self.began_P) else {}),
             "recent": [list(merged) for merged in self.recent],
             "merges": [[list(m) for m in merges] for merges in self.merges.merges_P],
         }
@@ -491,7 +491,7 @@ class History:
             TensorSpec(name=t["name"], shape=tuple(t["shape"]), embedding=t["embedding"])
             for t in meta["layout"]
         )
-        # Older versions do not say: of a fragment that began again the store alone knows it then.
+        # Left out where all began with 0. Older versions never say: the store alone knows it then.
         self.began_P = list(meta.get("began") or [0] * len(self.versions))
         last_merged = meta["last_merged"]
         self.last_merged = [{k: (v[0], v[1], v[2]) for k, v in m.items()} for m in last_merged]

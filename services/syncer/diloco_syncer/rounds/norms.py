@@ -179,11 +179,9 @@ class NormHistory:
         return dict(sorted((why | beyond).items()))
 
     def to_lists(self) -> dict[str, dict[str, list[float]]]:
-        """By the names of keys in a snapshot; `per_step` is younger than the other."""
-        return {
-            "norms": self.per_root_step.to_lists(),
-            "norms_per_step": self.per_step.to_lists(),
-        }
+        """By the names of keys in a snapshot; what an older one did not say is left out again."""
+        lists = {"norms": self.per_root_step.to_lists()}
+        return lists | ({"norms_per_step": self.per_step.to_lists()} if self.per_step.seen else {})
 
     @classmethod
     def from_lists(
