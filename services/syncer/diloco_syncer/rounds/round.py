@@ -35,7 +35,6 @@ MOVES: dict[tuple[Phase, Phase], str] = {
         Phase.STAGING,
     ): "all have answered, or time is over, and it is enough",
     (Phase.PULLING, Phase.READY): "too few may answer, or have answered: skipped",
-    (Phase.STAGING, Phase.STAGING): "a contribution cannot be merged: without it",
     (Phase.STAGING, Phase.READY): "the merge is computed, or cannot be: skipped",
     (Phase.READY, Phase.PUBLISHING): "its record is on the tape: committed",
 }

@@ -355,7 +355,8 @@ class Rounds:
             return self._skip(r, now, f"{why}{len(r.kept)} contributions, {answer.needs}")
         if not sum(k.weight for k in r.kept.values()) > 0:
             return self._skip(r, now, "all weights are zero")
-        r.becomes(Phase.STAGING)
+        if r.phase is not Phase.STAGING:  # where a merge failed, it is computed once more
+            r.becomes(Phase.STAGING)
         r.closed_at = now
         r.chosen = tuple(
             Chosen(
