@@ -4,7 +4,8 @@
 
 Five learners train nano on the source of Python's standard library, on the virtual clock of
 `diloco sim train`, with the product's own syncer, gate and merge. None, one or two of them do what
-an attack says, in every round of the run; every attack meets every merge rule. The same command
+an attack says, in every round of the run; every attack meets every merge rule. Two fleets more are
+honest and have one learner that is much faster: nobody may be refused there. The same command
 gives the same figures every time. `loss` is that of the published parameters on the validation
 split, in nats per byte; `cost` is how much higher it is than that of the honest run under the
 default merge. Beside it stands what became of the liars' contributions.
@@ -42,6 +43,10 @@ from diloco_simulator.experiments.train import CountedTrainer, Fleet, IdleFleet
 from diloco_simulator.worlds.computing import Sent
 
 LEARNERS, STEPS = 5, 96
+# Of a run with one that is faster than the others: so many times as many steps, with H = 24 and a
+# rate that does not fall. There lengths are steady, and the gate knows well what is usual.
+FAST = 8
+SPEEDS = ((4.0, 1.0, 1.0, 1.0, 1.0), (6.0, 1.0, 1.0, 1.0, 1.0, 1.0))
 MERGES = ("rda", "mean", "clipped", "trimmed", "median")
 # By how much the counters of an attack are too high; and by how many versions a base is too old.
 TIMES, STALE = 10, 8
@@ -156,24 +161,29 @@ class Case:
     attack: str = ""
     liars: int = 0
     dying: bool = False  # honest learners that die and come back, to see what norms they have
+    # How fast each is, where they differ: all are honest, and the run is FAST times as long.
+    speeds: tuple[float, ...] = ()
 
 
 @cache
-def shared(steps: int, seed: int) -> Fleet:
-    """Corpus and compiled programs of all runs of one process."""
-    return Fleet(spec_of("rda", steps, seed), Setting(LEARNERS))
+def shared(speeds: tuple[float, ...], steps: int, seed: int) -> Fleet:
+    """Corpus and compiled programs of all runs of one process whose learners are so fast."""
+    return Fleet(spec_of(Case("rda", speeds=speeds), steps, seed), Setting(LEARNERS))
 
 
-def spec_of(merge: str, steps: int, seed: int) -> RunSpec:
+def spec_of(case: Case, steps: int, seed: int) -> RunSpec:
     """The preset `long`, with H = 12 and a warm-up as short as the run."""
+    inner: dict[str, float] = {"warmup_steps": steps // 6, "batch_sequences": 4}
+    if fast := bool(case.speeds):
+        inner |= {"batch_sequences": 8, "final_fraction": 1.0}
     return RunSpec.model_validate(
         {
             "name": "poisoned",
             "seed": seed,
-            "algorithm": {"merge": merge, "sync_every_steps": 12},
-            "inner": {"warmup_steps": steps // 6, "batch_sequences": 4},
+            "algorithm": {"merge": case.merge, "sync_every_steps": 24 if fast else 12},
+            "inner": inner,
             "evaluation": {"sequences": 256},
-            "budget": {"steps": steps},
+            "budget": {"steps": FAST * steps if fast else steps},
         }
     )
 
@@ -182,13 +192,14 @@ class PoisonedFleet(Fleet):
     """Learners of which the first ones lie."""
 
     def __init__(self, case: Case, steps: int, seed: int) -> None:
-        common = shared(steps, seed)
+        common = shared(case.speeds, steps, seed)
         self.program, self.cut, self.splits = common.program, common.cut, common.splits
         self.told, self.curve = None, []
         self.case, self.attack = case, ATTACKS.get(case.attack, Attack("nothing else"))
         dying = Interruptions(40.0, 5.0) if case.dying else None
-        setting = Setting(LEARNERS, interruptions=dying)
-        IdleFleet.__init__(self, spec_of(case.merge, steps, seed), setting)
+        speeds = case.speeds or (1.0,) * LEARNERS
+        setting = Setting(len(speeds), speeds=speeds, interruptions=dying)
+        IdleFleet.__init__(self, spec_of(case, steps, seed), setting)
 
     def lies(self, m: int) -> bool:
         return m < self.case.liars
@@ -273,6 +284,8 @@ def played(case: Case, steps: int, seed: int) -> dict[str, Any]:
     except RuntimeError as error:  # a run that cannot go on is a result too
         found = {"val_loss": None, "fault": str(error)[:300]}
     about = {"merge": case.merge, "attack": case.attack, "liars": case.liars, "dying": case.dying}
+    if case.speeds:
+        about["speeds"] = list(case.speeds)
     return found | about | {"cpu_s": round(time.process_time() - began, 1)}
 
 
@@ -280,8 +293,9 @@ def cases(attacks: list[str], merges: list[str]) -> list[Case]:
     """Everybody honest under every rule, then every attack; `median` is for two of five."""
     honest = [Case(merge) for merge in merges]
     dying = [Case("rda", dying=True)]
+    fast = [Case("rda", speeds=speeds) for speeds in SPEEDS]
     attacked = [Case(m, a, n) for a in attacks for n in (1, 2) for m in merges]
-    return honest + dying + [c for c in attacked if c.merge != "median" or c.liars > 1]
+    return honest + dying + fast + [c for c in attacked if c.merge != "median" or c.liars > 1]
 
 
 def main() -> None:
@@ -308,7 +322,7 @@ def written(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, A
     """What the file holds."""
     honest = rows[0]["val_loss"]
     for row in rows:
-        if row["val_loss"] is not None:
+        if row["val_loss"] is not None and "speeds" not in row:  # those runs are longer
             row["cost"] = row["val_loss"] / honest - 1
     about = {"learners": LEARNERS, "steps": args.steps, "seed": args.seed}
     says = {name: attack.says for name, attack in ATTACKS.items()}
@@ -319,14 +333,16 @@ def written(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, A
 def line(row: dict[str, Any], honest: float) -> str:
     """One run for people."""
     who = row["attack"] or ("honest, dying" if row["dying"] else "honest")
+    if speeds := row.get("speeds"):
+        who = f"honest, {max(speeds):g}x"
     if row["val_loss"] is None:
         return f"{who:<14} {row['liars']} of {LEARNERS}  {row['merge']:<8} {row['fault']}"
-    cost = 100 * (row["val_loss"] / honest - 1)
+    cost = "" if speeds else f"  cost {100 * (row['val_loss'] / honest - 1):+7.1f} %"
     became = ", ".join(f"{n} {what}" for what, n in sorted(row["of_liars"].items()))
     wrongly = sum(n for what, n in row["of_honest"].items() if what.startswith("refused"))
     return (
-        f"{who:<14} {row['liars']} of {LEARNERS}  {row['merge']:<8} loss {row['val_loss']:7.4f}  "
-        f"cost {cost:+7.1f} %  honest refused {wrongly}  liars: {became or 'none'}"
+        f"{who:<14} {row['liars']} of {len(speeds or range(LEARNERS))}  {row['merge']:<8} "
+        f"loss {row['val_loss']:7.4f}{cost}  honest refused {wrongly}  liars: {became or 'none'}"
     )
 
 
