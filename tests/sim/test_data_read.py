@@ -7,7 +7,7 @@ import pytest
 from diloco_learner.events import Contribute
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import ShardLease
-from diloco_simulator.checkers.data import BEAT_S, HELD_MAX, OLD_S, SEEN_S, TOLD_S, DataRead
+from diloco_simulator.checkers.data import BEAT_S, HELD_MAX, OLD_S, SEEN_S, DataRead
 from diloco_simulator.checkers.promises import Report
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
@@ -127,15 +127,6 @@ def test_by_an_old_word_nobody_takes_a_shard(seen: Seen) -> None:
     seen.leased(5, "b/0", now=6.0 + OLD_S)
     seen.data.beat(["a", "b"], 9.0 + OLD_S)
     assert seen.named("b takes data shard 5 from a, which lives")
-
-
-def test_a_lease_of_what_was_read_without_one_counts_once_it_is_heard_of(seen: Seen) -> None:
-    seen.reads("b/0", (7, 0, 0), (7, 0, 1))
-    seen.leased(7, "b/0", now=3.0)
-    seen.reads("b/0", (7, 0, 2), now=4.0)
-    assert seen.told == []
-    seen.reads("b/0", (7, 0, 1), now=4.0 + TOLD_S)
-    assert seen.named("b/0 reads data shard 7 from 1 in pass 0, its lease begins at (0, 0)")
 
 
 def test_a_lease_begins_where_all_before_it_was_read(seen: Seen) -> None:

@@ -265,8 +265,6 @@ class DataRead:
             stretch.passes,
             stretch.next,
         )
-        if lease is not None and now - lease.since > TOLD_S and not self._repeats(stretch, read):
-            lease.shared = lease.shared and goes_on  # it has heard of it by now
         mine = lease if lease is not None and lease.life == life and not lease.shared else None
         if not goes_on or (stretch is not None and stretch.lease is None and mine is not None):
             if stretch is not None and not goes_on:
@@ -276,12 +274,6 @@ class DataRead:
         stretch.next = n + 1
         if stretch.next == self.size(shard) and stretch.lease is not None:
             stretch.lease.ended = passes
-
-    def _repeats(self, stretch: Stretch | None, read: Read) -> bool:
-        """Whether it reads once more what it has read to its end."""
-        if stretch is None or stretch.next < self.size(stretch.shard):
-            return False
-        return read == (stretch.shard, stretch.passes + 1, 0)
 
     def _leaves(self, life: str, stretch: Stretch) -> None:
         """It reads on somewhere else: at the end alone, as long as it has the lease."""
