@@ -83,6 +83,12 @@ def test_its_state_is_that_of_the_shard_that_keeps_it_waiting(status: Any) -> No
     assert whole is not None and whole.settled
     stopped = status(shard=1, state="stopped", reason="as asked")
     assert state_of(over, stopped) == ("stopped", "as asked")
+    # The first shard has gone back, and waits for the second one without knowing why.
+    starved = status(state="starved", reason="0 train")
+    back = status(shard=1, state="starved", reason="starved: restoring kept/5")
+    assert state_of(starved, back)[1] == "shard 0: 0 train; shard 1: restoring kept/5"
+    failed = status(shard=1, reason="restoring kept/5: it is damaged; and more")
+    assert state_of(running, failed)[1].endswith("; shard 1: restoring kept/5: it is damaged")
 
 
 def test_learners_and_their_returns_are_those_of_all_shards(status: Any) -> None:

@@ -200,8 +200,24 @@ async def test_what_was_leased_before_the_run_went_back_is_not_read_on(fleet: Fl
         await MergedPositions(fleet.bus, "r", lambda: ledger, alone).write()
         free = ShardLease(shard=0, holder="", incarnation=-1, sequences=4, passes=0)
         await fleet.bus.kv_put(subjects.SHARDS, "r.0", encode(free))
-        await a.first(gone_back=True)
+        async with a.looking:  # a lease of before is on its way
+            again = asyncio.create_task(a.first(gone_back=True))
+            await asyncio.sleep(1.0)
+            a.batches.grant(0, 12, 0, leased=False)
+        await again
         assert [(reader.consumed, leased) for reader, leased in a.batches.granted] == [(4, True)]
+
+
+async def test_a_lease_that_nobody_can_read_is_lost(fleet: Fleet) -> None:
+    fleet.small(2, 16, batch=2)
+    await ready(fleet)
+    fleet.live = ("a",)
+    async with fleet.learner("a") as a:
+        await a.first()
+        (shard,) = a.held
+        await fleet.bus.kv_put(subjects.SHARDS, f"r.{shard}", b"junk")
+        await a.look(a.verified_at + VERIFY_S)
+        assert shard not in a.held
 
 
 async def test_an_old_word_frees_no_shard_of_a_learner_that_may_be_back(fleet: Fleet) -> None:

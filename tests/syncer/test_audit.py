@@ -11,7 +11,7 @@ from syncer.small_run import TENSORS
 
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import put_blob
-from diloco_shared.bus.port import StreamSpec
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
@@ -186,6 +186,26 @@ async def test_what_is_removed_while_it_is_read_is_not_awaited(
     with pytest.raises(follow.Purged, match="was purged from UP-t while it was read"):
         await payloads_of("t", bus, recording.tape[5])
     assert ambient.monotonic() - began <= 2 * follow.THERE_S, "in virtual seconds"
+
+
+async def test_a_hub_that_is_away_for_a_moment_ends_no_transfer(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, real, begun = await bus_with(recording), follow.get_blob, list[Blob]()
+
+    async def long(data: MemoryBus, stream: str, blob: Blob, **more: Any) -> Any:
+        begun.append(blob)
+        monkeypatch.setattr(bus, "last", away)
+        await asyncio.sleep(3 * follow.THERE_S)
+        return await real(data, stream, blob, **more)
+
+    async def away(*args: Any) -> None:
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(follow, "get_blob", long)
+    monkeypatch.setattr(follow, "FETCHES", 8)
+    payloads = await payloads_of("t", bus, recording.tape[5])
+    assert len(payloads) == len(begun) > 1
 
 
 async def replay(bus: MemoryBus, tape: list[tuple[int, TapeRecord]], *folders: Path) -> Any:

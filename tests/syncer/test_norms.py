@@ -67,6 +67,8 @@ def test_the_score_is_the_distance_in_robust_deviations() -> None:
         ({"a": 1.0, "b": 1.0, "c": 0.0}, set()),  # small norms harm nobody
         ({"a": 0.0, "b": 0.0, "c": 1.0}, set()),  # nor does one among those that skipped steps
         ({"a": 0.0, "b": 0.0, "c": 1.5, "d": 1.5, "e": 1.5}, set()),  # all that have one rose
+        ({"a": 0.0, "b": 0.0, "c": 9.0}, {"c"}),  # one that lies beside those that skipped theirs
+        ({"a": 0.0, "b": 0.0, "c": 1.0, "d": 9.0, "e": 9.0}, {"d", "e"}),
     ],
 )
 def test_half_or_more_outliers_are_none(norms: dict[str, float], outliers: set[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from diloco_shared.bus.nats.hub_config import Routes, cluster, in_config
-from diloco_shared.durable import make_folder
+from diloco_shared.durable import begin_folder
 from diloco_shared.process.disk_watch import free_bytes
 from diloco_shared.process.hub_watch import (
     UNANSWERED_S,
@@ -143,7 +143,7 @@ class NatsServer:
         if self.running:
             return
         binary = await asyncio.to_thread(find_binary, self._binary)
-        await asyncio.to_thread(make_folder, self.store_dir)
+        await asyncio.to_thread(begin_folder, self.store_dir)
         await self._lock()
         chosen = self.port != 0
         try:

@@ -60,7 +60,8 @@ class MergedData:
         self.kept, self.merged, self.upto = self.merged, {}, {}
 
     def record(self, record: TapeRecord, mark: Mark | None, now: float) -> None:
-        """As the tape takes it; `mark`: what a restore goes back to."""
+        """As the tape takes it, or at 0 where it is read again; `mark`: what a restore goes back
+        to."""
         if isinstance(record, TapeRestore) and mark is not None:
             self.merged = {shard: dict(of) for shard, of in mark.data.items()}
             self.upto = {}
@@ -86,10 +87,11 @@ class MergedData:
                 self._follows(life, read)
             before, (shard, *rest) = read, read
             where = (rest[0], rest[1])
-            # Of a record that was lost, and came again, what is said the second time counts.
-            at, _ = self.kept.get(shard, {}).get(where, (now, False))
+            # Of a record that is read again it counts when it came first. Of one that was lost,
+            # and of what another merges in its place, nobody knew until it came.
+            kept_at, _ = self.kept.get(shard, {}).get(where, (now, False))
             said = own and where < tells.get(shard, (0, 0))
-            self.merged.setdefault(shard, {}).setdefault(where, (at, said))
+            self.merged.setdefault(shard, {}).setdefault(where, (now or kept_at, said))
             data.known.merged.add(read)
         self.upto[life] = max(first, last)
 

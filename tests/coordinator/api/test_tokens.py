@@ -1,6 +1,8 @@
 """Tokens: made, shown once, expiring, changed over, revoked; the administrator's in a file."""
 
+import errno
 import json
+import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -203,6 +205,18 @@ def test_a_new_admin_token_is_on_the_disk_and_its_name_as_well(
     settled = Settled(monkeypatch)
     token = admin_token(tmp_path / "data")
     assert settled.calls[1:] == [{"data"}, len(token) + 1, {"admin-token"}]
+
+
+def test_a_disk_that_fails_keeps_nobody_from_the_admin_token_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = admin_token(tmp_path / "data")
+
+    def fails(handle: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    assert admin_token(tmp_path / "data") == token
 
 
 async def test_a_replaced_file_is_taken_up_without_a_restart(world: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import structlog
 
 from diloco_coordinator.access import EARLIER_MAX, digest
 from diloco_shared import ambient
-from diloco_shared.durable import make_folder, replace_for_owner, settle_names
+from diloco_shared.durable import begin_folder, replace_for_owner, settle_names
 from diloco_shared.process.set_up import WrongSetUp, writing
 
 log = structlog.get_logger()
@@ -32,7 +32,7 @@ class NoToken(WrongSetUp):
 
 def admin_token(data: Path) -> str:
     """The token in `<data>/admin-token`, created (mode 0600) if there is none."""
-    make_folder(data)
+    begin_folder(data)
     path, flags = data / FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
         handle = os.open(path, flags | os.O_EXCL, 0o600)

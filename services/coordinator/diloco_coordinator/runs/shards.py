@@ -1,6 +1,7 @@
 """One status of a run, made of those that the leaders of its syncer shards write."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -88,10 +89,17 @@ def _state(parts: Sequence[RunStatus], shards: int) -> tuple[RunState, str]:
     for state in SHOWN_FIRST:
         told = next((p for p in parts if p.state == state), None)
         if told is not None:
-            return state, f"shard {told.shard}: {told.reason}"[:500]
+            return state, f"shard {told.shard}: {told.reason}{_goes_back(parts, told)}"[:500]
     running = next(p for p in parts if p.state not in OVER)
     ending = any(p.state in OVER for p in parts)
-    return ("finishing" if ending else running.state), running.reason
+    reason = f"{running.reason}{_goes_back(parts, running)}"[:500]
+    return ("finishing" if ending else running.state), reason
+
+
+def _goes_back(parts: Sequence[RunStatus], told: RunStatus) -> str:
+    """What a shard has still to go back to, where others have: they say nothing of it."""
+    found = ((p, re.search(r"\brestoring [^\s;]+[^;]*", p.reason)) for p in parts if p != told)
+    return "".join(f"; shard {p.shard}: {said[0]}" for p, said in found if said)
 
 
 def _all(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

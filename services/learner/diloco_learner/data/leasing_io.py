@@ -69,6 +69,7 @@ class Leases:
         self.wanted = order(spec.data.virtual_shards, self.learner, spec.seed)
         self.supplied = asyncio.Event()
         self.writing = asyncio.Lock()  # a lease has one revision: one write at a time
+        self.looking = asyncio.Lock()  # one look at a time
         self.held: dict[int, tuple[ShardLease, int]] = {}  # shard -> (lease, revision)
         self.closed: dict[int, int] = {}  # let go by `batches`: shard -> passes, to be given back
         # Given back unmerged: shard -> passes, at most all that there are. A leader that writes
@@ -123,6 +124,10 @@ class Leases:
 
     async def look(self, now: float) -> None:
         """Give back what is done with, make sure of what is held, lease what is wanted."""
+        async with self.looking:
+            await self._look(now)
+
+    async def _look(self, now: float) -> None:
         for shard, passes in self.batches.finished[:-FINISHED_MAX]:
             if self.batches.close(shard, passes):
                 await self._give_up(shard, passes)
@@ -152,8 +157,9 @@ class Leases:
         lies beyond what is merged, and whoever read on there would have what comes before left out.
         """
         if gone_back:
-            await until_done(self._verify, "leases of data")
-            self.batches.only_leased()
+            async with self.looking:  # what is on its way to `batches` is there by then
+                await until_done(self._verify, "leases of data")
+                self.batches.only_leased()
         if not self.batches.ready:
             self.supplied.clear()
         await self.supplied.wait()
@@ -249,11 +255,18 @@ class Leases:
 
     async def _verify(self) -> None:
         held = list(self.held)
-        keys = (f"{self.run}.{shard}" for shard in held)
-        reading = (record_at(self.bus, subjects.SHARDS, key, ShardLease) for key in keys)
-        for shard, found in zip(held, await asyncio.gather(*reading), strict=True):
-            if found is None or (found.record.holder, found.record.incarnation) != self._me:
+        for shard, ours in zip(held, await asyncio.gather(*map(self._is_ours, held)), strict=True):
+            if not ours:
                 self._lost(shard)
+
+    async def _is_ours(self, shard: int) -> bool:
+        """As the hub has it. What nobody can read is not: we wrote it otherwise."""
+        key = f"{self.run}.{shard}"
+        try:
+            found = await record_at(self.bus, subjects.SHARDS, key, ShardLease)
+        except WireError:
+            return False
+        return found is not None and (found.record.holder, found.record.incarnation) == self._me
 
     @property
     def _me(self) -> tuple[str, int]:

@@ -7,6 +7,7 @@ nothing more, and a machine that would compute something else is found out befor
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import structlog
 
 from diloco_shared.bus.blobs import BlobIncomplete, fresh, get_blob
-from diloco_shared.bus.port import Bus
+from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.stored_records import readable
 from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
@@ -414,7 +415,8 @@ async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, byte
             getting = asyncio.create_task(get_blob(data, stream, blob, take=take))
             try:
                 while not (await asyncio.wait({getting}, timeout=THERE_S))[0]:
-                    await still_there(subject)
+                    with suppress(BusError):  # as for what is being read: it goes on by itself
+                        await still_there(subject)
                 return await getting
             except BlobIncomplete:
                 await still_there(subject)

@@ -21,8 +21,10 @@ class MergedPositions:
     A syncer shard's leader alone writes them, and writes all before it admits anybody.
 
     By compare-and-set: what a deposed leader still has to say replaces nothing. Its successor
-    writes the first time over whatever is there, since its tape is the newer one. So does whoever
-    meets a conflict, which may be with its own write: hence it first looks whether it still leads.
+    writes the first time over whatever is there and differs, since its tape is the newer one. So
+    does whoever meets a conflict, which may be with its own write: hence it first looks whether it
+    still leads. A write of before that was on its way for long may stay where its successor had
+    nothing to write, until that data shard is merged further: what lies between is read twice.
 
     Each shard of the syncer has keys of its own: what is merged in any of them is merged.
 

@@ -128,7 +128,8 @@ class Past:
             return {}
         median = float(np.median(seen))
         spread = MAD_TO_SIGMA * float(np.median([abs(x - median) for x in seen]))
-        usual = max(median, _middle(values.values()))
+        # With zeros: of learners that skipped their steps, one that lies may be all that is left.
+        usual = max(median, median_low(values.values())) or _middle(values.values())
         spread = max(spread, SPREAD_MIN * usual, sys.float_info.min)
         scores = {learner: (value - usual) / spread for learner, value in values.items()}
         return {learner: z for learner, z in scores.items() if z > self.z_max}
