@@ -226,8 +226,8 @@ def _written(folder: Path, synced: os.stat_result) -> list[Path]:
     """Files that are being synced; of a folder, those of the newest in it that no other shares."""
     paths = sorted(folder.rglob("*"))
     same = [path for path in paths if os.path.samestat(path.stat(), synced)]
-    if same and (same[0] / RECORD).exists():
-        return []  # an export's record was replaced, and its files were whole before
+    if same and next(same[0].rglob(RECORD), None) is not None:
+        return []  # a name beside exports, or one's record, is new: their files were whole before
     if same and stat.S_ISDIR(synced.st_mode):
         files = [p for p in paths if same[0] in p.parents and p.is_file() and _alone(p)]
         newest = max((_number(p.relative_to(same[0])) for p in files), default=0)
