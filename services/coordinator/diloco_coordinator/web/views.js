@@ -43,7 +43,7 @@ function figures(run, s, newest) {
   const refused = Object.entries(s.refused).map(([why, n]) => `${why} ${n}`);
   return [
     ["Alive", `${s.alive.length} of ${known}`, "heartbeats seen"],
-    ["Participating", `${s.participating.length} of ${known}`, "merged within the last H rounds"],
+    ["Participating", `${s.participating.length} of ${known}`, "merged in one of the newest rounds"],
     ["Useful", s.tokens_processed ? percent(s.tokens_useful / s.tokens_processed) : "–",
       `${count(s.tokens_useful)} of ${count(s.tokens_processed)} tokens merged`],
     ["In flight", count(s.tokens.in_flight), "tokens whose fate is open"],
