@@ -23,7 +23,7 @@ from diloco_syncer.events import JoinSeen, TimePassed
 from diloco_syncer.history.follow_io import Recovered
 from diloco_syncer.history.history import History
 from diloco_syncer.history.tape_io import Tape
-from diloco_syncer.leadership.leader_io import DROPPED_SAY_S, LINGER_S, Leader
+from diloco_syncer.leadership.leader_io import BEGIN_S, DROPPED_SAY_S, LINGER_S, Leader
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.messages import arrivals_io as arrivals
 
@@ -55,6 +55,25 @@ def test_each_end_of_a_run_has_its_own_time_to_leave(leader: Leader) -> None:
     assert not leader._over()
     history.outcome = "finished"
     assert not leader._over(), "the other shards have yet to end again"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_of_several_shards_none_waits_long_for_who_has_yet_to_begin(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch, shards: int
+) -> None:
+    """The leader of another shard may have left before it came: it never begins."""
+    algorithm = leader.spec.algorithm.model_copy(update={"shards": shards})
+    leader.spec = leader.spec.model_copy(update={"algorithm": algorithm})
+    now = time.monotonic()
+    leader.machine.roster.join("a", 0, "a-0", now)
+    leader.machine.history.outcome, leader.ended_at = "finished", now - BEGIN_S / 2
+    assert not leader._over()
+    leader.ended_at = now - 2 * BEGIN_S
+    assert leader._over() == (shards > 1)
+    (member,) = leader.machine.roster.live(now)
+    for state, over in (("joining", shards > 1), ("stepping", False), ("finished", True)):
+        monkeypatch.setattr(member, "progress", SimpleNamespace(state=state))
+        assert leader._over() == over
 
 
 def test_a_flood_of_dropped_events_is_said_now_and_then_with_its_count(

@@ -83,6 +83,9 @@ log = structlog.get_logger()
 # After the end, live learners that do not say they are finished are waited for this long: the
 # last evaluation and checkpoint of a large model. Those that died are not waited for.
 LINGER_S = 600.0
+# Of a run of several shards, learners that have yet to begin by then only this long. Whoever led
+# another shard may have left before they came, and without its word they never begin.
+BEGIN_S = 60.0
 # A gap this long between two looks at the queue was ours (stopped, swapped out): the learners'
 # silence in it says nothing about them.
 OWN_GAP_S = 1.0
@@ -300,11 +303,11 @@ class Leader:
         if self.ended_at is None:
             return False
         now = ambient.monotonic()
-        busy = [
-            m
-            for m in self.machine.roster.live(now)
-            if m.progress is None or m.progress.state != "finished"
-        ]
+        states = [m.progress.state if m.progress else "" for m in self.machine.roster.live(now)]
+        not_awaited = ["finished"]
+        if self.spec.algorithm.shards > 1 and now - self.ended_at > BEGIN_S:
+            not_awaited += ["", "joining", "recovering"]
+        busy = [state for state in states if state not in not_awaited]
         checkpoints = self.machine.user_requests.checkpoints
         making = checkpoints.making or checkpoints.owes
         return not (busy or making) or now - self.ended_at > LINGER_S
