@@ -1,11 +1,14 @@
 """The lease's keeper on a bus: links that are slow, and answers that never come."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 from waiting import until
 
 from diloco_shared import ambient
+from diloco_shared.bus.port import BusError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import LeaderLease
 from diloco_shared.protocol.wire import decode
@@ -31,6 +34,25 @@ class Slow(MemoryBus):
     async def last_raw(self, *given: str) -> object:  # type: ignore[override]
         await asyncio.sleep(self.slow_s)
         return await super().last_raw(*given)
+
+
+class Late(MemoryBus):
+    """While it is away, what it is given stays under way, and arrives before the next write."""
+
+    away = False
+
+    def __init__(self, broker: MemoryBroker, client: str) -> None:
+        super().__init__(broker, client)
+        self.under_way: list[Callable[[], Awaitable[int]]] = []
+
+    async def append(self, *given: object, **more: object) -> int:
+        write = partial(super().append, *given, **more)  # type: ignore[arg-type]
+        if self.away:
+            self.under_way.append(write)
+            raise BusError("away")
+        while self.under_way:
+            await self.under_way.pop()()
+        return await write()
 
 
 def keeper(bus: MemoryBus, me: str = "s") -> LeaseKeeper:
@@ -82,6 +104,24 @@ async def test_a_lease_whose_renewal_was_not_answered_is_given_back() -> None:
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     await mine.give_back()
+    assert await holder(bus) == ""
+
+
+async def test_a_renewal_that_comes_through_late_is_given_back_too() -> None:
+    """The server is back just now: it takes what was said before, after it was asked."""
+    bus = Late(MemoryBroker(), "s")
+    await bus.ensure_bucket(subjects.LEASES)
+    mine = keeper(bus)
+    mine.fit("")
+    keeping = asyncio.create_task(mine.keep())
+    await until(lambda: mine.leading)
+    bus.away = True
+    await until(lambda: bus.under_way)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    bus.away = False
+    await mine.give_back()
+    assert not bus.under_way, "the renewal came through"
     assert await holder(bus) == ""
 
 

@@ -37,6 +37,9 @@ log = structlog.get_logger()
 TTL_S = 60.0
 # Giving the lease back when the process ends, in seconds: the next leader would only wait longer.
 GIVE_BACK_S = 2.0
+# How often it looks for that what is there. A renewal that was under way may come through after
+# the first look, once the server is back; what is there after the third is somebody else's doing.
+GIVE_BACK_LOOKS = 3
 
 
 class LeaseKeeper:
@@ -116,7 +119,7 @@ class LeaseKeeper:
         """The process stops: whoever stands by need not wait. Call after `keep` has ended."""
         lease = self.lease
         # What was under way may have come through, or not: then one has to look what is there.
-        looks = 1 if lease.leading or isinstance(lease.asked, Write) else 0
+        looks = GIVE_BACK_LOOKS if lease.leading or isinstance(lease.asked, Write) else 0
         lease.asked, lease.next_at = None, ambient.monotonic() if looks else lease.next_at
         request = self._handle(Fitness("stopping"))
         try:
