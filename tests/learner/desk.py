@@ -94,13 +94,16 @@ class Desk:
     def tell(self, *events: ExchangeEvent) -> list[ExchangeEffect]:
         return [e for event in events for e in self.exchange.handle(event, self.now)]
 
-    def step(self, times: int = 1, tokens: int = 64) -> list[ExchangeEffect]:
+    def step(
+        self, times: int = 1, tokens: int = 64, *, skipped: bool = False
+    ) -> list[ExchangeEffect]:
+        """`skipped`: the step before each of these was."""
         effects: list[ExchangeEffect] = []
         for _ in range(times):
             assert self.exchange.may_step
             self.now += 1.0
             cursor = Cursor(shard=7, sequences=self.exchange.counters.step + 1)
-            effects += self.tell(Stepped(tokens, 2.5, 1.0, 0.0, cursor))
+            effects += self.tell(Stepped(tokens, 2.5, 1.0, 0.0, cursor, skipped))
         return effects
 
     def pass_time(self, seconds: float) -> list[ExchangeEffect]:

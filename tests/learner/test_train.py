@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from learner.rig import Box, Rig, anchor, beat, donation, outgoing, pull, run
+from learner.rig import Box, Clock, Rig, anchor, beat, donation, outgoing, pull, run
 
 from diloco_learner.events import (
     AnchorReady,
@@ -21,6 +21,7 @@ from diloco_learner.events import (
     Evaluated,
     GiveState,
     Leave,
+    Stepped,
 )
 from diloco_learner.recovery.moments import pack, views
 from diloco_learner.training import computing_io
@@ -430,3 +431,44 @@ def test_checkpoints_that_hosts_write_are_begun_when_due_and_hold_up_no_other(
     assert hosts.begun == [(3, False), (6, False), (9, False), (10, True)]
     assert hosts.dropped == [3]
     assert [o.handle for o in outgoing(box, Checkpoint)] == [6, 9, 10]
+
+
+class Handed:
+    """A loss that a device is still at work on."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.until = clock, clock.now + seconds
+
+    def is_ready(self) -> bool:
+        return self.clock.now >= self.until
+
+    def __float__(self) -> float:
+        self.clock.now = max(self.clock.now, self.until)
+        return 2.5
+
+
+def test_a_step_that_a_device_has_only_taken_up_has_no_time(rig: Rig) -> None:
+    """A syncer took it for the speed of the run's fastest learner, and waited for nobody."""
+    loop, box, clock = rig()
+    told: list[float] = []
+    take, busy_until = loop.trainer.step, clock.now
+
+    def step(*given: Any, **more: Any) -> Handed:
+        nonlocal busy_until
+        take(*given, **more)
+        clock.now += 0.005
+        busy_until = max(busy_until, clock.now) + 3.0
+        return Handed(clock, busy_until - clock.now)
+
+    loop.trainer.step = step  # type: ignore[method-assign,assignment]
+    handle = loop.exchange.handle
+
+    def heard(event: Any, now: float) -> Any:
+        told.extend([event.step_s] if isinstance(event, Stepped) else [])
+        return handle(event, now)
+
+    loop.exchange.handle = heard  # type: ignore[method-assign]
+    box.at = {4: [beat("finished")]}
+    run(loop)
+    assert told[0] == 0.0 and loop.exchange.step_s > 2.0
+    assert told[1:] == pytest.approx([3.0] * len(told[1:]), abs=0.01)

@@ -113,7 +113,7 @@ class Stepped:
 
     tokens: int
     loss: float
-    step_s: float
+    step_s: float  # 0: not known, as nothing waited for the device
     wait_s: float  # total so far
     cursor: Cursor | None
     skipped: bool = False  # the step of `loss` was: it changed nothing

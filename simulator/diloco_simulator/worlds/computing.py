@@ -63,6 +63,10 @@ class Loss:
     def block_until_ready(self) -> None:
         """It is."""
 
+    def is_ready(self) -> bool:
+        """It always is."""
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:

@@ -1,11 +1,13 @@
 """A run that is stopped ends and can be deleted, also if nobody is there who could end it."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from waiting import until
 
 from diloco_coordinator.api.views import MEND
+from diloco_coordinator.runs import ending_io as ending
 from diloco_coordinator.runs import registry_io as registry
 from diloco_coordinator.runs import statuses as standings
 from diloco_coordinator.runs.ending_io import end_overdue
@@ -296,3 +298,31 @@ async def test_an_end_is_not_settled_under_a_leader_that_the_mirror_has_yet_to_h
     await end_overdue(mirror)
     shown = await leader.read()
     assert shown is not None and shown.settled, "it is as it was heard: nobody speaks"
+
+
+async def test_keys_of_a_run_are_removed_several_at_once(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other it took minutes where the hub is far away, and there are many shards."""
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", spec())
+        for shard in range(40):
+            await world.bus.kv_put(subjects.PLACES, f"demo.{shard}", b"there")
+        delete, under_way, most = desk.registry.bus.kv_delete, 0, 0
+
+        async def slow(bucket: str, key: str, **more: Any) -> int:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0.1)
+            under_way -= 1
+            removed: int = await delete(bucket, key, **more)
+            return removed
+
+        monkeypatch.setattr(desk.registry.bus, "kv_delete", slow)
+        await desk.ask("POST", "/v1/runs/demo/stop")
+        await until(lambda: _state(desk, "stopped"))
+        answer = await desk.ask("DELETE", "/v1/runs/demo")
+        assert answer.status_code == 204, answer.text
+        assert not await world.bus.kv_all(subjects.PLACES, "demo.>")
+        assert 1 < most <= ending.AT_ONCE

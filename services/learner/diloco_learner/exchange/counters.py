@@ -15,7 +15,7 @@ class Counters:
     """Steps and tokens of one incarnation, and where each of P fragments was adopted.
 
     A skipped step is a step with its tokens: what it read is read. `adopted_P` holds versions (-1:
-    none), `step_at_P` and `tokens_at_P` the totals at adoption.
+    none), `step_at_P`, `tokens_at_P` and `skipped_at_P` the totals at adoption.
     """
 
     adopted_P: list[int]
@@ -24,10 +24,12 @@ class Counters:
     skipped: int = 0  # of the steps, as far as their losses are known
     step_at_P: list[int] = field(init=False)
     tokens_at_P: list[int] = field(init=False)
+    skipped_at_P: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.step_at_P = [self.step] * len(self.adopted_P)
         self.tokens_at_P = [self.tokens] * len(self.adopted_P)
+        self.skipped_at_P = [self.skipped] * len(self.adopted_P)
 
     @property
     def complete(self) -> bool:
@@ -60,6 +62,14 @@ class Counters:
         """Tokens processed since fragment `p` was adopted; 0 while it is not."""
         return self.tokens - self.tokens_at_P[p] if self.adopted_P[p] >= 0 else 0
 
+    def c_skipped(self, p: int) -> int:
+        """Of the steps since fragment `p` was adopted, those that did nothing.
+
+        Whether a step was skipped is known one step later. So these are the steps of a span that
+        began and ended one step earlier: who skips all its steps has skipped all of these.
+        """
+        return min(self.skipped - self.skipped_at_P[p], self.c_steps(p))
+
     def covers(self, versions_P: tuple[int, ...]) -> bool:
         """Whether every fragment is adopted at these versions or newer ones."""
         return len(versions_P) == len(self.adopted_P) and all(
@@ -69,6 +79,7 @@ class Counters:
     def _base(self, p: int, version: int) -> None:
         self.adopted_P[p] = version
         self.step_at_P[p], self.tokens_at_P[p] = self.step, self.tokens
+        self.skipped_at_P[p] = self.skipped
 
 
 # --------------------------------------------------------------------------------------------------

@@ -173,7 +173,8 @@ class Exchange:
     def _stepped(self, e: Stepped) -> None:
         self.counters.stepped(e.tokens)
         self.counters.skipped += e.skipped
-        # The first step compiles: its time says nothing about the next ones.
+        # The first step compiles, or was only handed to the device: its time says nothing about
+        # the next ones.
         if self.counters.step <= 2:
             self.step_s = e.step_s
         else:
@@ -312,14 +313,18 @@ class Exchange:
         return effects
 
     def _contribute(self, now: float) -> list[ExchangeEffect]:
-        """Answer what is owed, each round once, and never without a step (weight 0)."""
+        """Answer what is owed, each round once, and never without a step that counts (weight 0).
+
+        Who skips all its steps has nothing to bring, and would only shorten the merge. Beside one
+        that counts, skipped ones weigh like it: a manifest of this wire version cannot tell them.
+        """
         if not self.pulls.pending:
             return []
         effects: list[ExchangeEffect] = []
         c = self.counters
         for owed in self.pulls.owed(now):
             pull, p = owed.pull, owed.pull.fragment
-            if c.c_steps(p) < 1:
+            if c.c_steps(p) <= c.c_skipped(p):
                 continue  # adopted just now: the next boundary may still be in time
             self.pulls.answer(pull)
             self.undecided.contributed(p, pull.round, pull.epoch, self.cursor)

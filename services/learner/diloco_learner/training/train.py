@@ -244,9 +244,12 @@ class TrainLoop:
         data_wait_s = self.now() - began
         rate = inner_rate(self.spec.inner, self.spec.inner_rate, *self.exchange.position())
         poisoned, self.injected.poison = self.injected.poison, False
-        handle = self.trainer.step(tokens_BxL1, rate, poisoned=poisoned)
+        handle: Any = self.trainer.step(tokens_BxL1, rate, poisoned=poisoned)
         yield Stepping()
         loss, skipped = self._previous_loss(handle)
+        # Nothing was waited for before the first step: a device that has only taken it up tells
+        # nothing of its speed.
+        known = self.exchange.counters.step > 0 or handle.is_ready()
         if self.injected.stretch > 1:
             yield from self._slow_down(handle, began)
         ended = self.now()
@@ -257,7 +260,7 @@ class TrainLoop:
             Stepped(
                 tokens=tokens,
                 loss=loss,
-                step_s=ended - began,
+                step_s=ended - began if known else 0.0,
                 wait_s=self.waiting.seconds,
                 cursor=self.batches.cursor,
                 skipped=skipped,
