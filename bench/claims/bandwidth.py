@@ -11,7 +11,7 @@ from typing import Any
 
 from written import write
 
-from diloco_planner.bandwidth import Link, required
+from diloco_planner.bandwidth import CODEC_BITS, KEYFRAME_CODEC, Link, required
 
 # The published 4-bit format is not known; 0.43 of 1.67 fits blocks with scales of 32 bits.
 INT4 = 4.125
@@ -37,8 +37,9 @@ class Known:
 
 DP_M2 = Link("dp", utilisation=0.90)
 DP_M8 = Link("dp", learners=8, utilisation=0.95)
-BF16 = Link("decoupled")
-INT4_M8 = Link("decoupled", learners=8, up_bits=INT4, down_bits=INT4)
+# Published figures leave out keyframes, which a run has.
+BF16 = Link("decoupled", keyframe_every=0)
+INT4_M8 = Link("decoupled", learners=8, up_bits=INT4, down_bits=INT4, keyframe_every=0)
 BOTH = "gbit_per_s_both_directions"
 KNOWN = (
     Known("dp_m2", 104, DP_M2, note="5B, M = 2, 90 % utilisation"),
@@ -80,6 +81,7 @@ def main() -> None:
         print(f"{known.name:<22}{known.published:>10}{known.ours:>10.3f}{off:>8}  {known.note}")
     print("The last two: off in steps of their grid, each a factor of 1.21.\n")
     figures |= ratios(figures)
+    figures |= of_runs()
     rows = centers()
     for row in rows:
         print("  ".join(f"{name} {value:.4g}" for name, value in row.items()))
@@ -109,6 +111,33 @@ def ratios(figures: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+def of_runs() -> dict[str, float]:
+    """What 5B needs with this project's codecs and its keyframes, every 16th version in fp32.
+
+    By codec and codec of keyframes, of which bf16 is the other one.
+    """
+    found = {}
+    for codec in ("bf16", "int4"):
+        for whole in ("fp32", "bf16"):
+            for name in ("average_up", "average_down", "shared_link", "keyframe"):
+                needed = required(_run(codec, whole))[f"gbit_per_s_{name}"]
+                found[f"{name}_{codec}_keyframes_{whole}"] = needed
+                print(f"{name:<13}{codec}, keyframes in {whole}{needed:>8.3f}")
+    print()
+    return found
+
+
+def _run(codec: str, whole: str = KEYFRAME_CODEC, learners: int = 2) -> Link:
+    bits = CODEC_BITS[codec]
+    return Link(
+        "decoupled",
+        learners=learners,
+        up_bits=bits,
+        down_bits=bits,
+        keyframe_bits=CODEC_BITS[whole],
+    )
+
+
 def centers() -> list[dict[str, float]]:
     """What 5B needs over 2 to 16 data centers: no published table was found."""
     shared = "gbit_per_s_shared_link"
@@ -122,6 +151,7 @@ def centers() -> list[dict[str, float]]:
             "window_int4": required(INT4_M8)["gbit_per_s"],
             "shared_link_int4": required(INT4_M8)[shared],
             "hub_int4": m * required(INT4_M8)[shared],
+            "hub_of_a_run_int4": required(_run("int4", learners=m))["gbit_per_s_hub"],
         }
         for m in CENTERS
     ]

@@ -7,7 +7,7 @@ bench/faster.py measures the same with small models at the sockets. The announce
 than 20 times faster than conventional synchronization methods" and does not say how long a step
 was, so that it stands here for many: data-parallel training steps `utilisation` of the time, a
 Decoupled learner always, provided that the link carries its fragments (`least link`, each way;
-P = H = 24, so one fragment with every step).
+P = H = 24, so one fragment with every step), while keyframes go out, too.
 """
 
 import argparse

@@ -13,11 +13,17 @@ and both are reported:
   1.7, 0.43 and 0.84 Gbit/s follow it (16 bits; 4.125 bits; 4.125 bits, both directions).
 - *shared link*: where tau exceeds H/P, windows of several fragments overlap on the one link there
   is; it must carry a fragment every H/P steps, which is the larger figure and the one to provision.
+
+Publications are changes and, now and then, a keyframe: a whole fragment in more bits. Published
+figures leave keyframes out (`keyframe_every=0`); a run has them, in a quarter of its turns. What is
+due then is what the shared link must carry: with less, it falls behind by more than a turn.
 """
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal, get_args
 
+from diloco_shared.spec.algorithm import Algorithm, keyframe_turns
 from diloco_shared.spec.codecs import CODECS
 
 Method = Literal["dp", "diloco", "streaming", "decoupled"]
@@ -32,10 +38,40 @@ GBIT = 1e9
 SEARCH_GBIT_PER_S = (1e-6, 1e9)
 # Bits per value on our wire, with its share of a scale.
 CODEC_BITS = {codec.name: codec.bits_in_all for codec in CODECS}
+# What a run has unless it says otherwise.
+KEYFRAME_EVERY: int = Algorithm.model_fields["keyframe_every"].default
+KEYFRAME_CODEC: str = Algorithm.model_fields["keyframe_codec"].default
 
 
 class BadSetting(ValueError):
     """A setting out of range: which one, and what it may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Bits per value of publications: a change's, and a keyframe's at every so many versions."""
+
+    change: float
+    keyframe: float
+    every: int  # 0: there are no keyframes
+    fragments: int  # P
+
+    @property
+    def mean(self) -> float:
+        """Over all versions."""
+        return self._with(1 / self.every if self.every else 0.0)
+
+    @property
+    def fullest(self) -> float:
+        """Over the fragments of one turn, of one that has the most to carry."""
+        if self.every <= 1:
+            return self.mean
+        keyframes = ceil(self.fragments / keyframe_turns(self.every))
+        # Other turns have none, which is more to carry where a keyframe has fewer bits.
+        return max(self.change, self._with(keyframes / self.fragments))
+
+    def _with(self, keyframes: float) -> float:
+        return self.change + (self.keyframe - self.change) * keyframes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +88,17 @@ class Link:
     utilisation: float = 0.95
     up_bits: float = 16.0  # per value; all-reduces use it both ways
     down_bits: float = 16.0
+    keyframe_every: int = KEYFRAME_EVERY  # versions; 0: no keyframes, as published figures have it
+    keyframe_bits: float = CODEC_BITS[KEYFRAME_CODEC]
 
     def __post_init__(self) -> None:
         _within("method", self.method in METHODS, f"one of {', '.join(METHODS)}")
-        for name in ("params", "step_s", "up_bits", "down_bits"):
+        for name in ("params", "step_s", "up_bits", "down_bits", "keyframe_bits"):
             _within(name, 0 < getattr(self, name) < float("inf"), "a positive number")
         for name in ("learners", "sync_every_steps", "fragments"):
             _within(name, getattr(self, name) >= 1, "at least 1")
-        _within("overlap_steps", self.overlap_steps >= 0, "at least 0")
+        for name in ("overlap_steps", "keyframe_every"):
+            _within(name, getattr(self, name) >= 0, "at least 0")
         _within("utilisation", 0 < self.utilisation <= 1, "above 0 and at most 1")
         if self.method == "decoupled":
             fits = self.sync_every_steps % self.fragments == 0
@@ -69,6 +108,11 @@ class Link:
     def steps_per_fragment(self) -> float:
         """H / P: steps between two fragments that are due."""
         return self.sync_every_steps / self.fragments
+
+    @property
+    def down(self) -> Published:
+        """Of Decoupled."""
+        return Published(self.down_bits, self.keyframe_bits, self.keyframe_every, self.fragments)
 
 
 def _within(name: str, good: bool, wanted: str) -> None:
@@ -170,14 +214,22 @@ def _decoupled(link: Link) -> dict[str, Any]:
     values = link.params / link.fragments / GBIT
     up, down = values * link.up_bits, values * link.down_bits
     shared_s = min(window_s, every_s)
+    fullest = values * link.down.fullest
     return {
         "gbit_per_s": max(up, down) / window_s,
         "gbit_per_s_up": up / window_s,
         "gbit_per_s_down": down / window_s,
         "gbit_per_s_both_directions": (up + down) / window_s,
-        "gbit_per_s_shared_link": max(up, down) / shared_s,
-        "gbit_per_s_shared_link_both_directions": (up + down) / shared_s,
-        "gbit_per_s_hub": link.learners * max(up, down) / shared_s,
-        "reading": "gbit_per_s: one fragment in tau steps, per direction (transfer window); "
-        "gbit_per_s_shared_link: all fragments due, one link; hub: M of those links",
+        "gbit_per_s_keyframe": values * link.keyframe_bits / window_s
+        if link.keyframe_every
+        else 0.0,
+        "gbit_per_s_average_up": up / every_s,
+        "gbit_per_s_average_down": values * link.down.mean / every_s,
+        "gbit_per_s_shared_link": max(up, fullest) / shared_s,
+        "gbit_per_s_shared_link_both_directions": (up + fullest) / shared_s,
+        "gbit_per_s_hub": link.learners * max(up, fullest) / shared_s,
+        "reading": "gbit_per_s: what changed of one fragment in tau steps, per direction (transfer "
+        "window); keyframe: a whole fragment in tau steps, down; average: over all versions; "
+        "gbit_per_s_shared_link: all that is due while keyframes go out, one link; hub: M of those "
+        "links",
     }

@@ -5,7 +5,19 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_planner.bandwidth import BadSetting, Bursts, Link, Method, on_link, required
+from diloco_planner.bandwidth import (
+    CODEC_BITS,
+    BadSetting,
+    Bursts,
+    Link,
+    Method,
+    Published,
+    on_link,
+    required,
+)
+from diloco_shared.budget import known
+from diloco_shared.budget.traffic import load
+from diloco_shared.spec.run import Algorithm, RunSpec
 
 
 def gbit(method: Method, **changes: float) -> float:
@@ -47,12 +59,63 @@ def test_a_link_with_less_than_is_sent_bounds_the_utilisation() -> None:
 
 
 def test_the_shared_link_carries_every_fragment() -> None:
-    both = required(Link("decoupled"))
+    both = required(Link("decoupled", keyframe_every=0))
     assert both["gbit_per_s_shared_link"] == pytest.approx(5e9 * 16 / 24 / 1e9)
     assert both["gbit_per_s_hub"] == pytest.approx(2 * both["gbit_per_s_shared_link"])
     # One fragment in flight at a time: both readings are the same.
-    alone = required(Link("decoupled", fragments=6))
+    alone = required(Link("decoupled", fragments=6, keyframe_every=0))
     assert alone["gbit_per_s_shared_link"] == alone["gbit_per_s"]
+
+
+def test_keyframes_are_more_than_half_of_what_comes_down_in_their_turns() -> None:
+    """By hand: 5e9 values in 24 s; one version in 16, and one fragment in 4 in such turns."""
+    per_bit = 5e9 / 24 / 1e9
+    found = required(Link("decoupled", up_bits=4.0625, down_bits=4.0625))
+    assert found["gbit_per_s_average_up"] == pytest.approx(4.0625 * per_bit)
+    assert found["gbit_per_s_average_down"] == pytest.approx((15 * 4.0625 + 32) / 16 * per_bit)
+    assert found["gbit_per_s_shared_link"] == pytest.approx((3 * 4.0625 + 32) / 4 * per_bit)
+    assert found["gbit_per_s_keyframe"] == pytest.approx(32 * per_bit / 2)
+    halved = required(Link("decoupled", up_bits=4.0625, down_bits=4.0625, keyframe_bits=16))
+    assert halved["gbit_per_s_shared_link"] == pytest.approx((3 * 4.0625 + 16) / 4 * per_bit)
+
+
+@pytest.mark.parametrize("change", [4.0625, 32.0])
+@pytest.mark.parametrize("fragments", [1, 3, 6, 24])
+@pytest.mark.parametrize("every", [1, 2, 7, 16, 64])
+def test_publications_are_counted_as_a_run_makes_them(
+    every: int, fragments: int, change: float
+) -> None:
+    algorithm = Algorithm.model_validate(
+        {"fragments": fragments, "sync_every_steps": 24, "keyframe_every": every}
+    )
+    turns = [
+        [
+            16.0 if algorithm.deltas_since(p, version) == 0 else change
+            for p in range(algorithm.fragments)
+        ]
+        for version in range(every, 2 * every)
+    ]
+    found = Published(change, 16.0, every, fragments)
+    assert found.mean == pytest.approx(sum(map(sum, turns)) / every / fragments)
+    assert found.fullest == pytest.approx(max(map(sum, turns)) / fragments)
+
+
+def test_what_comes_down_on_average_is_what_the_budget_counts() -> None:
+    asked = {"codec_up": "int4", "codec_down": "int4", "fragments": 24, "sync_every_steps": 24}
+    spec = RunSpec.model_validate(
+        {
+            "name": "x",
+            "algorithm": asked,
+            "model": {"factory": "your:model", "parameters": 12_000_000_000},
+            "budget": {"steps": 1},
+        }
+    )
+    job, bits = known(spec), CODEC_BITS["int4"]
+    assert job is not None
+    found = required(Link("decoupled", 12e9, up_bits=bits, down_bits=bits))
+    for way in ("up", "down"):
+        counted = getattr(load(job), f"learner_{way}")
+        assert found[f"gbit_per_s_average_{way}"] == pytest.approx(counted / 1e9, rel=1e-3)
 
 
 def test_one_learner_needs_no_all_reduce() -> None:
@@ -73,7 +136,10 @@ def test_12b_over_an_ordinary_link() -> None:
     # Nothing is sent before the first gradient, a third of the step in.
     assert dp["utilisation_on_link"] == pytest.approx(1 / (144 + 1 / 3 + 2 / 3 / 128), rel=1e-3)
     assert not on_link(Link("decoupled", 12e9, 4), 2)["keeps_up"]
-    assert on_link(Link("decoupled", 12e9, 4, step_s=4.0), 2)["keeps_up"]
+    assert on_link(Link("decoupled", 12e9, 4, step_s=4.0, keyframe_every=0), 2)["keeps_up"]
+    # 10 Gbit a step while keyframes go out, of which only 8 would be through.
+    assert not on_link(Link("decoupled", 12e9, 4, step_s=4.0), 2)["keeps_up"]
+    assert on_link(Link("decoupled", 12e9, 4, step_s=5.0), 2)["keeps_up"]
     with pytest.raises(BadSetting, match="link_gbit_per_s must be"):
         on_link(Link("dp"), 0)
 
@@ -107,6 +173,8 @@ def test_more_of_anything_needs_more(
         ({"utilisation": 1.01}, "utilisation"),
         ({"sync_every_steps": 25}, "sync_every_steps"),
         ({"method": "ring"}, "method"),
+        ({"keyframe_every": -1}, "keyframe_every"),
+        ({"keyframe_bits": 0}, "keyframe_bits"),
     ],
 )
 def test_bad_settings_are_named(changes: dict[str, object], named: str) -> None:

@@ -50,6 +50,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+def keyframe_turns(keyframe_every: int) -> int:
+    """Turns in a row that share the fragments' keyframes; of the others none has any."""
+    return max(keyframe_every // 4, 1)
+
+
 class Spec(BaseModel):
     """Base of all configuration: immutable, and an unknown key is a fault."""
 
@@ -265,7 +270,7 @@ class Algorithm(Spec):
         """
         if version <= 0:
             return 0  # the first one is whole
-        turns = max(self.keyframe_every // 4, 1)
+        turns = keyframe_turns(self.keyframe_every)
         return min((version + fragment % turns) % self.keyframe_every, version)
 
     def owned(self, shard: int) -> tuple[int, ...]:

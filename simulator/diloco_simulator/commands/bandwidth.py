@@ -88,6 +88,16 @@ def bandwidth(
     down_bits: Annotated[
         float, typer.Option(help="Bits per value of a publication, of Decoupled only.")
     ] = 16.0,
+    keyframe_every: Annotated[
+        int,
+        typer.Option(
+            help="Versions of a fragment from one keyframe (a whole fragment) to the next, of "
+            "Decoupled only; 0: none, as published figures have it."
+        ),
+    ] = model.KEYFRAME_EVERY,
+    keyframe_bits: Annotated[
+        float, typer.Option(help="Bits per value of a keyframe: 32 of fp32, 16 of bf16.")
+    ] = model.CODEC_BITS[model.KEYFRAME_CODEC],
     link_gbit_per_s: Annotated[
         float | None, typer.Option(help="Say also what a link of this rate makes of it.")
     ] = None,
@@ -106,6 +116,8 @@ def bandwidth(
             utilisation,
             up_bits,
             down_bits,
+            keyframe_every,
+            keyframe_bits,
         )
         result = model.required(link)
         if link_gbit_per_s is not None:
