@@ -40,7 +40,7 @@ GIVEN_S = 0.859 / GB
 FETCHED_S = 0.574 / GB
 # Most that learners were seen to put at once, server and learners sharing two cores
 # (docs/results/transport.json: 4 learners, fragments of 64 MiB).
-STORED_GB_PER_S = 0.82
+STORED_GB_PER_S = 1.17
 # Memory: master, anchor, the anchor before and momentum in 4 bytes each; and of a round in flight
 # the three that follow and a payload of two bytes.
 STATE_BYTES, STAGE_BYTES = 16, 14

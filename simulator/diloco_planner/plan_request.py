@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from diloco_planner.goodput_model import YEAR_S, Failures
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import Spec
 
 
@@ -18,7 +19,9 @@ class PlanRequest(Spec):
     tokens: float | None = Field(
         None, ge=1, le=1e18, description="Tokens to train on; 20 per parameter if left out."
     )
-    centers: int = Field(2, ge=1, le=1024, description="Data centers, each with a link to the hub.")
+    centers: int = Field(
+        2, ge=1, le=MEMBERS_MAX, description="Data centers, each with a link to the hub."
+    )
     link_gbit_per_s: float = Field(
         5.0,
         ge=1e-6,

@@ -4,36 +4,57 @@ Closed forms only: goodput_model.py for failures, bandwidth.py for links. Choice
 
 - *M*: fewest learners (a multiple of the data centers) that reach the goodput asked for: more
   learners lose less to failures, but cost quality.
-- *H and codec*: the first of H = 24, 48, 96 and of bf16, int8, int4 that the links carry: a smaller
-  codec costs less quality than a larger H.
+- *H and codec*: the first of H = 24, 48, 96 and of bf16, int8, int4 that the links carry while
+  keyframes go out: a smaller codec costs less quality than a larger H.
+- *keyframes*: the usual ones, or rarer ones where the links carry a codec only with these.
 - *P*: as many fragments as rounds can be told apart, for the smoothest load.
-- *tau*: the least overlap, from the paper's 2 up, in which a round fits.
+- *tau*: the least overlap, from the paper's 2 up, in which a round fits; up to 4 one with a
+  keyframe, too.
 - *K* = 1 with a grace window, as in the paper: nobody waits for a learner that is down.
 - *shards*: syncers until each one's memory, network and processors suffice, by the laws that were
   measured (hub_model.py).
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from math import ceil, log2, pow
 from typing import Any, NamedTuple
 
 from diloco_planner import hub_model
-from diloco_planner.bandwidth import CODEC_BITS, GBIT, Bursts
+from diloco_planner.bandwidth import (
+    CODEC_BITS,
+    GBIT,
+    KEYFRAME_CODEC,
+    KEYFRAME_EVERY,
+    Bursts,
+    Published,
+)
 from diloco_planner.goodput_model import job_goodput, uptime
 from diloco_planner.plan_request import PlanRequest
 from diloco_shared.budget import assumed, streams
 from diloco_shared.budget.memory import processes
-from diloco_shared.spec.run import SHARDS_MAX, STEPS_MAX, RunSpec
+from diloco_shared.protocol.subjects import STREAM_KINDS
+from diloco_shared.spec.run import SHARDS_MAX, STEPS_MAX, Algorithm, RunSpec
 
 DAY_S = 86_400.0
-GIB = float(1 << 30)
+GIB, GB = float(1 << 30), hub_model.GB
 SYNC_EVERY = (24, 48, 96)  # H: 24 is the paper's; longer rounds drift further apart
-CODECS = ("bf16", "int8", "int4")  # best first; others of four bits need as many as int4
+# Codecs, best first (others of four bits need as many as int4), and versions between keyframes,
+# best first. Whoever joins reads as many versions, so there may be more of them where they have
+# fewer bits: with each codec a newcomer reads up to 8.5 to 9 times the parameters in fp32.
+KEYFRAMES_EVERY = {
+    "bf16": (KEYFRAME_EVERY,),
+    "int8": (KEYFRAME_EVERY, 2 * KEYFRAME_EVERY),
+    "int4": (KEYFRAME_EVERY, 2 * KEYFRAME_EVERY, 4 * KEYFRAME_EVERY),
+}
+CODECS = tuple(KEYFRAMES_EVERY)
 OVERLAPS = (2, 4)  # tau: 2 is the paper's; Streaming DiLoCo is robust below 5
 OVERLAP_SHARE_MAX = 0.5  # of H: past it, rounds of one fragment would nearly meet
 LEARNERS_MAX = 16  # more than the paper tried would be a guess
 LOAD_MAX = 0.8  # of a link's bandwidth: bursts and repeats need the rest
-KEYFRAME_EVERY, SNAPSHOT_EVERY = 16, 24  # versions and rounds: the defaults of a run
+# Of a run's grace window, which a plan leaves as they are.
+GRACE_FACTOR: float = Algorithm.model_fields["grace_factor"].default
+GRACE_S_MAX: float = Algorithm.model_fields["grace_s_max"].default
 SMALLEST_FRAGMENT = 16_384  # values: below, a round's messages outweigh its payload
 # Loss = A N ** alpha of DiLoCo at H = 30 and of data-parallel (Scaling Laws, 2503.09799).
 LOSS = {1: (18.363, -0.0961), 2: (18.768, -0.0969), 4: (19.762, -0.0992), 8: (21.051, -0.1018)}
@@ -64,7 +85,7 @@ class Settings:
     codec_down: str
     syncer_shards: int = 1
     keyframe_every: int = KEYFRAME_EVERY
-    keyframe_codec: str = "fp32"
+    keyframe_codec: str = KEYFRAME_CODEC
 
     @property
     def up_bits(self) -> float:
@@ -72,10 +93,10 @@ class Settings:
         return CODEC_BITS[self.codec_up]
 
     @property
-    def down_bits(self) -> float:
-        """Per value of a publication, in the mean: one in `keyframe_every` is whole parameters."""
-        whole = CODEC_BITS[self.keyframe_codec] - CODEC_BITS[self.codec_down]
-        return CODEC_BITS[self.codec_down] + whole / self.keyframe_every
+    def down(self) -> Published:
+        """Of publications, of which one in `keyframe_every` is whole parameters."""
+        bits = CODEC_BITS[self.codec_down], CODEC_BITS[self.keyframe_codec]
+        return Published(*bits, self.keyframe_every, self.fragments)
 
     @property
     def in_flight(self) -> int:
@@ -84,11 +105,17 @@ class Settings:
 
 
 class PlannedTraffic(NamedTuple):
-    """Of one choice of H, P and codec; `share` is of a data center's link, the busier way."""
+    """Of one choice of H, P and codec, on a data center's link, the busier way.
 
-    gbit_per_s: float
+    `share` is of the link in the fullest turns, those with keyframes. One that carried the mean
+    alone would fall behind in these.
+    """
+
+    gbit_per_s: float  # on average
+    gbit_per_s_fullest: float
     share: float
-    sync_s: float
+    sync_s: float  # of a round
+    keyframe_s: float  # of one that publishes a keyframe
 
 
 def plan(request: PlanRequest) -> dict[str, Any]:
@@ -102,19 +129,21 @@ def plan(request: PlanRequest) -> dict[str, Any]:
         "quorum": "the paper's: one learner suffices, a grace window waits for the others",
         "syncer_shards": why_shards,
     }
-    predicted, hub = predict(request, settings), _hub(request, settings)
+    predicted = predict(request, settings)
     algorithm = {
         "preset": "long",
         "shards": settings.syncer_shards,
         **{k: v for k, v in asdict(settings).items() if k not in ("learners", "syncer_shards")},
     }
+    budget = _budget(request, settings, algorithm, predicted["steps"])
+    hub = _hub(request, settings, GB * sum(budget[f"stream_{kind}"] for kind in STREAM_KINDS))
     return {
         "settings": asdict(settings),
         "reasons": reasons,
         "predicted": predicted,
         "hub": hub,
         "notes": _notes(request, settings, predicted, hub),
-        "budget_gb": _budget(request, settings, algorithm, predicted["steps"]),
+        "budget_gb": budget,
         "algorithm": algorithm,
     }
 
@@ -172,21 +201,15 @@ def _learners(request: PlanRequest) -> tuple[int, str]:
 
 
 def _exchange(request: PlanRequest, learners: int) -> tuple[Settings, dict[str, str]]:
-    """H, codec, P and tau: the first that the links carry."""
+    """H, codec, keyframes, P and tau: the first that the links carry."""
     step_s = request.seconds_per_step
-    tried = [
-        (found, _traffic(request, found))
-        for every in SYNC_EVERY
-        for fragments in [_fragments(request, every)]
-        for codec in CODECS
-        for found in [Settings(learners, every, fragments, OVERLAPS[0], 1, codec, codec)]
-    ]
+    tried = [(found, _traffic(request, found)) for found in _choices(request, learners)]
     carried = [one for one in tried if one[1].share <= LOAD_MAX]
     if not carried:
-        needed = min(traffic.gbit_per_s for _, traffic in tried) / LOAD_MAX
+        needed = min(traffic.gbit_per_s_fullest for _, traffic in tried) / LOAD_MAX
         raise Infeasible(
             f"link_gbit_per_s must be at least {needed:.3g} (given {request.link_gbit_per_s:g}): "
-            f"H = {SYNC_EVERY[-1]} with {CODECS[-1]} needs it"
+            f"H = {SYNC_EVERY[-1]} with {CODECS[-1]} needs it while keyframes go out"
         )
     # Beyond the usual overlaps (steps so short that the round trip counts), the least share of H.
     usual = [one for one in carried if one[1].sync_s <= OVERLAPS[-1] * step_s]
@@ -200,17 +223,34 @@ def _exchange(request: PlanRequest, learners: int) -> tuple[Settings, dict[str, 
             f"{found.sync_every_steps} steps of {step_s:.3g} s: a shorter round_trip_s, a faster "
             "link, more syncer_cores or a larger batch_tokens would help"
         )
-    busy = f"the link is {traffic.share:.0%} busy, {LOAD_MAX:.0%} allowed"
+    # No more for keyframes alone: nobody waits for one that comes later, but a round waits longer
+    # for stragglers the larger the overlap is.
+    overlap = max(overlap, min(ceil(traffic.keyframe_s / step_s), OVERLAPS[-1]))
+    busy = f"the link is {traffic.share:.0%} busy while keyframes go out, {LOAD_MAX:.0%} allowed"
+    seldom = found.keyframe_every != KEYFRAME_EVERY
     why = {
         "sync_every_steps": f"the shortest that the links carry: {busy}",
         "codec_up": "the most bits that the links carry at that H",
         "codec_down": "as up",
         "fragments": f"most of H at {request.round_s_min:g} s a round at least",
-        "overlap_steps": f"a round takes {traffic.sync_s:.2f} s, a step {step_s:.3g} s",
-        "keyframe_every": "the default: what somebody who joins must read",
+        "overlap_steps": f"a round takes {traffic.sync_s:.2f} s, one with a keyframe "
+        f"{traffic.keyframe_s:.2f} s, a step {step_s:.3g} s",
+        "keyframe_every": "so seldom that the link carries them: who joins reads up to "
+        f"{found.keyframe_every - 1} versions"
+        if seldom
+        else "the default: what somebody who joins must read",
         "keyframe_codec": "the default: exact",
     }
     return replace(found, overlap_steps=overlap), why
+
+
+def _choices(request: PlanRequest, learners: int) -> Iterator[Settings]:
+    """Of H, codec and keyframes, best first."""
+    for every in SYNC_EVERY:
+        fragments = _fragments(request, every)
+        for codec, often in KEYFRAMES_EVERY.items():
+            usual = Settings(learners, every, fragments, OVERLAPS[0], 1, codec, codec)
+            yield from (replace(usual, keyframe_every=keyframes) for keyframes in often)
 
 
 def _fragments(request: PlanRequest, every: int) -> int:
@@ -228,15 +268,20 @@ def _traffic(request: PlanRequest, s: Settings) -> PlannedTraffic:
     beside = ceil(s.learners / request.centers)
     values = request.params / s.fragments
     every_s = s.sync_every_steps * request.seconds_per_step
-    gbit = beside * request.params * max(s.up_bits, s.down_bits) / GBIT / every_s
+    mean, fullest = (
+        beside * request.params * max(s.up_bits, down_bits) / GBIT / every_s
+        for down_bits in (s.down.mean, s.down.fullest)
+    )
     link = LOAD_MAX * request.link_gbit_per_s
-    up_s, down_s = (
-        beside * values * CODEC_BITS[codec] / GBIT / link for codec in (s.codec_up, s.codec_down)
+    up_s, down_s, keyframe_s = (
+        beside * values * CODEC_BITS[codec] / GBIT / link
+        for codec in (s.codec_up, s.codec_down, s.keyframe_codec)
     )
     merge_s = hub_model.merge_s(s.learners, values, s.codec_up) / request.syncer_cores
     # Pull and contribution, then the publication: a round trip and a half, rounded up.
-    sync_s = up_s + merge_s + down_s + 2 * request.round_trip_s
-    return PlannedTraffic(gbit, gbit / request.link_gbit_per_s, sync_s)
+    before_s = up_s + merge_s + 2 * request.round_trip_s
+    share = fullest / request.link_gbit_per_s
+    return PlannedTraffic(mean, fullest, share, before_s + down_s, before_s + keyframe_s)
 
 
 def _sharded(request: PlanRequest, s: Settings) -> tuple[Settings, str]:
@@ -258,7 +303,9 @@ def _needs(request: PlanRequest, s: Settings, shards: int) -> dict[str, float]:
     """Of one shard's host, each as a share of what it may be used for."""
     step_s, values = request.seconds_per_step, request.params / s.fragments
     rounds_per_s = s.fragments / (s.sync_every_steps * step_s) / shards
-    round_bits = values * max(s.learners * s.up_bits, s.down_bits)
+    up_bits = s.learners * s.up_bits
+    round_bits = values * max(up_bits, s.down.mean)
+    fullest_bits = values * max(up_bits, s.down.fullest)
     merge_s = hub_model.merge_s(s.learners, values, s.codec_up)
     moved_s = hub_model.moved_s(round_bits / 8)
     held = hub_model.memory_bytes(
@@ -269,29 +316,27 @@ def _needs(request: PlanRequest, s: Settings, shards: int) -> dict[str, float]:
     thread_s += hub_model.decision_s(s.learners) * rounds_per_s
     work_s = (merge_s + moved_s) * rounds_per_s + thread_s
     return {
-        "network": round_bits * rounds_per_s / GBIT / (LOAD_MAX * request.hub_gbit_per_s),
+        "network": fullest_bits * rounds_per_s / GBIT / (LOAD_MAX * request.hub_gbit_per_s),
         "memory": held / GIB / request.syncer_memory_gib,
         "merging": work_s / (LOAD_MAX * request.syncer_cores),
         "one thread": thread_s / LOAD_MAX,
     }
 
 
-def _hub(request: PlanRequest, s: Settings) -> dict[str, float]:
+def _hub(request: PlanRequest, s: Settings, streams_bytes: float) -> dict[str, float]:
     """What the syncers and the message server must carry and hold, all together."""
     n, every_s = request.params, s.sync_every_steps * request.seconds_per_step
-    up, down = (bits / 8 * n / every_s for bits in (s.up_bits, s.down_bits))  # of one learner
-    round_bytes = s.learners * n / s.fragments * s.up_bits / 8
-    # Contributions up to a snapshot; a keyframe and the deltas after it; one joiner's moments.
-    kept = SNAPSHOT_EVERY * round_bytes + n * s.keyframe_every * s.down_bits / 8 + 8 * n
+    bits = (s.up_bits, s.down.mean, s.down.fullest)
+    up, down, fullest = (each / 8 * n / every_s for each in bits)  # of one learner
     stored, given = s.learners * up + down, s.learners * (up + down)
     merge_s = hub_model.merge_s(s.learners, n / s.fragments, s.codec_up) * s.fragments / every_s
     held = hub_model.memory_bytes(n, n / s.fragments, s.learners, s.up_bits / 8, s.in_flight)
     return {
-        "gbit_per_s_each_way": s.learners * max(up, down) * 8 / GBIT,
+        "gbit_per_s_each_way": s.learners * max(up, fullest) * 8 / GBIT,
         "memory_gib": held / GIB,
-        "disk_gib": kept / GIB,
+        "disk_gib": streams_bytes / GIB,
         "merging_cores": merge_s,
-        "server_stores_gb_per_s": stored / 1e9,
+        "server_stores_gb_per_s": stored / GB,
         "server_cores": hub_model.server_s(stored, given),
     }
 
@@ -312,7 +357,7 @@ def _budget(
     job = assumed(spec, learners=s.learners, parameters=ceil(request.params))
     needs = {f"stream_{kind}": need for kind, need in streams(job).items()}
     memory = {f"memory_{name.replace(' ', '_')}": need for name, need in processes(job).items()}
-    return {name: need.bytes / 1e9 for name, need in (needs | memory).items()}
+    return {name: need.bytes / GB for name, need in (needs | memory).items()}
 
 
 def predict(request: PlanRequest, s: Settings) -> dict[str, float]:
@@ -335,12 +380,14 @@ def predict(request: PlanRequest, s: Settings) -> dict[str, float]:
         "steps": steps,
         "rounds": steps * s.fragments / s.sync_every_steps,
         "gbit_per_s_link": traffic.gbit_per_s,
+        "gbit_per_s_link_keyframes": traffic.gbit_per_s_fullest,
         "link_load": traffic.share,
         "bytes_up_per_step": per_step * s.up_bits,
-        "bytes_down_per_step": per_step * s.down_bits,
+        "bytes_down_per_step": per_step * s.down.mean,
         "round_s": traffic.sync_s,
+        "keyframe_round_s": traffic.keyframe_s,
         "staleness_steps": float(ceil(traffic.sync_s / step_s)),
-        "grace_s": min(max(0.8 * slack_s, 0.0), step_s),
+        "grace_s": min(max(GRACE_FACTOR * slack_s, 0.0), GRACE_S_MAX),
         "loss_gap": loss_gap(request.params, s.learners),
         "days_data_parallel": days / synchronous,
         "utilisation_data_parallel": waits,
@@ -377,6 +424,13 @@ def _notes(
         notes.append("the fits of the loss are of models from 35M to 10B: extrapolated")
     if s.overlap_steps > OVERLAPS[-1]:
         notes.append(f"an overlap above {OVERLAPS[-1]} steps is untried: a round outlasts them")
+    late = ceil(predicted["keyframe_round_s"] / predicted["step_s"]) - s.overlap_steps
+    if late > 0:
+        steps = "a step" if late == 1 else f"{late} steps"
+        notes.append(
+            f"a round with a keyframe outlasts the overlap by {steps}: learners take that up so "
+            "much later"
+        )
     if s.fragments == 1:
         notes.append("one fragment: rounds or fragments would otherwise be too small")
     if hub["server_stores_gb_per_s"] > hub_model.STORED_GB_PER_S:

@@ -8,8 +8,15 @@ import pytest
 
 from diloco_planner import hub_model as h
 
-MEASURED = Path(__file__).parents[2] / "docs" / "results" / "scale.json"
-LAWS: dict[str, Any] = json.loads(MEASURED.read_text(encoding="utf-8"))["laws"]
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def recorded(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return found
+
+
+LAWS: dict[str, Any] = recorded("scale.json")["laws"]
 
 
 def of(law: str, term: str) -> float:
@@ -38,6 +45,14 @@ def test_decisions_and_bytes_cost_what_was_measured() -> None:
         (h.FETCHED_S * h.GB, "syncer_fetches_s", "per_gb"),
     ):
         assert known == pytest.approx(of(law, term), rel=0.01), law
+
+
+def test_the_message_server_was_seen_to_store_so_much() -> None:
+    rows = recorded("transport.json")["rounds"]
+    most = max(rows, key=lambda name: rows[name]["up_gb_per_s"])
+    assert (most, rows[most]["fragment_mib"]) == ("4 learners", 64), "as the comment says"
+    known = h.STORED_GB_PER_S
+    assert known == pytest.approx(rows[most]["up_gb_per_s"], abs=0.005)
 
 
 def test_cost_grows_with_learners_and_values_and_memory_is_shared_among_rounds() -> None:

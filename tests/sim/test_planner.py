@@ -1,5 +1,6 @@
 """Plans: what is chosen, that it fits what there is, and that there is always an answer."""
 
+from math import ceil
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from diloco_planner.bandwidth import CODEC_BITS
 from diloco_planner.plan_request import PlanRequest
 from diloco_planner.planner import (
     CODECS,
@@ -19,7 +21,10 @@ from diloco_planner.planner import (
     plan,
     sensitivity,
 )
-from diloco_shared.spec.run import Algorithm
+from diloco_shared.budget.refusing import faults
+from diloco_shared.spec.algorithm import MEMBERS_MAX
+from diloco_shared.spec.run import Algorithm, RunSpec
+from diloco_syncer.rounds.grace import Timings, grace_s
 
 PAPER = {"params": 5e9, "chips": 1_200_000, "centers": 8, "step_s": 1.0, "tokens": 1e12}
 
@@ -29,15 +34,19 @@ def wishes(**changes: Any) -> PlanRequest:
 
 
 def test_the_papers_setting_is_planned_as_the_paper_has_it() -> None:
-    found = plan(wishes())
+    found = plan(wishes(link_gbit_per_s=6.0))
     chosen = found["settings"]
     assert (chosen["learners"], chosen["sync_every_steps"], chosen["fragments"]) == (8, 24, 24)
     assert chosen["quorum"] == 1
     assert found["predicted"]["goodput"] == pytest.approx(0.88, abs=0.02)
-    # By hand: 5e9 values in 24 s, 16 bits up, and down one publication in 16 in 32 bits.
+    # By hand: 5e9 values in 24 s, 16 bits up, and down one publication in 16 in 32 bits. In a
+    # quarter of the turns it is one in four.
+    gbit = 5e9 / 24 / 1e9
     assert found["predicted"]["bytes_up_per_step"] == pytest.approx(5e9 * 2 / 24)
-    assert found["predicted"]["gbit_per_s_link"] == pytest.approx(5e9 * 17 / 24 / 1e9)
-    assert found["hub"]["gbit_per_s_each_way"] == pytest.approx(8 * 5e9 * 17 / 24 / 1e9)
+    assert found["predicted"]["gbit_per_s_link"] == pytest.approx(17 * gbit)
+    assert found["predicted"]["gbit_per_s_link_keyframes"] == pytest.approx(20 * gbit)
+    assert found["predicted"]["link_load"] == pytest.approx(20 * gbit / 6)
+    assert found["hub"]["gbit_per_s_each_way"] == pytest.approx(8 * 20 * gbit)
     # 1e12 tokens at 4e6 a step of one second.
     days = 250_000 / 86_400 / found["predicted"]["goodput"]
     assert found["predicted"]["days"] == pytest.approx(days)
@@ -52,6 +61,77 @@ def test_slower_links_get_smaller_codecs_then_longer_rounds() -> None:
         found.append(order.index((chosen["sync_every_steps"], chosen["codec_up"])))
     assert found == sorted(found)
     assert found[0] < found[-1]
+
+
+@pytest.mark.parametrize("gbit", [5.0, 4.5, 3.0, 2.0, 1.0, 0.5])
+def test_no_turn_of_a_plan_has_more_than_its_link_carries(gbit: float) -> None:
+    found = plan(wishes(link_gbit_per_s=gbit))
+    chosen = Algorithm.model_validate(found["algorithm"])
+    bits = {
+        codec: CODEC_BITS[codec] * 5e9 / chosen.fragments / 1e9
+        for codec in (chosen.codec_down, chosen.keyframe_codec)
+    }
+    every_s = chosen.sync_every_steps / chosen.fragments
+    for version in range(chosen.keyframe_every, 2 * chosen.keyframe_every):
+        turn = [
+            bits[chosen.codec_down if chosen.deltas_since(p, version) else chosen.keyframe_codec]
+            for p in range(chosen.fragments)
+        ]
+        assert sum(turn) / len(turn) / every_s <= LOAD_MAX * gbit
+
+
+def test_rarer_keyframes_come_before_longer_rounds_and_are_said() -> None:
+    chosen, why = (plan(wishes(link_gbit_per_s=1.7))[part] for part in ("settings", "reasons"))
+    assert (chosen["sync_every_steps"], chosen["keyframe_every"]) == (24, 64)
+    assert "63 versions" in why["keyframe_every"]
+    usual = plan(wishes(link_gbit_per_s=6.0))
+    assert usual["settings"]["keyframe_every"] == 16
+    assert "the default" in usual["reasons"]["keyframe_every"]
+
+
+def test_an_overlap_has_room_for_a_keyframe_or_a_note_says_how_late_it_is() -> None:
+    fits = plan(wishes())
+    predicted, overlap = fits["predicted"], fits["settings"]["overlap_steps"]
+    assert predicted["round_s"] < 3 < predicted["keyframe_round_s"] < overlap == 4
+    late = plan(wishes(params=12e9, step_s=0.44, centers=4, chips=4096))
+    assert late["settings"]["overlap_steps"] == 4
+    steps = ceil(late["predicted"]["keyframe_round_s"] / 0.44) - 4
+    assert steps > 1
+    (note,) = (note for note in late["notes"] if "keyframe" in note)
+    assert f"by {steps} steps" in note
+    assert not any("keyframe" in note for note in fits["notes"])
+
+
+def test_the_disk_of_the_hub_is_that_of_the_streams() -> None:
+    found = plan(wishes())
+    streams = [size for name, size in found["budget_gb"].items() if name.startswith("stream_")]
+    assert len(streams) == 4
+    assert found["hub"]["disk_gib"] == pytest.approx(sum(streams) * 1e9 / 2**30)
+
+
+@pytest.mark.parametrize("step_s", [1.0, 100.0])
+def test_the_grace_window_is_the_syncers(step_s: float) -> None:
+    """More than a step where there is time, and not more than a run's limit on it."""
+    found = plan(wishes(step_s=step_s))
+    predicted, chosen = found["predicted"], Algorithm.model_validate(found["algorithm"])
+    timings = Timings()
+    timings.sync.update(predicted["round_s"])
+    window = grace_s(
+        factor=chosen.grace_factor,
+        overlap_steps=chosen.overlap_steps,
+        step_s=step_s,
+        timings=timings,
+        limit_s=chosen.grace_s_max,
+    )
+    assert predicted["grace_s"] == pytest.approx(window)
+    assert window > step_s if step_s == 1.0 else window == chosen.grace_s_max
+
+
+def test_a_plan_has_no_more_learners_than_a_run_takes() -> None:
+    with pytest.raises(ValidationError, match="centers"):
+        wishes(centers=MEMBERS_MAX + 1)
+    spec = {"name": "x", "membership": {"learners_max": MEMBERS_MAX}, "budget": {"steps": 1}}
+    assert not faults(RunSpec.model_validate(spec))
 
 
 def test_more_failures_get_more_learners() -> None:
