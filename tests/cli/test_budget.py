@@ -11,6 +11,7 @@ import pytest
 from diloco_cli.__main__ import main
 from diloco_cli.commands.budget import bits_per_s
 from diloco_cli.words import INVALID, CliError
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "budget.md"
 
@@ -182,6 +183,8 @@ def test_faults_of_the_file_and_a_size_that_nobody_knows_are_told(
     assert run(monkeypatch, str(file)) == 0
     assert "N, the number of parameters, is 1,000,000,000." in capsys.readouterr().out
     assert run(monkeypatch, str(file), "--rate", "fast") == INVALID
+    assert run(monkeypatch, str(file), "--learners", str(MEMBERS_MAX)) == 0
+    assert run(monkeypatch, str(file), "--learners", str(MEMBERS_MAX + 1)) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from diloco_shared.budget import known, learners_of
 from diloco_shared.budget.terms import shown
 from diloco_shared.budget.traffic import view
 from diloco_shared.checking import Invalid, load
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.mesh import AUTO, DEVICES_MAX, MeshSizes, WrongMesh, fitted, idle, mesh_of
 from diloco_shared.spec.run import RunSpec
 
@@ -31,7 +32,7 @@ File = Annotated[Path, typer.Argument(help="run.toml")]
 Learners = Annotated[
     int,
     typer.Option(
-        min=0, max=1024, help="How many learners the run has; 0: as many as it waits for."
+        min=0, max=MEMBERS_MAX, help="How many learners the run has; 0: as many as it waits for."
     ),
 ]
 Rate = Annotated[str, typer.Option(help="Of a link, per second, as 20Mbit, 5Gbit or 100MB.")]
