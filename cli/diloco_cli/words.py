@@ -31,12 +31,13 @@ def counted(number: int, what: str) -> str:
 
 
 # What a terminal takes for an order, or for another direction of writing. Names and texts of sites
-# come here as they were sent.
-_ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# come here as they were sent. And halves of characters, which no stream takes: bytes of a name that
+# are no UTF-8 come as such.
+_ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def plain(text: str) -> str:
-    """A text for a terminal: lines and tabs stay, other control characters are written out."""
+    """A text for a terminal: lines and tabs stay, and what no terminal shows is written out."""
     return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

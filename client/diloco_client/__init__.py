@@ -3,12 +3,14 @@
     with Client("http://127.0.0.1:8400", token) as client:
         client.create_run(spec)
 
-Every method raises ApiError with the server's own words, or Unreachable.
+Every method raises ApiError, with the server's own words or for what no server needs to be asked,
+or Unreachable.
 """
 
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -110,7 +112,7 @@ class Client:
         what a coordinator tells there."""
         timeout, changes = self._timeout(wait_s), method != "GET"
         try:
-            response = self._http.request(method, path, timeout=timeout, **kwargs)
+            response = self._http.send(self._request(method, path, timeout=timeout, **kwargs))
         except (httpx.ReadTimeout, httpx.WriteTimeout):
             raise self._silent(timeout, changes) from None
         except _NOBODY as error:
@@ -120,6 +122,15 @@ class Client:
         if not response.is_success:
             raise refusal(response, self.url)
         return read(response, self.url, has) if response.content else None
+
+    def _request(self, method: str, path: str, **sent: Any) -> httpx.Request:
+        """ApiError for words that no request can carry."""
+        try:
+            return self._http.build_request(method, path, **sent)
+        except UnicodeEncodeError as error:
+            what = repr(error.object[error.start : error.end])
+            text = f"no request can carry {what} at that place: leave it out, or type it anew"
+            raise ApiError(422, "Not a text", text) from None
 
     def _timeout(self, wait_s: float) -> httpx.Timeout:
         usual = self._http.timeout
@@ -277,7 +288,9 @@ class Client:
     def delete_stored(self, ref: str) -> None:
         """Remove a checkpoint FOLDER/NUMBER, of a deleted run perhaps."""
         folder, _, number = ref.partition("/")
-        path = f"/v1/checkpoints/{_part(folder)}/{_part(number)}"
+        if not (number.isascii() and number.isdecimal()):
+            raise ApiError(404, "No such checkpoint", f"{ref!r} is not FOLDER/NUMBER")
+        path = f"/v1/checkpoints/{_part(folder)}/{number}"
         self._call("DELETE", path, wait_s=REMOVE_S)
 
     def delete_folder(self, folder: str) -> None:
@@ -513,9 +526,8 @@ class Client:
     ) -> Iterator[dict[str, Any]]:
         timeout = httpx.Timeout(self._http.timeout.connect, read=silence_s)
         try:
-            with self._http.stream(
-                method, path, params=params, timeout=timeout, **sent
-            ) as response:
+            request = self._request(method, path, params=params, timeout=timeout, **sent)
+            with closing(self._http.send(request, stream=True)) as response:
                 if not response.is_success:
                     response.read()
                     raise refusal(response, self.url)
@@ -547,8 +559,15 @@ class Client:
 
 
 def _part(name: str) -> str:
-    """A name as one part of a path, whatever it contains."""
-    return quote(name, safe="") or "-"
+    """A name as one part of a path, whatever it contains.
+
+    ApiError for `.` and `..`: whoever reads a path takes them for "here" and "one up", however they
+    are written. So the request would reach something else, such as the run instead of its export.
+    """
+    if name in (".", ".."):
+        raise ApiError(404, "No such name", f"nothing is called {name!r}")
+    # Bytes of a terminal that are no UTF-8 come as halves of characters, which no name has.
+    return quote(name, safe="", errors="backslashreplace") or "-"
 
 
 def _without_password(proxy: str) -> str:

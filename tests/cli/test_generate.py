@@ -30,6 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         # Of a run: where there is no cluster, nobody can be asked.
         (("corpus",), NO_CLUSTER, "no cluster"),
         (("./corpus",), INVALID, "config.json: No such file"),
+        (("..",), INVALID, "config.json: No such file"),
         (("model", "--top-p", "0"), INVALID, "top_p (0) must be above 0"),
         (("model", "--chat"), INVALID, "give one with --prompt"),
         (("model", "--chat-template", "t"), INVALID, "is for --chat"),

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from diloco_cli.lines import columns, fitted, shaped
+from diloco_cli.lines import columns, fitted, say, shaped
 from diloco_cli.words import reason_of
 
 
@@ -61,6 +61,13 @@ def test_a_pipe_gets_whole_lines_and_a_terminal_no_orders(monkeypatch: pytest.Mo
     monkeypatch.delenv("COLUMNS")
     assert columns(Tty()) == 80, "nobody knows how wide it is"
     assert list(shaped(["\x1b[2J one\ntwo"], 40)) == ["\\x1b[2J one", "two"]
+
+
+def test_bytes_of_a_name_that_are_no_letters_can_be_shown(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    say("run a\udcff is stopped")
+    assert capfdbinary.readouterr().out == b"run a\\udcff is stopped\n"
 
 
 @pytest.mark.parametrize(

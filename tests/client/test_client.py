@@ -286,6 +286,67 @@ def test_names_cannot_lead_elsewhere() -> None:
     assert asked == ["/v1/runs/..%2Fmembers%2Fa%3Fx%3D1", "/v1/members/a%2Fb/drain"]
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+def test_names_that_are_a_way_up_are_nobodys(name: str) -> None:
+    """Without the last part of its path, a request for an export would be one for the run."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        raise AssertionError(f"{request.method} {request.url} was asked for")
+
+    with client(handle) as c:
+        for call in (
+            lambda: c.delete_export("demo", name),
+            lambda: c.delete_run(name),
+            lambda: c.forget(name),
+            lambda: c.revoke_token(name),
+            lambda: c.delete_folder(name),
+            lambda: c.delete_stored(f"{name}/1"),
+            lambda: [*c.export_file("demo", "e", name)],
+        ):
+            with pytest.raises(ApiError, match="No such name: nothing is called") as caught:
+                call()
+            assert caught.value.status == 404
+
+
+@pytest.mark.parametrize("ref", ["demo.a/.", "demo.a/..", "demo.a/", "demo.a", "demo.a/1/2", "a/²"])
+def test_a_checkpoint_without_a_number_is_none(ref: str) -> None:
+    asked: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        return httpx.Response(204)
+
+    with client(handle) as c:
+        with pytest.raises(ApiError, match="is not FOLDER/NUMBER") as caught:
+            c.delete_stored(ref)
+        assert caught.value.status == 404
+        c.delete_stored("demo.a/000001")
+    assert asked == ["/v1/checkpoints/demo.a/000001"]
+
+
+def test_bytes_that_are_no_letters_name_nobody() -> None:
+    """As a terminal hands them on: each is half a character."""
+    asked: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.raw_path.decode())
+        return httpx.Response(404, json={"title": "No such run", "detail": "there is none"})
+
+    with client(handle) as c:
+        with pytest.raises(ApiError, match="No such run"):
+            c.run("a\udcff")
+        for call in (
+            lambda: c.audit(actor="\udcff"),
+            lambda: c.create_run({"name": "\ud800"}),
+            lambda: c.create_run({}, idempotency_key="é"),
+            lambda: [*c.stream_events("\udcff")],
+        ):
+            with pytest.raises(ApiError, match="no request can carry '.+' at that place") as caught:
+                call()
+            assert caught.value.status == 422
+    assert asked == ["/v1/runs/a%5Cudcff"]
+
+
 def test_members_and_tokens_speak_to_their_addresses() -> None:
     asked: list[str] = []
     answers = {

@@ -103,15 +103,16 @@ def generate(
 def _folder(where: Where, source: str, *, quiet: bool) -> Iterator[Path]:
     """The folder itself, or one with what the run has published, for as long as it is needed."""
     path = Path(source)
+    named = path.name == source and source != ".."
     try:
         # A run may have the name of a folder with its data.
-        here = (path / "config.json").is_file() or (path.is_dir() and path.name != source)
+        here = (path / "config.json").is_file() or (path.is_dir() and not named)
     except OSError as error:
         raise CliError(f"{source} cannot be read: {why(error)}", INVALID) from None
     if here:
         yield path
         return
-    if path.name != source:
+    if not named:
         raise CliError(f"there is no folder {source}", INVALID)
     with tempfile.TemporaryDirectory(prefix="diloco-generate-") as made:
         target = Target(Path(made) / source)
