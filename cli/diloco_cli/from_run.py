@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.commands.export import downloaded
+from diloco_cli.commands.export import fetched
 from diloco_cli.downloading import Taken, Target
 from diloco_cli.words import FAILED, INVALID, CliError
 from diloco_client import Client
@@ -46,7 +46,7 @@ def put_weights(client: Client, spec: dict[str, Any], root: Path, *, quiet: bool
     run, version = found["run"], found["version"]
     wish = {"version": version and int(version), "checkpoint": None, "dtype": "fp32"}
     folder, target = _next(root, run)
-    downloaded(client, run, wish, target, quiet=quiet)
+    fetched(client, run, wish, target, quiet=quiet, goes_on=True)
     if not (root / folder / "config.json").exists():
         raise CliError(
             f"run {run!r} trains a model of its own kind: begin from a checkpoint of it instead "

@@ -341,7 +341,7 @@ def test_bytes_that_are_no_letters_name_nobody() -> None:
             lambda: c.create_run({}, idempotency_key="é"),
             lambda: [*c.stream_events("\udcff")],
         ):
-            with pytest.raises(ApiError, match="no request can carry '.+' at that place") as caught:
+            with pytest.raises(ApiError, match=r"no request can carry .* at that place") as caught:
                 call()
             assert caught.value.status == 422
     assert asked == ["/v1/runs/a%5Cudcff"]

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.downloading import PATIENCE_S, Download, Target, listed
 from diloco_cli.words import FAILED, INVALID, CliError, counted
-from diloco_client import ApiError, Client
+from diloco_client import ApiError, Client, Unreachable
 from diloco_shared.budget.terms import shown
 
 app = typer.Typer()
@@ -94,6 +94,35 @@ def downloaded(
             download.file(file)
         target.take_place(files)
     return made
+
+
+def fetched(
+    client: Client,
+    run: str,
+    wish: dict[str, Any],
+    target: Target,
+    *,
+    quiet: bool,
+    goes_on: bool,
+) -> None:
+    """As `downloaded`, where nobody asked for an export: the coordinator's copy goes afterwards.
+    It is a whole model, and would push out one that somebody did ask for.
+
+    `goes_on`: of a download that is cut off the copy stays, as the same command needs it again.
+    """
+    try:
+        export = str(downloaded(client, run, wish, target, quiet=quiet)["id"])
+    except BaseException:  # Ctrl-C is one
+        if not goes_on and (mark := target.begun()) is not None:
+            _removed(client, run, str(mark["export"]))
+        raise
+    _removed(client, run, export)
+
+
+def _removed(client: Client, run: str, export: str) -> None:
+    """If it can be now; what the command was typed for does not depend on it."""
+    with suppress(ApiError, Unreachable):
+        client.delete_export(run, export)
 
 
 def _begun(client: Client, run: str, wish: dict[str, Any], target: Target, bar: "Bar") -> str:

@@ -13,7 +13,7 @@ import typer
 
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where
-from diloco_cli.commands.export import downloaded
+from diloco_cli.commands.export import fetched
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.downloading import Target
 from diloco_cli.meanwhile import meanwhile
@@ -118,7 +118,7 @@ def _folder(where: Where, source: str, *, quiet: bool) -> Iterator[Path]:
         target = Target(Path(made) / source)
         wish = {"version": None, "checkpoint": None, "dtype": "fp32"}
         with connect(where) as client:
-            downloaded(client, source, wish, target, quiet=quiet)
+            fetched(client, source, wish, target, quiet=quiet, goes_on=False)
         if not (target.folder / "config.json").exists():
             raise CliError(
                 f"run {source!r} trains a model of its own kind: 'diloco export' writes its "
