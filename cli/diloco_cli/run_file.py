@@ -1,6 +1,7 @@
 """A run as a TOML file: read, with what only folders here tell of it; and written, every setting
 or those that a plan chose."""
 
+import os
 import textwrap
 import tomllib
 from collections.abc import Sequence
@@ -8,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import ValidationError
 
-from diloco_cli.words import INVALID, CliError, why
+from diloco_cli.commands.options import first_of
+from diloco_cli.words import INVALID, CliError, counted, why
+from diloco_shared.reach.checkpoint_roots import roots_of
 from diloco_shared.reach.local import at_home
 from diloco_shared.spec.faults import SpecFault
-from diloco_shared.spec.run import OF_CHECKPOINT, OF_RUN, RunSpec
+from diloco_shared.spec.run import OF_CHECKPOINT, OF_RUN, Model, RunSpec
 
 # Columns of a comment.
 COMMENT = 80
@@ -24,6 +28,74 @@ def read_run(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
+
+
+def known_run(file: Path, data_root: str, checkpoints: str) -> tuple[RunSpec, str]:
+    """A run.toml's run as `submit` would send it, and what nobody here knows of its weights.
+
+    That is "" for most runs. Else the table [model] is as the file has it, and the shape of the
+    model is unknown. Raises CliError for every fault. `data_root`: folders that a run may read.
+    `checkpoints`: where run-wide checkpoints are.
+    """
+    body = read_run(file)
+    try:
+        places = roots_of(checkpoints, os.environ.get("DILOCO_CHECKPOINT_ROOTS", ""))
+    except ValueError as error:
+        raise CliError(str(error), INVALID) from None
+    found = fill_in(body, first_of(data_root), checkpoints, places)
+    unknown = _unknown(body, found)
+    faults = [fault for fault in found if not (unknown and fault.path == "model.weights")]
+    if not unknown and not any(fault.path == "model.weights" for fault in faults):
+        return spec_of(body, file, faults), ""
+    try:
+        Model.model_validate(body["model"])
+    except ValidationError:
+        spec_of(body, file, faults)  # tells of it
+    spec_of({**body, "model": _beside_weights(body["model"])}, file, faults)
+    return RunSpec.model_validate(body), unknown
+
+
+def _beside_weights(model: dict[str, Any]) -> dict[str, Any]:
+    """The table with weights of which all is known: so the rest of the file can be looked at."""
+    of_checkpoint = str(model["weights"]).startswith(OF_CHECKPOINT)
+    weights = f"{OF_CHECKPOINT}a.b/000001" if of_checkpoint else "folder"
+    given = {k: v for k, v in model.items() if k not in ("preset", "overrides")}
+    return {**given, "weights": weights, "weights_digest": "0" * 32}
+
+
+def spec_of(body: dict[str, Any], file: Path, known: Sequence[SpecFault] = ()) -> RunSpec:
+    """What the tables of a file describe. Raises CliError with every fault, the `known` first."""
+    from diloco_shared.checking import Invalid, check
+
+    faults = [*known]
+    try:
+        spec = check(body)
+    except Invalid as error:
+        faults += error.faults
+    if not faults:
+        return spec
+    lines = [f"  {fault.path}: {fault.message}" for fault in faults]
+    raise CliError("\n".join([f"{file} has {counted(len(lines), 'fault')}", *lines]), INVALID)
+
+
+def _unknown(body: dict[str, Any], found: Sequence[SpecFault]) -> str:
+    """What is not known of the weights that a run begins from, after `fill_in` has found that."""
+    model = body.get("model")
+    named = model.get("weights") if isinstance(model, dict) else None
+    if not isinstance(named, str) or body["model"].get("weights_digest"):
+        return ""
+    if named.startswith(OF_RUN):
+        return (
+            f"model.weights is {named}: what that run publishes, and which shape its model has, is "
+            "known to its cluster alone, and to 'diloco submit'"
+        )
+    if named.startswith(OF_CHECKPOINT):
+        why_not = next((f.message for f in found if f.path == "model.weights"), "it is not here")
+        return (
+            f"model.weights is {named}, which cannot be read here ({why_not}): which shape its "
+            "model has is known to a coordinator that reaches it"
+        )
+    return ""
 
 
 def fill_in(

@@ -6,12 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.commands.options import Devices, Json, MeshSetting, show
-from diloco_cli.words import INVALID, CliError, counted, why
+from diloco_cli.cluster import HERE
+from diloco_cli.commands.options import (
+    Checkpoints,
+    DataRoot,
+    Devices,
+    Json,
+    MeshSetting,
+    show,
+)
+from diloco_cli.run_file import known_run
+from diloco_cli.words import INVALID, CliError, counted
 from diloco_shared.budget import known, learners_of
 from diloco_shared.budget.terms import shown
 from diloco_shared.budget.traffic import view
-from diloco_shared.checking import Invalid, load
 from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.mesh import AUTO, DEVICES_MAX, MeshSizes, WrongMesh, fitted, idle, mesh_of
 from diloco_shared.spec.run import RunSpec
@@ -54,21 +62,18 @@ def budget(
     devices: Devices = 1,
     mesh: MeshSetting = AUTO,
     hosts: Hosts = 1,
+    data_root: DataRoot = ".",
+    checkpoints: Checkpoints = str(HERE / "checkpoints"),
     as_json: Json = False,
 ) -> None:
     """What a run needs, term by term: streams, memory, disks, transfers. Needs no cluster."""
-    try:
-        spec = load(file.read_text(encoding="utf-8"))
-    except Invalid as error:
-        lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
-        raise CliError("\n".join([f"{file} has faults", *lines]), INVALID) from None
-    except (OSError, ValueError) as error:
-        raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
-    job = known(spec, learners=learners or learners_of(spec))
+    spec, unknown = known_run(file, data_root, checkpoints)
+    # Of a model of one's own the file says how large it is, whatever its weights are.
+    sized = not unknown or spec.model.factory is not None
+    job = known(spec, learners=learners or learners_of(spec)) if sized else None
     if job is None:
-        raise CliError(
-            "the size of model.factory is known to learners only: set model.parameters", INVALID
-        )
+        text = "the size of model.factory is known to learners only: set model.parameters"
+        raise CliError(unknown or text, INVALID)
     sizes, unused = mesh_for(spec, devices, mesh)
     if sizes.devices < hosts:
         text = f"--hosts: the mesh {sizes} has {counted(sizes.devices, 'device')} for {hosts} hosts"

@@ -10,15 +10,13 @@ import typer
 
 from diloco_cli.checking import Checker
 from diloco_cli.cluster import HERE
-from diloco_cli.commands.options import DataRoot, Json, first_of, own_factories
+from diloco_cli.commands.options import Checkpoints, DataRoot, Json, first_of, own_factories
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
-from diloco_cli.run_file import fill_in, read_run
+from diloco_cli.run_file import fill_in, read_run, spec_of
 from diloco_cli.words import FAILED, INVALID, CliError, counted
 from diloco_learner.hosts.place import WrongHosts, checkpoints_at
 from diloco_learner.preflight.findings import Finding, skipped
-from diloco_shared.checking import Invalid
-from diloco_shared.checking import check as checked
 from diloco_shared.spec.mesh import AUTO, WrongMesh, mesh_of
 from diloco_shared.spec.run import RunSpec
 
@@ -40,12 +38,7 @@ def check(
         Path | None,
         typer.Option(envvar="DILOCO_CORPORA", help="Where text is prepared, as for a learner."),
     ] = None,
-    checkpoints: Annotated[
-        str,
-        typer.Option(
-            envvar="DILOCO_CHECKPOINTS", help="Where run-wide checkpoints are, as for a learner."
-        ),
-    ] = str(HERE / "checkpoints"),
+    checkpoints: Checkpoints = str(HERE / "checkpoints"),
     mesh: Annotated[
         str,
         typer.Option(envvar="DILOCO_MESH", help="How devices share the work, as for a learner."),
@@ -94,7 +87,7 @@ def filled(body: dict[str, Any], checker: Checker, file: Path) -> tuple[RunSpec,
     if unsound:
         given = {k: v for k, v in body["model"].items() if k not in ("preset", "overrides")}
         body["model"] = {**given, "weights_digest": UNKNOWN}
-    return _spec(body, file), unsound
+    return spec_of(body, file), unsound
 
 
 def findings_of(spec: RunSpec, unsound: bool, checker: Checker) -> Iterator[Finding]:
@@ -106,15 +99,6 @@ def findings_of(spec: RunSpec, unsound: bool, checker: Checker) -> Iterator[Find
 def _unknown(finding: Finding, unsound: bool) -> bool:
     """Whether it is of another model than the one that the run's weights would have made it."""
     return unsound and finding.name in OF_SHAPE
-
-
-def _spec(body: dict[str, Any], file: Path) -> RunSpec:
-    try:
-        return checked(body)
-    except Invalid as error:
-        lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
-        text = "\n".join([f"{file} has {counted(len(lines), 'fault')}", *lines])
-        raise CliError(text, INVALID) from None
 
 
 def _shown(findings: Iterable[Finding], *, quiet: bool) -> Iterator[Finding]:

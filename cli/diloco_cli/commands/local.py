@@ -17,10 +17,10 @@ from rich.console import Console
 
 from diloco_cli.api import connect
 from diloco_cli.cluster import HERE, Where, endpoint_of, own
-from diloco_cli.commands.options import Folder, Json, show
+from diloco_cli.commands.options import Checkpoints, DataRoot, Folder, Json, show
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
-from diloco_cli.words import FAILED, INTERRUPTED, INVALID, NO_CLUSTER, CliError, counted, why
+from diloco_cli.words import FAILED, INTERRUPTED, NO_CLUSTER, CliError
 from diloco_shared.spec.mesh import DEVICES_MAX
 from diloco_shared.spec.run import PRESETS, RunSpec
 
@@ -202,11 +202,12 @@ def config(
     explained: Annotated[
         bool, typer.Option("--explain", help="Explain every setting, and why it is so.")
     ] = False,
+    data_root: DataRoot = ".",
+    checkpoints: Checkpoints = str(HERE / "checkpoints"),
     as_json: Json = False,
 ) -> None:
     """Check a run.toml and print it with every default, or explain every setting."""
-    from diloco_cli.run_file import whole
-    from diloco_shared.checking import Invalid, load
+    from diloco_cli.run_file import known_run, whole
 
     if file is None and not explained:
         raise typer.BadParameter("give a run.toml, or --explain")
@@ -214,15 +215,9 @@ def config(
         say(*explain())
     if file is None:
         return
-    try:
-        spec = load(file.read_text(encoding="utf-8"))
-    except Invalid as error:
-        lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
-        raise CliError(
-            "\n".join([f"{file} has {counted(len(lines), 'fault')}", *lines]), INVALID
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
+    spec, unknown = known_run(file, data_root, checkpoints)
+    if unknown:
+        print(unknown, file=sys.stderr)
     print(spec.model_dump_json(indent=2) if as_json else whole(spec), end="\n" if as_json else "")
 
 

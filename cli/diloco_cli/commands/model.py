@@ -7,14 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
+from diloco_cli.cluster import HERE
 from diloco_cli.commands.budget import mesh_for
-from diloco_cli.commands.options import Devices, Json, MeshSetting, show
+from diloco_cli.commands.options import (
+    Checkpoints,
+    DataRoot,
+    Devices,
+    Json,
+    MeshSetting,
+    show,
+)
 from diloco_cli.meanwhile import meanwhile
+from diloco_cli.run_file import known_run
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget import known
 from diloco_shared.budget.memory import ONE_DEVICE, device
 from diloco_shared.budget.terms import shown
-from diloco_shared.checking import Invalid, load
 from diloco_shared.hf.config import family
 from diloco_shared.hf.resolving import resolved
 from diloco_shared.hf.weights import WrongCheckpoint, digest_of, open_weights
@@ -48,11 +56,13 @@ def describe(
     ] = 0,
     devices: Devices = 1,
     mesh: MeshSetting = AUTO,
+    data_root: DataRoot = ".",
+    checkpoints: Checkpoints = str(HERE / "checkpoints"),
     as_json: Json = False,
 ) -> None:
     """Parameters, arithmetic, device memory and fragments of a model."""
     with meanwhile("reads the model", quiet=as_json):
-        spec, digest = _spec(what, devices, mesh)
+        spec, digest = _spec(what, devices, mesh, data_root, checkpoints)
     sizes, unused = mesh_for(spec, devices, mesh)
     try:
         job = known(spec)
@@ -71,7 +81,9 @@ def describe(
     show(found, as_json, lambda: _lines(what, found))
 
 
-def _spec(what: str, devices: int, mesh: str) -> tuple[RunSpec, str]:
+def _spec(
+    what: str, devices: int, mesh: str, data_root: str, checkpoints: str
+) -> tuple[RunSpec, str]:
     """A run with the model in question, and the digest of its weights if it has some.
 
     Where it is not said how many sequences a step has, it has as many for each of the devices.
@@ -86,16 +98,21 @@ def _spec(what: str, devices: int, mesh: str) -> tuple[RunSpec, str]:
             table = resolved({"weights": str(path.absolute())}, Path())
             spec = _checked({"model": {**table, "context_tokens": 2048}})
             return _with_sequences(spec, devices, mesh), digest_of(weights)
-        return load(path.read_text(encoding="utf-8")), ""
+        found = path.exists()
     except WrongCheckpoint as error:
         raise CliError(str(error), INVALID) from None
-    except Invalid as error:
-        lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
-        raise CliError("\n".join([f"{what} has faults", *lines]), INVALID) from None
     except (OSError, ValueError) as error:
-        presets = ", ".join(SHAPES)
-        text = f"{what} is no preset ({presets}), and cannot be read: {why(error)}"
-        raise CliError(text, INVALID) from None
+        raise CliError(_neither(what, why(error)), INVALID) from None
+    if not found:
+        raise CliError(_neither(what, "no such file or directory"), INVALID)
+    spec, unknown = known_run(path, data_root, checkpoints)
+    if unknown:
+        raise CliError(unknown, INVALID)
+    return spec, spec.model.weights_digest
+
+
+def _neither(what: str, why_not: str) -> str:
+    return f"{what} is no preset ({', '.join(SHAPES)}), and cannot be read: {why_not}"
 
 
 def _with_sequences(spec: RunSpec, devices: int, mesh: str) -> RunSpec:

@@ -42,6 +42,12 @@ DataRoot = Annotated[
         help="Folders that a run may read, as for a learner; separated by commas.",
     ),
 ]
+Checkpoints = Annotated[
+    str,
+    typer.Option(
+        envvar="DILOCO_CHECKPOINTS", help="Where run-wide checkpoints are, as for a learner."
+    ),
+]
 NatsUrl = Annotated[
     str,
     typer.Option(envvar="DILOCO_NATS_URL", help="Message server of a cluster elsewhere."),
