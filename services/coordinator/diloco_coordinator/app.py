@@ -145,11 +145,14 @@ def create_app(
     app.state.metrics = metrics
     app.add_middleware(Gateway, requests=requests, audit=audit, recognise=guard.recognise)
 
+    # Balancers and watchers of uptime ask by HEAD: who answers it needs to send no body.
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["health"])
     async def _healthz() -> dict[str, Any]:
         """This process answers."""
         return {"alive": True}
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", tags=["health"])
     async def _readyz() -> Response:
         """The bus is there and its state is mirrored."""

@@ -69,11 +69,12 @@ class HealthServer:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-                status, kind, body = self._answer(head.split(b"\r\n", 1)[0].decode("latin-1"))
+                line = head.split(b"\r\n", 1)[0].decode("latin-1")
+                status, kind, body = self._answer(line)
                 writer.write(
                     f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}"
                     "\r\nConnection: close\r\n\r\n".encode()
-                    + body
+                    + (b"" if line.startswith("HEAD ") else body)
                 )
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
@@ -84,8 +85,8 @@ class HealthServer:
     def _answer(self, request_line: str) -> tuple[str, str, bytes]:
         method, _, rest = request_line.partition(" ")
         path = rest.split(" ")[0].split("?")[0]
-        if method != "GET":
-            return "405 Method Not Allowed", "text/plain", b"GET only\n"
+        if method not in ("GET", "HEAD"):
+            return "405 Method Not Allowed", "text/plain", b"GET or HEAD only\n"
         if path == "/metrics":
             return "200 OK", "text/plain; version=0.0.4", generate_latest(self.registry)
         if path not in ("/healthz", "/readyz"):

@@ -77,6 +77,51 @@ async def test_a_repeated_request_inflicts_one_fault(world: Any) -> None:
         assert sorted(f.at_step for f in there.armed) == [9, 99]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"duration_s": 3},
+        {"kind": "slow", "factor": 3},
+        {"target": "b"},
+        {"kind": "kill", "duration_s": 0},
+        {"at_step": 8},
+        {"at_step": None, "after_s": 2},
+    ],
+)
+async def test_a_key_stands_for_one_fault(world: Any, more: dict[str, Any]) -> None:
+    """Another one was answered with 202, and nothing was inflicted."""
+    async with world.coordinator() as desk, agent(world, "a") as there:
+        there.stepped(5)
+        for member in "ab":
+            await world.joins(member)
+        await until(lambda: len(desk.registry.roll.living) == 2)
+        await _answered(desk, {"kind": "kill", "target": "a", "at_step": 99})
+        first = {"kind": "hang", "target": "a", "duration_s": 5, "at_step": 9}
+        assert (await desk.ask("POST", "/v1/chaos", first, Idempotency_Key="k")).status_code == 202
+        await until(lambda: len(desk.registry.events) >= 2)
+        answer = await desk.ask("POST", "/v1/chaos", first | more, Idempotency_Key="k")
+        assert answer.status_code == 422
+        assert answer.json()["title"] == "Another request used this Idempotency-Key"
+        again = await desk.ask("POST", "/v1/chaos", first | {"run": ""}, Idempotency_Key="k")
+        assert again.status_code == 202
+
+
+async def test_a_repeat_is_known_after_its_target_has_gone(world: Any) -> None:
+    async with world.coordinator() as desk, agent(world, "a") as there:
+        there.stepped(5)
+        await world.joins("a")
+        await until(lambda: desk.registry.roll.living)
+        await _answered(desk, {"kind": "kill", "target": "a", "at_step": 99})
+        body = {"kind": "kill", "target": "a", "at_step": 9}
+        first = await desk.ask("POST", "/v1/chaos", body, Idempotency_Key="k")
+        assert first.status_code == 202
+        await until(lambda: len(desk.registry.events) == 2)
+        await world.dies("a")
+        await until(lambda: not desk.registry.roll.living)
+        again = await desk.ask("POST", "/v1/chaos", body, Idempotency_Key="k")
+        assert (again.status_code, again.json()) == (202, first.json())
+
+
 async def test_refusals_say_why(world: Any) -> None:
     async with world.coordinator() as desk, agent(world, "a"):
         await world.joins("a")

@@ -126,6 +126,17 @@ async def test_ready_means_that_the_bus_is_there(world: Any) -> None:
         desk.registry.bus.reconnect()
 
 
+async def test_a_balancer_may_ask_by_head(world: Any) -> None:
+    async with world.coordinator() as desk:
+        assert (await desk.http.head("/readyz")).status_code == 200
+        desk.registry.bus.disconnect()
+        assert (await desk.http.head("/readyz")).status_code == 503
+        assert (await desk.http.head("/healthz")).status_code == 200
+        desk.registry.bus.reconnect()
+        described = (await desk.http.get("/openapi.json")).json()["paths"]
+        assert [[*described[path]] for path in ("/healthz", "/readyz")] == [["get"]] * 2
+
+
 async def test_a_hub_that_lost_its_majority_is_named(world: Any) -> None:
     """Connections to it stay."""
     async with world.coordinator() as desk:

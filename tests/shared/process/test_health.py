@@ -58,6 +58,13 @@ async def test_probes_tell_alive_from_ready(
             assert json.loads(body) == detail
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/secret"])
+async def test_head_is_answered_as_get_without_the_body(path: str) -> None:
+    async with serving(Health(True, False, {})) as port:
+        wanted, _ = await get(port, line(path))
+        assert await get(port, line(path, "HEAD")) == (wanted, b"")
+
+
 async def test_metrics_are_in_prometheus_text() -> None:
     async with serving(Health(True, True, {})) as port:
         status, body = await get(port, line("/metrics"))
@@ -65,7 +72,7 @@ async def test_metrics_are_in_prometheus_text() -> None:
         assert b"things_total 3.0" in body
 
 
-async def test_only_get_and_only_three_paths() -> None:
+async def test_nothing_is_changed_there_and_only_three_paths_are() -> None:
     async with serving(Health(True, True, {})) as port:
         assert (await get(port, line("/healthz", "POST")))[0].split()[1] == "405"
         status, body = await get(port, line("/secret"))

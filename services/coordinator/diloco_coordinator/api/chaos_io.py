@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from diloco_coordinator.access import asker, digest, sees
 from diloco_coordinator.api.auth_io import Guard, must
 from diloco_coordinator.api.problems_io import Problem
+from diloco_coordinator.api.repeating_io import other_request
 from diloco_coordinator.api.views import fault_views
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared import ambient
@@ -82,10 +83,10 @@ class Chaos:
                 "start with 'diloco up --chaos', or every service with DILOCO_CHAOS=1",
             )
         name = digest(idempotency_key)[:12] if idempotency_key else ambient.unique()[:12]
+        # Before anything else: who was killed by the first request is no target of its repeat.
+        if (known := self._known(request, f"fault-{name}")) is not None:
+            return {k: known[k] for k in ("id", "kind", "target", "when")}
         fault = self._fault(request, f"fault-{name}")
-        for known in fault_views(self.registry.events):
-            if known["id"] == fault.id:
-                return {k: known[k] for k in ("id", "kind", "target", "when")}
         try:
             answer = await self.registry.bus.request(subjects.chaos(fault.target), encode(fault))
             reply = decode(answer, FaultReply)
@@ -104,6 +105,19 @@ class Chaos:
             {**fault.model_dump(), "when": reply.reason, "at": ambient.wall()},
         )
         return {"id": fault.id, "kind": fault.kind, "target": fault.target, "when": reply.reason}
+
+    def _known(self, request: FaultRequest, name: str) -> dict[str, Any] | None:
+        """What this very request has inflicted already; 422 if another one had its key."""
+        views = fault_views(self.registry.events)
+        known = next((view for view in views if view["id"] == name), None)
+        if known is None:
+            return None
+        asked = request.model_dump() | {"at_step": _at_step(request)}
+        if not request.run:
+            del asked["run"]  # the target's of then, which may work for another one by now
+        if any(known[field] not in (None, value) for field, value in asked.items()):
+            raise other_request()
+        return known
 
     def _fault(self, request: FaultRequest, name: str) -> Fault:
         r = self.registry
@@ -127,7 +141,7 @@ class Chaos:
             kind=request.kind,
             target=request.target,
             run=run,
-            at_step=-1 if request.at_step is None else request.at_step,
+            at_step=_at_step(request),
             after_s=request.after_s,
             duration_s=request.duration_s,
             factor=request.factor,
@@ -137,3 +151,8 @@ class Chaos:
         """Every fault that was planned, with when it was applied and healed."""
         token = asker()
         return {"faults": fault_views(e for e in self.registry.events if sees(token, e[1].run))}
+
+
+def _at_step(request: FaultRequest) -> int:
+    """As a `Fault` says it."""
+    return -1 if request.at_step is None else request.at_step

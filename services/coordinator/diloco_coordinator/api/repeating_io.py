@@ -27,6 +27,12 @@ ATTEMPTS_MAX = 5
 MADE_LOOKS, MADE_LOOK_S = 60, 0.25
 
 
+def other_request() -> Problem:
+    """Of a key that came with something else before."""
+    text = "a key stands for one request: make a new one for a new request"
+    return Problem(422, "Another request used this Idempotency-Key", text)
+
+
 class Repeatable:
     """One request, of one key."""
 
@@ -73,11 +79,7 @@ class Repeatable:
             return 0, []
         before, *ids = entry.value.decode().split()
         if before != self.asked:
-            raise Problem(
-                422,
-                "Another request used this Idempotency-Key",
-                "a key stands for one request: make a new one for a new request",
-            )
+            raise other_request()
         return entry.revision, ids
 
     async def _is_one_of(self, ids: list[str]) -> bool:
