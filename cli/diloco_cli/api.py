@@ -119,7 +119,7 @@ def passes(error: ApiError | Unreachable) -> bool:
     return not isinstance(error, Untrusted)
 
 
-def rounds_or_why(ask: Callable[[], list[dict[str, Any]]]) -> tuple[list[dict[str, Any]], str]:
+def rounds_or_why(ask: Callable[[], list[T]]) -> tuple[list[T], str]:
     """The rounds and "", or none and why there are none now: a coordinator reads them from the
     message server, and while that is away it tells all the same what it has heard."""
     try:

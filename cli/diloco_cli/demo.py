@@ -18,6 +18,7 @@ from diloco_cli.meanwhile import meanwhile
 from diloco_cli.page import page
 from diloco_cli.report import report, versions
 from diloco_cli.seen import Seen
+from diloco_cli.tally import Tally
 from diloco_cli.up.attended import answers
 from diloco_cli.up.stack import Stack, started
 from diloco_cli.words import FAILED, INTERRUPTED, CliError, counted, why
@@ -248,13 +249,14 @@ def conclude(seen: Seen, folder: Path, console: Console, took_s: float) -> int:
     """Say what became of each promise, write the report; the exit status."""
     if not seen.run or not seen.rounds:
         raise CliError(f"nothing was trained: see the logs in {folder.parent / 'logs'}")
-    figures = report(seen.run, seen.rounds, seen.events)
+    tally = Tally.of(seen.run, seen.rounds, seen.events)
+    figures = report(seen.run, tally, seen.events)
     figures |= {"seconds": round(took_s, 1), "command": "diloco demo", **versions()}
     promises = verdicts(figures)
     figures["kept"] = all(kept for _, kept in promises)
     for text, kept in promises:
         _show(console, f"{'yes' if kept else 'NO '} {text}", "green" if kept else "bold red")
-    html = page(figures, seen.run, seen.rounds, seen.events, promises)
+    html = page(figures, seen.run, tally, seen.events, promises)
     texts = (json.dumps(figures, indent=2) + "\n", html)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from diloco_cli.lanes import Span
-from diloco_cli.report import activities
+from diloco_cli.tally import Rows, Tally, activities
 
 _OUTCOMES = {"merged": "#2a7de1", "missed": "#e69f00", "refused": "#d62728", "ineligible": "#bbb"}
 _ACTIVITIES = {
@@ -39,8 +39,8 @@ _FORMULA = (
 def page(
     figures: dict[str, Any],
     run: dict[str, Any],
-    rounds: Sequence[dict[str, Any]],
-    events: Sequence[dict[str, Any]],
+    tally: Tally,
+    events: Rows,
     promises: Sequence[tuple[str, bool]] = (),
 ) -> str:
     """HTML that needs nothing from elsewhere."""
@@ -53,12 +53,12 @@ def page(
         for k, v in figures.items()
         if k not in _TABLES
     )
-    chart = _chart(run, rounds, events).to_html(full_html=False, include_plotlyjs=True)
+    chart = _chart(run, tally, events).to_html(full_html=False, include_plotlyjs=True)
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width'>"
         f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
-        f"<ul>{kept}</ul>{chart}<table>{rows}</table><p>{html.escape(_FORMULA)}</p>"
+        f"<ul>{kept}</ul>{chart}{_left_out(tally)}<table>{rows}</table><p>{html.escape(_FORMULA)}</p>"
         f"{_ledger(figures)}{_recoveries(figures)}</html>"
     )
 
@@ -109,11 +109,18 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _chart(
-    run: dict[str, Any], rounds: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
-) -> Any:
+def _left_out(tally: Tally) -> str:
+    """Which points the chart of rounds lacks; nothing if it has them all."""
+    thinned = {o: t for o, t in tally.verdicts.items() if t.every > 1}
+    if not thinned:
+        return ""
+    shown = ", ".join(f"one in {t.every:,} of those {o}" for o, t in thinned.items())
+    return f"<p>{html.escape(f'The run has many rounds: the chart shows {shown}.')}</p>"
+
+
+def _chart(run: dict[str, Any], tally: Tally, events: Rows) -> Any:
     """Three rows over one time axis."""
-    spans = activities(run, rounds, events)
+    spans = activities(run, tally.newest_at, events)
     began = min((s.began for lane in spans.values() for s in lane), default=0.0)
     height = 26 * max(len(spans), 1)
     figure = make_subplots(
@@ -130,7 +137,7 @@ def _chart(
     )
     _loss(figure, events, began)
     _lanes(figure, spans, began)
-    _verdicts(figure, rounds, began)
+    _verdicts(figure, tally, began)
     for event in events:
         if event["kind"] == "fault-applied":
             _mark(figure, event, began)
@@ -158,7 +165,7 @@ def _mark(figure: Any, event: dict[str, Any], began: float) -> None:
         )
 
 
-def _loss(figure: Any, events: Sequence[dict[str, Any]], began: float) -> None:
+def _loss(figure: Any, events: Rows, began: float) -> None:
     made = [(e["at"] - began, e["data"]) for e in events if e["kind"] == "evaluation"]
     trace = go.Scatter(
         x=[at for at, _ in made],
@@ -198,19 +205,13 @@ def _lanes(figure: Any, spans: dict[str, list[Span]], began: float) -> None:
             figure.add_trace(trace, row=2, col=1)
 
 
-def _verdicts(figure: Any, rounds: Sequence[dict[str, Any]], began: float) -> None:
+def _verdicts(figure: Any, tally: Tally, began: float) -> None:
     for outcome, colour in _OUTCOMES.items():
-        points = [
-            (r["at"] - began, v["learner"], f"round {r['round']}: {v['reason']}")
-            for r in rounds
-            for v in r["verdicts"]
-            if v["outcome"] == outcome
-        ]
-        if points:
+        if points := tally.verdicts[outcome].kept:
             trace = go.Scatter(
-                x=[p[0] for p in points],
-                y=[p[1] for p in points],
-                text=[p[2] for p in points],
+                x=[at - began for at, _, _ in points],
+                y=[learner for _, learner, _ in points],
+                text=[text for _, _, text in points],
                 mode="markers",
                 marker={"color": colour, "symbol": "line-ns-open", "size": 14},
                 name=outcome,

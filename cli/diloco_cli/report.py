@@ -14,6 +14,8 @@ Definitions
   victim, and those of them that were not there when the round closed.
 - `tokens` says what became of every processed token (docs/how-to/recover.md), as the mean over
   fragments weighted by size; `tokens_by_fragment` is exact; `tokens_reread` are samples read again.
+- `goodput_without`: learners that were merged, and of which no event tells any more when they
+  stepped. They are in no figure of time.
 - A learner is down from the fault until it steps again; it contributes again when a round that
   closed after that merged it.
 """
@@ -21,40 +23,43 @@ Definitions
 import os
 import platform
 import sys
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from diloco_cli.lanes import Span, lanes
+from diloco_cli.lanes import Span
+from diloco_cli.tally import Rows, Tally, activities
 from diloco_shared.protocol.records import RecoveryRecord, recovery_view
 
-Rows = Sequence[dict[str, Any]]
 
-
-def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
+def report(run: dict[str, Any], tally: Tally, events: Rows) -> dict[str, Any]:
     """Figures of one run; times in seconds, sizes in bytes, losses in nats per token.
 
-    `events`: those that can be read (`telling.readable`).
+    `events`: those that can be read (`telling.readable`). `tally`: of every closed round.
 
     A figure that the run cannot have (no fault, nothing merged yet) is None.
     """
     status = run["status"] or {}
     evaluations = [e["data"] for e in events if e["kind"] == "evaluation"]
-    losses = [found["val_loss"] for found in evaluations]
-    committed = [r for r in rounds if r["outcome"] == "committed"]
+    # The first that is told, which need not be the run's first.
+    first, last = (evaluations[0], evaluations[-1]) if evaluations else ({}, {})
+    spans = activities(run, tally.newest_at, events)
     tokens, per_step = status.get("tokens_processed", 0), status.get("tokens_per_step", 0)
     return {
         "run": run["name"],
         "state": run["state"],
         "seed": run["spec"]["seed"],
-        "val_loss_start": losses[0] if losses else None,
-        "val_loss_end": losses[-1] if losses else None,
-        "val_loss_by_corpus": evaluations[-1].get("each", {}) if evaluations else {},
-        "rounds_committed": len(committed),
-        "rounds_skipped": len(rounds) - len(committed),
-        **_fault_figures(run, committed, events),
-        **_others_figures(rounds, fault_of(events)),
-        "goodput": goodput(status, activities(run, rounds, events), rounds),
+        "val_loss_start": first.get("val_loss"),
+        "val_loss_start_steps": first.get("steps"),
+        "val_loss_end": last.get("val_loss"),
+        "val_loss_end_steps": last.get("steps"),
+        "val_loss_by_corpus": last.get("each", {}),
+        "rounds_committed": tally.committed,
+        "rounds_skipped": tally.skipped,
+        **_fault_figures(run, tally),
+        "others_asked": tally.asked,
+        "others_late": tally.late,
+        "goodput": goodput(status, spans, tally.newest_at),
+        "goodput_without": sorted(tally.merged - _stepped(spans)),
         "tokens_processed": tokens,
         "tokens_useful": status.get("tokens_useful", 0),
         "tokens": status.get("tokens", {}),
@@ -70,7 +75,7 @@ def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
             status.get("parameters", 0),
         ),
         "refused": status.get("refused", {}),
-        "story": story(run, rounds, events),
+        "story": story(spans, tally, events),
     }
 
 
@@ -89,13 +94,12 @@ def without_rounds(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def story(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
+def story(spans: dict[str, list[Span]], tally: Tally, events: Rows) -> dict[str, Any]:
     """What a picture of the run is drawn from; times in seconds since the first learner joined.
 
-    `losses`: [at, nats per token]. `commits`: when rounds were committed. `lanes`: by learner,
-    [activity, from, to]. `faults`: [at, kind, target].
+    `losses`: [at, nats per token]. `commits`: when rounds were committed, evenly chosen where there
+    are many. `lanes`: by learner, [activity, from, to]. `faults`: [at, kind, target].
     """
-    spans = activities(run, rounds, events)
     began = min((s.began for lane in spans.values() for s in lane), default=0.0)
 
     def since(at: float) -> float:
@@ -105,7 +109,7 @@ def story(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
         "losses": [
             [since(e["at"]), e["data"]["val_loss"]] for e in events if e["kind"] == "evaluation"
         ],
-        "commits": [since(r["at"]) for r in rounds if r["outcome"] == "committed"],
+        "commits": [since(at) for at in tally.commits.kept],
         "lanes": {
             name: [[s.activity, since(s.began), since(s.ended)] for s in lane]
             for name, lane in spans.items()
@@ -116,13 +120,6 @@ def story(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
             if e["kind"] == "fault-applied"
         ],
     }
-
-
-def activities(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, list[Span]]:
-    """Who did what when, up to the newest round or event."""
-    until = max((float(x["at"]) for x in (*rounds[-1:], *events[-1:])), default=0.0)
-    lease_s = float(run["spec"].get("membership", {}).get("lease_s", 0.0))
-    return lanes(events, until=until, lease_s=lease_s)
 
 
 def data_parallel_bytes(learner_steps: float, learners: int, parameters: int) -> int:
@@ -141,18 +138,25 @@ def socket_bytes(status: dict[str, Any]) -> dict[str, int]:
     return total
 
 
-def goodput(status: dict[str, Any], spans: dict[str, list[Span]], rounds: Rows) -> float | None:
-    """See the module's text: 0 to 1, None before the first round or step."""
+def goodput(
+    status: dict[str, Any], spans: dict[str, list[Span]], ended: float | None
+) -> float | None:
+    """See the module's text: 0 to 1, None before the first round or step. `ended`: when the newest
+    round closed."""
     stepping = [s for lane in spans.values() for s in lane if s.activity == "stepping"]
     processed = status.get("tokens_processed", 0)
-    if not stepping or not rounds or not processed:
+    if not stepping or ended is None or not processed:
         return None
-    began, ended = min(s.began for s in stepping), float(rounds[-1]["at"])
+    began = min(s.began for s in stepping)
     allocated_s = (ended - began) * len({s.learner for s in stepping})
     if allocated_s <= 0:
         return None
     stepped_s = sum(max(0.0, min(s.ended, ended) - s.began) for s in stepping)
     return float(stepped_s / allocated_s * status["tokens_useful"] / processed)
+
+
+def _stepped(spans: dict[str, list[Span]]) -> set[str]:
+    return {name for name, lane in spans.items() if any(s.activity == "stepping" for s in lane)}
 
 
 def recoveries(events: Rows) -> list[dict[str, Any]]:
@@ -166,58 +170,18 @@ def recoveries(events: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def fault_of(events: Rows) -> dict[str, Any] | None:
-    """The first fault that took a learner away: a kill or a hang."""
-    applied = (e for e in events if e["kind"] == "fault-applied")
-    return next((e for e in applied if e["data"]["kind"] in ("kill", "hang")), None)
-
-
-def _fault_figures(run: dict[str, Any], committed: Rows, events: Rows) -> dict[str, Any]:
+def _fault_figures(run: dict[str, Any], tally: Tally) -> dict[str, Any]:
     """What happened around the fault: who waited, when the victim was back."""
-    fault = fault_of(events)
-    victim = fault["data"]["target"] if fault else None
     learners = (run["status"] or {}).get("learners", {})
-    waits = [shown.get("wait_s", 0.0) for name, shown in learners.items() if name != victim]
-    figures: dict[str, Any] = {
-        "victim": victim,
-        "rounds_committed_while_down": None,
-        "victim_contributions_after_return": None,
-        "seconds_kill_to_contributing": None,
+    waits = [shown.get("wait_s", 0.0) for name, shown in learners.items() if name != tally.victim]
+    there, back_at = tally.victim is not None, tally.back_at
+    return {
+        "victim": tally.victim,
+        "rounds_committed_while_down": tally.while_down if there else None,
+        "victim_contributions_after_return": tally.since if there else None,
+        "seconds_kill_to_contributing": None if back_at is None else back_at - tally.fault_at,
         "survivor_wait_s": max(waits, default=None),
     }
-    if fault is None:
-        return figures
-    stepping = [
-        span.began
-        for span in activities(run, committed, events).get(str(victim), ())
-        if span.activity == "stepping" and span.began > fault["at"]
-    ]
-    returned = stepping[0] if stepping else float("inf")
-    after = [r for r in committed if r["at"] > returned and _merged(r, str(victim))]
-    figures["rounds_committed_while_down"] = sum(
-        1 for r in committed if fault["at"] < r["at"] < returned
-    )
-    figures["victim_contributions_after_return"] = len(after)
-    if after:
-        figures["seconds_kill_to_contributing"] = after[0]["at"] - fault["at"]
-    return figures
-
-
-def _others_figures(rounds: Rows, fault: dict[str, Any] | None) -> dict[str, Any]:
-    """How many contributions the rounds asked of all but the victim, and how many came late.
-
-    A round that was skipped counts too. Of who was not asked (`ineligible`) nothing can be late.
-    """
-    victim = fault["data"]["target"] if fault else None
-    became = [v["outcome"] for r in rounds for v in r["verdicts"] if v["learner"] != victim]
-    return {
-        "others_asked": sum(outcome != "ineligible" for outcome in became),
-        "others_late": became.count("missed"),
-    }
-
-
-def _merged(r: dict[str, Any], learner: str) -> bool:
-    return any(v["learner"] == learner and v["outcome"] == "merged" for v in r["verdicts"])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ Figures = dict[str, Any]
 
 # Above this share of the tokens, what was overwritten is explained.
 OVERWRITTEN_TOLD = 0.1
+# So many learners are named in a line, and the others counted.
+NAMED = 5
 OVERWRITTEN = (
     "  Overwritten is what learners did between sending their work and taking the merged "
     "parameters. It is much where a step takes less time than a merge, as with tiny models: larger "
@@ -36,7 +38,10 @@ def report_lines(f: Figures) -> list[str]:
 def _loss(f: Figures) -> Iterator[str]:
     if f["val_loss_start"] is not None:
         start, end = f["val_loss_start"], f["val_loss_end"]
-        yield f"validation loss: {start:.4f} at the start, {end:.4f} at the end (nats per token)"
+        yield (
+            f"validation loss: {start:.4f} after {f['val_loss_start_steps']} steps, {end:.4f} "
+            f"after {f['val_loss_end_steps']} (nats per token)"
+        )
     if f["val_loss_by_corpus"]:
         yield f"  by corpus at the end: {per_corpus(f['val_loss_by_corpus'])}"
 
@@ -59,6 +64,15 @@ def _tokens(f: Figures) -> Iterator[str]:
         yield f"contributions refused: {late}"
     if f["goodput"] is not None:
         yield f"goodput: {f['goodput']:.1%} of the learners' time went into useful tokens"
+        yield from _without(f["goodput_without"])
+
+
+def _without(learners: list[str]) -> Iterator[str]:
+    """Whose time is in no figure."""
+    if learners:
+        more = len(learners) - NAMED
+        names = ", ".join(learners[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+        yield f"  without {names}: no event tells any more since when they train"
 
 
 def _network(f: Figures) -> Iterator[str]:

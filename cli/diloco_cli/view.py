@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from diloco_cli.lines import shaped
-from diloco_cli.report import activities, data_parallel_bytes, goodput
+from diloco_cli.report import data_parallel_bytes, goodput
 from diloco_cli.seen import Seen
+from diloco_cli.tally import activities
 from diloco_cli.words import became, counted, reason_of
 from diloco_shared.budget.terms import shown
 
@@ -59,10 +60,11 @@ def run_lines(
     if len(run.get("releases") or ()) > 1:
         lines.append(releases_line(run["releases"]))
     if evaluations:
-        first, newest = evaluations[0]["val_loss"], evaluations[-1]["val_loss"]
+        # The first that is kept, which need not be the run's first.
+        first, newest = evaluations[0], evaluations[-1]
         lines.append(
-            f"validation loss: it is {newest:.4f} after {evaluations[-1]['steps']} steps, and "
-            f"began at {first:.4f}"
+            f"validation loss: it is {newest['val_loss']:.4f} after {newest['steps']} steps, and "
+            f"was {first['val_loss']:.4f} after {first['steps']}"
         )
         if each := evaluations[-1].get("each"):
             lines.append(f"  by corpus: {per_corpus(each)}")
@@ -333,8 +335,9 @@ def _event_line(event: dict[str, Any]) -> str:
 def lines(seen: Seen) -> list[str]:
     """Everything about the run but the learners, as plain text."""
     last = seen.rounds[-1] if seen.rounds else None
-    spans = activities(seen.run, seen.rounds, seen.events)
-    useful_time = goodput(seen.status, spans, seen.rounds)
+    newest_at = None if last is None else float(last["at"])
+    spans = activities(seen.run, newest_at, seen.events)
+    useful_time = goodput(seen.status, spans, newest_at)
     return [
         *run_lines(seen.run, seen.evaluations, last, useful_time),
         *unread_lines(seen.unread),

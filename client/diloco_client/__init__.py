@@ -9,6 +9,7 @@ or Unreachable.
 
 import json
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from types import TracebackType
@@ -230,11 +231,14 @@ class Client:
     def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[dict[str, Any]]:
         """Every closed round after the tape sequence `after`; of these the `newest` so many alone,
         unless that is 0. More than 1000 of these take as long as all of them."""
-        wanted = {"after": after}
-        if 0 < newest <= NEWEST_MAX:
-            wanted["newest"] = newest
-        found = list(self._pages(f"/v1/runs/{_part(name)}/rounds", "rounds", wanted))
-        return found[-newest:]  # a coordinator before 0.3 tells of all
+        asked = newest if newest <= NEWEST_MAX else 0
+        # A coordinator before 0.3 tells of all.
+        return [*deque(self.each_round(name, after, asked), newest or None)]
+
+    def each_round(self, name: str, after: int = 0, newest: int = 0) -> Iterator[dict[str, Any]]:
+        """As `rounds`, page by page: a long run has more than anybody keeps in memory."""
+        wanted = {"after": after} | ({"newest": newest} if newest else {})
+        yield from self._pages(f"/v1/runs/{_part(name)}/rounds", "rounds", wanted)
 
     def metrics(self, name: str) -> dict[str, Any]:
         path = f"/v1/runs/{_part(name)}/metrics"

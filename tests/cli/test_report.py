@@ -1,16 +1,28 @@
 """The report: every figure by hand."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cli.conftest import closed, verdict
 
-from diloco_cli.page import page
-from diloco_cli.report import data_parallel_bytes, report
+from diloco_cli.page import page as page_of
+from diloco_cli.report import data_parallel_bytes
+from diloco_cli.report import report as figures_of
 from diloco_cli.report_lines import OVERWRITTEN, report_lines
+from diloco_cli.tally import POINTS_MAX, Tally, Thinned
 from diloco_shared.protocol.records import RecoveryRecord
 
 Row = dict[str, Any]
+
+
+def report(run: Row, rounds: list[Row], events: list[Row]) -> Row:
+    return figures_of(run, Tally.of(run, rounds, events), events)
+
+
+def page(figures: Row, run: Row, rounds: list[Row], events: list[Row], *more: Any) -> str:
+    return page_of(figures, run, Tally.of(run, rounds, events), events, *more)
 
 
 def test_figures_of_a_run_with_a_kill(run: Row, rounds: list[Row], events: list[Row]) -> None:
@@ -73,6 +85,75 @@ def test_a_run_that_has_not_begun_has_no_figures_and_no_error(run: Row) -> None:
     assert figures["goodput"] is None
     assert figures["val_loss_end"] is None
     assert "queued" in page(figures, run, [], [])
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
+def test_what_is_thinned_lies_evenly_from_the_beginning_on(count: int) -> None:
+    found = Thinned[int](8)
+    for n in range(count):
+        found.add(n)
+    assert found.kept == [*range(0, count, found.every)] and len(found.kept) <= 8
+    assert (found.seen, found.every > 1) == (count, count > 8)
+
+
+def test_of_a_long_run_counters_are_kept_and_some_points(run: Row, events: list[Row]) -> None:
+    many = 2 * POINTS_MAX + 10
+
+    def rounds() -> Iterator[Row]:
+        """They are in memory one at a time."""
+        for n in range(many):
+            late = verdict("c", "missed") if n == many // 2 else verdict("c")
+            yield closed(n, 60.0 + n, verdict("a"), verdict("b"), late)
+
+    tally = Tally.of(run, rounds(), events)
+    figures = figures_of(run, tally, events)
+    assert (figures["rounds_committed"], figures["rounds_skipped"]) == (many, 0)
+    assert (figures["others_asked"], figures["others_late"]) == (2 * many, 1)
+    assert figures["victim_contributions_after_return"] == many
+    assert figures["seconds_kill_to_contributing"] == 60.0 - 20.0
+    commits = figures["story"]["commits"]
+    assert len(commits) <= POINTS_MAX and commits[1] - commits[0] == 4.0
+    assert len(tally.verdicts["merged"].kept) <= POINTS_MAX
+    assert len(tally.verdicts["missed"].kept) == 1, "what is rare is not lost among the others"
+    shown = page_of(figures, run, tally, events)
+    assert "the chart shows one in 8 of those merged.</p>" in shown
+
+
+def test_a_page_with_every_point_says_nothing_of_that(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    assert "the chart shows" not in page(report(run, rounds, events), run, rounds, events)
+
+
+def test_a_learner_whose_beginning_is_not_told_any_more_is_named(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    """A run goes on for longer than what a learner said is kept."""
+    more = {"command": "c", "machine": "m", "versions": {}}
+    figures = report(run, rounds, events)
+    assert figures["goodput_without"] == []
+    assert not any("no event tells" in line for line in report_lines(figures | more))
+    told = [e for e in events if (e["kind"], e["source"]) != ("began", "c")]
+    assert len(told) == len(events) - 1
+    figures = report(run, rounds, told)
+    assert figures["goodput_without"] == ["c"]
+    assert "  without c: no event tells any more since when they train" in report_lines(
+        figures | more
+    )
+    many = figures | more | {"goodput_without": [*"abcdefg"]}
+    assert any("without a, b, c, d, e and 2 more: " in line for line in report_lines(many))
+
+
+def test_losses_are_told_with_their_steps(run: Row, rounds: list[Row], events: list[Row]) -> None:
+    """The first that is kept is not the run's first, once it has run for long."""
+    more = {"command": "c", "machine": "m", "versions": {}}
+    figures = report(run, rounds, events)
+    steps = [e["data"]["steps"] for e in events if e["kind"] == "evaluation"]
+    assert [figures[f"val_loss_{end}_steps"] for end in ("start", "end")] == [steps[0], steps[-1]]
+    line = (
+        f"validation loss: 6.0000 after {steps[0]} steps, 1.5000 after {steps[-1]} (nats per token)"
+    )
+    assert line in report_lines(figures | more)
 
 
 def test_data_parallel_alone_sends_nothing() -> None:

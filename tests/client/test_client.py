@@ -154,6 +154,22 @@ def test_more_of_the_newest_rounds_than_are_given_at_once_are_taken_of_all(
     assert [r["round"] for r in found] == list(range(1500 - newest, 1500))
 
 
+def test_rounds_are_asked_for_as_they_are_read() -> None:
+    """A run may have more than fit in memory."""
+    asked: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params["after"])
+        page = [{"seq": int(asked[-1]) + 1}, {"seq": int(asked[-1]) + 2}]
+        more = page[-1]["seq"] if len(asked) < 9 else None
+        return httpx.Response(200, json={"rounds": page, "next": more})
+
+    with client(handle) as c:
+        found = c.each_round("demo", after=4)
+        assert [next(found)["seq"] for _ in range(3)] == [5, 6, 7]
+    assert asked == ["4", "6"]
+
+
 def test_an_address_that_is_none_is_told() -> None:
     with pytest.raises(ValueError, match="is no address"):
         Client("http://a\tb", "t0ken", environ={})

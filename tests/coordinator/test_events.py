@@ -90,6 +90,60 @@ def test_of_one_learner_the_newest_are_kept() -> None:
     assert told.events.kept[1][0] == 7  # the first five are gone
 
 
+def evaluated(told: Told, step: int, run: str = "r", now: float = 0.0) -> bool:
+    data = {"steps": step, "val_loss": 1.0}
+    return told.by("oslo", now=now, kind="evaluation", run=run, data=data)
+
+
+def steps_of(told: Told, run: str = "r") -> list[int]:
+    """Of the evaluations that are kept."""
+    kept = (e for _, e in told.events.kept if (e.kind, e.run) == ("evaluation", run))
+    return [e.data["steps"] for e in kept]
+
+
+def test_many_evaluations_are_thinned_evenly_and_push_out_nothing_else() -> None:
+    """Who evaluates does so from beginning to end, and began to train before all of it."""
+    told, newest = Told(), 5 * BY_ONE_MAX
+    told.by("oslo", kind="began", data={"learner": "oslo"})
+    for step in range(newest + 1):
+        assert evaluated(told, step, now=float(step))
+        assert told.sources.count("oslo") <= BY_ONE_MAX
+    kept = steps_of(told)
+    assert told.events.kept[0][1].kind == "began"
+    assert (kept[0], kept[-1]) == (0, newest) and len(kept) > BY_ONE_MAX / 3
+    before = kept[: kept.index(next(s for s in kept if s >= newest // 2))]
+    assert len(before) > len(kept) / 4, "the first half has its part of the points"
+    assert told.by("oslo", now=float(newest + 1)), "and it is heard on"
+
+
+def test_a_run_with_few_evaluations_keeps_them_beside_one_with_many() -> None:
+    told = Told()
+    for n in range(events.THINNED_MIN - 1):
+        evaluated(told, n, "r", now=float(n))
+    for n in range(2 * BY_ONE_MAX):
+        evaluated(told, n, "cluster", now=1000.0 + n)
+    assert steps_of(told) == [*range(events.THINNED_MIN - 1)]
+    assert steps_of(told, "cluster")[0] == 0
+
+
+def test_evaluations_that_cannot_be_thinned_give_way_as_they_came() -> None:
+    """All of one step, which no learner of the product tells."""
+    told = Told()
+    told.by("oslo")
+    for n in range(BY_ONE_MAX + 5):
+        evaluated(told, 7, now=float(n))
+    assert steps_of(told) == [7] * BY_ONE_MAX
+
+
+def test_steps_that_go_back_to_a_checkpoint_are_thinned_too() -> None:
+    told = Told()
+    for n in range(BY_ONE_MAX + 1):
+        evaluated(told, n if n < 700 else n - 600, now=float(n))
+    kept = steps_of(told)
+    assert 3 < len(kept) < BY_ONE_MAX and kept[0] == 0
+    assert max(kept) > 650 and kept[-1] == BY_ONE_MAX - 600, "both ways are there"
+
+
 def test_a_learner_whose_events_were_pushed_out_is_heard_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -261,17 +261,18 @@ def report(
     from diloco_cli.report import report as figures_of
     from diloco_cli.report import versions, without_rounds
     from diloco_cli.report_lines import report_lines
+    from diloco_cli.tally import Tally
 
     with connect(where) as client, meanwhile("reads every round of the run", quiet=as_json):
         found = only_run(client, run)
-        rounds, unread = rounds_or_why(
-            lambda: client.rounds(found["name"]) if found["status"] else []
-        )
         events = readable(client.events(found["name"]))
+        rounds = client.each_round(found["name"]) if found["status"] else iter(())
+        read, unread = rounds_or_why(lambda: [Tally.of(found, rounds, events)])
     if unread and html is not None:
         text = f"{html} is not written, since the rounds cannot be read: {unread}"
         raise CliError(text, NO_CLUSTER)
-    figures = figures_of(found, rounds, events)
+    tally = read[0] if read else Tally(found, events)
+    figures = figures_of(found, tally, events)
     figures |= without_rounds(found) if unread else {}
     figures |= {"command": f"diloco report {found['name']}", **versions()}
     written = []
@@ -281,7 +282,7 @@ def report(
 
         try:
             _no_other(html)
-            replace(html, page(figures, found, rounds, events))
+            replace(html, page(figures, found, tally, events))
         except OSError as error:
             raise CliError(f"{html} cannot be written: {why(error)}") from None
         written = [f"page with charts: {html}"]

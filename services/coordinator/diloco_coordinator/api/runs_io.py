@@ -491,7 +491,9 @@ class Runs:
     async def metrics(self, run: str) -> dict[str, Any]:
         """Validation loss and samples of the training loss per learner over time.
 
-        Evaluations are the run's own; `history` begins when this coordinator did, and is thinned.
+        Evaluations are the run's own, and thinned where there are many. Each says at which step it
+        was: of a long run the first may be gone. `history` begins with this coordinator, and is
+        thinned.
         Of more than 32 learners a sample has `loss_range` (min, median, max) in place of `loss`.
         """
         self.record(run)

@@ -2,7 +2,9 @@
 
 A learner with credentials of its own tells them in a subject of its own, of which the stream keeps
 so many. Here no more of them are kept either, and a flood of them is left out unread: what one
-learner says pushes out what it said itself, and nothing of others. Pure.
+learner says pushes out what it said itself, and nothing of others. Where most of it are
+evaluations of one run, these are thinned, so that the curve keeps its beginning, and all else that
+the learner said stays. A coordinator that starts finds the newest ones alone in the stream. Pure.
 """
 
 from collections import Counter, deque
@@ -22,8 +24,11 @@ log = structlog.get_logger()
 # Events kept for people: some hours of a lively run. The stream on disk is bounded likewise.
 EVENTS_MAX = 20_000
 EVENTS_BYTES_MAX = 64 << 20
-# Of one learner with credentials of its own: of its evaluations a day's, at one a minute.
+# Of one learner with credentials of its own: of its evaluations most of a day's, at one a minute.
+# Beyond that those of its longest run are thinned.
 BY_ONE_MAX = 1000
+# A run with fewer evaluations is thinned no further: half of them would make little room.
+THINNED_MIN = 100
 # Beyond that so many a second are read, in the long run: nobody has more to say.
 BY_ONE_PER_S = 2.0
 # An event is a line or two and a few figures. Sixteen learners find room in the stream with all
@@ -122,12 +127,13 @@ class Events:
         self._keep(i for i in self.kept if i[1].run != run or i[1].source not in learners)
 
     def _let_go(self, teller: str) -> None:
-        """The oldest that a learner told."""
-        for item in self.kept:
-            if item[1].source == teller:
-                self.kept.remove(item)
-                self._shares[teller].kept -= 1
-                return
+        """Room for one more of a learner: its longest curve is thinned, or else the oldest goes."""
+        told = [item for item in self.kept if item[1].source == teller]
+        if gone := _between(told):
+            self._keep(item for item in self.kept if item[0] not in gone)
+        elif told:
+            self.kept.remove(told[0])
+            self._shares[teller].kept -= 1
 
     def after(self, seq: int, run: str = "") -> list[tuple[int, Event]]:
         """Those with a greater sequence, oldest first; of one run, or of all."""
@@ -162,6 +168,29 @@ class Events:
         there = Counter(event.source for _, event in self.kept)
         for teller, share in self._shares.items():
             share.kept = min(share.kept, there[teller])
+
+
+def _between(told: Iterable[tuple[int, Event]]) -> set[int]:
+    """Sequences of about every second evaluation of the run that has most; none if it has few.
+
+    What is left lies evenly over the steps, and the first and the newest are among it.
+    """
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for seq, event in told:
+        if event.kind == "evaluation":
+            curves.setdefault(event.run, []).append((seq, float(event.data["steps"])))
+    longest = max(curves.values(), key=len, default=[])
+    if len(longest) < THINNED_MIN:
+        return set()
+    steps = [at for _, at in longest]
+    apart = 2 * (max(steps) - min(steps)) / len(steps)
+    last, gone = steps[0], set[int]()
+    for seq, at in longest[1:-1]:
+        if abs(at - last) < apart:  # steps go back where the run does
+            gone.add(seq)
+        else:
+            last = at
+    return gone
 
 
 def _read(subject: str, payload: bytes, teller: str) -> Event:
