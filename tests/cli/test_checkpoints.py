@@ -1,5 +1,6 @@
 """Going back to a checkpoint: the command says that it was done, or why not."""
 
+import json
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -224,6 +225,12 @@ def test_what_is_deleted_is_what_was_named(
     assert told == ([asked] if asked else [])
     out, err = capsys.readouterr()
     assert out == said and ("or the FOLDER of a deleted run" in err) is (asked is None)
+    if asked is not None:
+        monkeypatch.setattr(sys, "argv", [*sys.argv, "--json"])
+        with pytest.raises(SystemExit):
+            main()
+        named = {"run": "r", "number": 3} if asked[0] == "checkpoint" else {"ref": given[0]}
+        assert json.loads(capsys.readouterr().out) == {**named, "removed": True}
 
 
 def test_a_cluster_that_does_not_answer_for_a_moment_is_waited_for(

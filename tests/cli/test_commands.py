@@ -468,6 +468,26 @@ def test_the_page_of_a_cluster_has_its_token_where_no_server_sees_it(
     assert server.requests == []
 
 
+@pytest.mark.parametrize(
+    ("words", "done"),
+    [
+        ("delete demo", {"run": "demo", "deleted": True}),
+        ("delete gone --if-present", {"run": "gone", "deleted": False}),
+        ("forget a", {"member": "a", "forgotten": True}),
+        ("token revoke eve", {"name": "eve", "revoked": True}),
+        ("page", {"page": "http://far:1/#token=t0ken"}),
+    ],
+)
+def test_what_was_done_is_told_to_a_script(
+    server: Server, diloco: Diloco, words: str, done: Row
+) -> None:
+    for path in ("runs/demo", "members/a", "tokens/eve"):
+        server.answers[f"DELETE /v1/{path}"] = (200, {})
+    server.answers["DELETE /v1/runs/gone"] = (404, {"title": "No such run", "detail": "known: a"})
+    status, out, err = diloco(*words.split(), "--json")
+    assert (status, json.loads(out), err) == (0, done, "")
+
+
 # --- without a server ----------------------------------------------------------------------------
 
 

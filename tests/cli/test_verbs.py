@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,24 @@ def test_every_file_of_commands_is_asked_for_its_own_verbs() -> None:
 @pytest.mark.parametrize("verb", ["", "--help", "nonsense"])
 def test_whoever_names_no_verb_hears_of_all(verb: str) -> None:
     assert verbs_of(app_for(verb)) == verbs_of(whole_app())
+
+
+def leaves(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every verb that does something."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+    for name, each in (inner or {}).items():
+        yield from leaves(each, f"{path} {name}".strip())
+
+
+def test_every_verb_that_asks_a_coordinator_speaks_json() -> None:
+    """README says so."""
+    found = leaves(typer.main.get_command(whole_app()))
+    options = {verb: {o for p in command.params for o in p.opts} for verb, command in found}
+    asking = {verb for verb, known in options.items() if "--url" in known}
+    assert "page" in asking and "budget" not in asking
+    assert {verb for verb in asking if "--json" not in options[verb]} == set()
 
 
 # Whoever revokes a site is in a hurry, and the machine may be busy: what is imported takes longest.

@@ -9,7 +9,6 @@ import typer
 from diloco_cli.api import Patience, connect
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
-from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.view import state_line
 from diloco_cli.words import FAILED, INVALID, CliError
@@ -203,6 +202,7 @@ def delete(
         str, typer.Argument(help="Name of the run; FOLDER/NUMBER, or FOLDER, of a deleted one.")
     ],
     number: Annotated[int, typer.Argument(min=0, help="Number of the checkpoint.")] = 0,
+    as_json: Json = False,
 ) -> None:
     """Remove a checkpoint for good, or with FOLDER alone all that a deleted run has left."""
     # The folder of a run has its name, a dot and its id; no name has a dot.
@@ -213,14 +213,17 @@ def delete(
             "deleted run for all that is left of it",
             INVALID,
         )
-    with connect(where) as client, meanwhile("waits until all its files are removed"):
+    doing = "waits until all its files are removed"
+    with connect(where) as client, meanwhile(doing, quiet=as_json):
         if number:
             client.delete_checkpoint(run, number)
         elif stored:
             client.delete_stored(run)
         else:
             client.delete_folder(run)
-    say(f"{run}: all is removed" if whole else f"checkpoint {number or run} is removed")
+    told = f"{run}: all is removed" if whole else f"checkpoint {number or run} is removed"
+    done = {"run": run, "number": number} if number else {"ref": run}
+    show({**done, "removed": True}, as_json, lambda: [told])
 
 
 def _line(c: dict[str, Any]) -> str:

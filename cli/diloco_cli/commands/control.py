@@ -10,7 +10,6 @@ import typer
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where, token_of
 from diloco_cli.commands.options import Json, anywhere, show
-from diloco_cli.lines import say
 from diloco_cli.view import speed_lines
 from diloco_cli.words import INVALID, CliError, counted
 
@@ -81,23 +80,27 @@ def drain(
 @app.command()
 @anywhere
 def forget(
-    where: Where, member: Annotated[str, typer.Argument(help="A member that is gone.")]
+    where: Where,
+    member: Annotated[str, typer.Argument(help="A member that is gone.")],
+    as_json: Json = False,
 ) -> None:
     """Give up the place of a member that will not come back."""
     with connect(where) as client:
         client.forget(member)
-    say(f"{member} is forgotten: its place is free")
+    done = {"member": member, "forgotten": True}
+    show(done, as_json, lambda: [f"{member} is forgotten: its place is free"])
 
 
 @app.command()
 @anywhere
-def page(where: Where) -> None:
+def page(where: Where, as_json: Json = False) -> None:
     """The address of the live page with the token in it, for a browser of this machine.
 
     The part after # is never sent to a server. Whoever sees it can use the token.
     """
     with connect(where) as client:
-        print(f"{client.url}/#token={token_of(where)}")
+        address = f"{client.url}/#token={token_of(where)}"
+    show({"page": address}, as_json, lambda: [address])
 
 
 @app.command()

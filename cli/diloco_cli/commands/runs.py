@@ -12,7 +12,6 @@ from diloco_cli.api import connect, newest_rounds, only_run, rounds_or_why
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import DataRoot, Json, Run, anywhere, first_of, show
 from diloco_cli.from_run import names_a_run, put_weights
-from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.view import run_lines, state_line, unread_lines
@@ -208,19 +207,21 @@ def delete(
     if_present: Annotated[
         bool, typer.Option("--if-present", help="No error if there is no such run.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Remove a run that is over, with everything the bus keeps of it."""
-    with connect(where) as client, meanwhile("waits until everything of it is removed"):
+    doing, there = "waits until everything of it is removed", True
+    with connect(where) as client, meanwhile(doing, quiet=as_json):
         try:
             client.delete_run(run)
         except ApiError as error:
             # By its title: whatever answers at a wrong address knows no such page.
             if not (if_present and error.title == NO_RUN):
                 raise
-            said = f"there is no run {run}: nothing is left to delete"
-        else:
-            said = f"run {run} is deleted"
-    say(said)
+            there = False
+    gone = f"there is no run {run}: nothing is left to delete"
+    said = f"run {run} is deleted" if there else gone
+    show({"run": run, "deleted": there}, as_json, lambda: [said])
 
 
 @app.command()

@@ -16,7 +16,7 @@ import typer
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import Json, anywhere, show
-from diloco_cli.lines import columns, say
+from diloco_cli.lines import columns
 from diloco_cli.words import CONFLICT, INVALID, CliError, why
 
 app = typer.Typer()
@@ -173,11 +173,12 @@ def token_line(t: dict[str, Any], now: float) -> str:
 
 @tokens.command("revoke")
 @anywhere
-def revoke_token(where: Where, name: Name) -> None:
+def revoke_token(where: Where, name: Name, as_json: Json = False) -> None:
     """Make a token useless, at once."""
     with connect(where) as client:
         client.revoke_token(name)
-    say(f"the token {name} is revoked")
+    done = {"name": name, "revoked": True}
+    show(done, as_json, lambda: [f"the token {name} is revoked"])
 
 
 # --- who did what -----------------------------------------------------------------------------
