@@ -16,7 +16,7 @@ from diloco_cli.words import INVALID, CliError, counted, why
 from diloco_shared.reach.checkpoint_roots import roots_of
 from diloco_shared.reach.local import at_home
 from diloco_shared.spec.faults import SpecFault
-from diloco_shared.spec.run import OF_CHECKPOINT, OF_RUN, Model, RunSpec
+from diloco_shared.spec.run import OF_CHECKPOINT, OF_RUN, Data, Model, RunSpec
 
 # Columns of a comment.
 COMMENT = 80
@@ -107,7 +107,8 @@ def fill_in(
     `checkpoints`: where run-wide checkpoints are; none: a run that begins from one is left to the
     coordinator. `further`: where else they may be. Returns what is here and not sound.
     """
-    return [*_fill_corpora(spec, root), *_fill_weights(spec, root, checkpoints, further)]
+    faults = [*_fill_corpora(spec, root), *_fill_weights(spec, root, checkpoints, further)]
+    return faults or _check_tokenizer(spec, root)
 
 
 def _fill_corpora(spec: dict[str, Any], root: Path) -> list[SpecFault]:
@@ -162,6 +163,41 @@ def _fill_weights(
             spec["model"] = begun_from(model, checkpoints, further)
     except (WrongCheckpoint, CheckpointError, VaultError) as error:
         return [SpecFault("model.weights", str(error))]
+    return []
+
+
+def _check_tokenizer(spec: dict[str, Any], root: Path) -> list[SpecFault]:
+    """Tokens that are others than those of the weights, where both lie here. What is wrong with the
+    tables themselves is told elsewhere."""
+    from diloco_shared.corpora.prepared import is_prepared, open_corpus
+    from diloco_shared.corpora.pretokenised import is_tokens
+    from diloco_shared.corpora.sources import STDLIB
+    from diloco_shared.corpora.tokenizers import load
+    from diloco_shared.hf.belonging import Made, check_belongs, weights_folder
+
+    try:
+        model = Model.model_validate(spec.get("model", {}))
+        data = Data.model_validate(spec.get("data", {}))
+    except ValidationError:
+        return []
+    if (folder := weights_folder(model, root)) is None:
+        return []
+    for part in data.sources:
+        path, of_python = root / at_home(part.source), part.source == STDLIB
+        try:
+            if not of_python and is_prepared(path):
+                made = Made.of_corpus(open_corpus(path), part.source)
+            elif of_python or (path.exists() and not is_tokens(path)):
+                made = Made.by(load(data.tokenizer, root), part.source)
+            else:
+                continue
+        except (ValueError, OSError):  # learners may have it, and say what is wrong there
+            continue
+        try:
+            if made is not None:
+                check_belongs(folder, made)
+        except ValueError as error:
+            return [SpecFault("data.tokenizer", str(error))]
     return []
 
 

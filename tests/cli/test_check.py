@@ -24,6 +24,8 @@ from diloco_cli.run_file import fill_in
 from diloco_cli.words import FAILED, INVALID
 from diloco_learner.preflight.findings import CHECKS, SOFTWARE, Finding
 from diloco_shared.checking import load
+from diloco_shared.corpora.sources import find
+from diloco_shared.corpora.training import train_tokenizer
 from diloco_shared.hf.weights import digest_of, open_weights
 from diloco_shared.spec.run import RunSpec
 
@@ -282,6 +284,24 @@ def test_what_is_here_and_not_sound_is_told(tmp_path: Path) -> None:
     assert "is no index" in faults[0].message and "no such folder" in faults[1].message
     assert fill_in({"model": 3, "data": [1]}, tmp_path) == []
     assert fill_in({"model": {}, "data": {"source": "a\0b", "mixture": 4}}, tmp_path) == []
+
+
+def test_tokens_that_the_weights_do_not_know_are_told(tmp_path: Path) -> None:
+    """`bytes` is what a file has that names no tokenizer."""
+    shutil.copytree(GOLDEN / "llama", tmp_path / "w")
+    texts = folder_of(tmp_path / "texts", 60)
+    tokenizer = train_tokenizer(find(str(texts)), 300, tmp_path / "bpe")
+    shutil.copy(tmp_path / "bpe" / "tokenizer.json", tmp_path / "w")
+    prepared(texts, tmp_path / "c", with_=tokenizer)
+    prepared(texts, tmp_path / "b")
+    wrong = ({"source": "texts"}, {"source": "b"}, {}, None)
+    right = ({"source": "texts", "tokenizer": "w"}, {"source": "c"}, {"source": "far"})
+    for data in (*wrong, *right, {"source": "texts", "tokenizer": "far"}):
+        for digest in ({}, {"weights_digest": "0" * 32}):
+            body = {"model": {"weights": "w", **digest}} | ({} if data is None else {"data": data})
+            faults = fill_in(body, tmp_path)
+            assert [f.path for f in faults] == ["data.tokenizer"] * (data in wrong), data
+            assert all("come with another one" in f.message for f in faults)
 
 
 def test_what_lies_where_nobody_may_look_is_left_to_learners_or_told(

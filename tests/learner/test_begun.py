@@ -16,8 +16,10 @@ from diloco_learner.hosts.computing_io import OnHosts, programs
 from diloco_learner.training.computing_io import OnThisMachine
 from diloco_learner.training.trainer import Program, Trainer, Unread
 from diloco_learner.work_io import merged
+from diloco_shared.corpora.tokenizers import ByteTokenizer
 from diloco_shared.hf import resolving
 from diloco_shared.hf.resolving import resolved
+from diloco_shared.hf.tokenizer import files_of
 from diloco_shared.hf.weights import HfWeights, WrongCheckpoint
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Stamp
@@ -113,6 +115,20 @@ def test_the_folder_is_wanted_where_the_run_begins_with_it(
     shutil.rmtree(root / "llama")
     with pytest.raises(WrongCheckpoint, match="there is no such folder"):
         OnThisMachine(Reach(root)).build(begun)
+
+
+def test_tokens_that_the_weights_do_not_know_are_refused_before_it_begins(
+    begun: RunSpec, root: Path, read: list[str]
+) -> None:
+    (root / "llama" / "tokenizer.model").write_bytes(b"of somebody else")
+    for name, content in files_of(ByteTokenizer()).items():
+        (root / name).write_bytes(content)
+    data = begun.data.model_copy(update={"tokenizer": "tokenizer.json"})
+    other = begun.model_copy(update={"data": data})
+    with pytest.raises(ValueError, match="come with another one"):
+        OnThisMachine(Reach(root)).build(other)
+    assert read == [], "for nothing"
+    assert OnThisMachine(Reach(root)).build(other, begun=True).trainer.program.unread
 
 
 def test_the_other_hosts_of_an_island_do_not_open_them_either(

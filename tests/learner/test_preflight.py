@@ -87,6 +87,17 @@ def test_a_run_from_a_checkpoint_passes_and_begins_with_its_weights(
     assert found["weights"].text.endswith(tables["model"]["weights_digest"])
 
 
+def test_tokens_that_the_weights_do_not_know_are_no_corpus_for_them(
+    tables: Tables, root: Path, cache: CorpusCache
+) -> None:
+    shutil.copytree(GOLDEN / "qwen3", root / "qwen3")
+    (root / "qwen3" / "tokenizer.model").write_bytes(b"of somebody else")
+    tables["model"] = {"weights": "qwen3", "overrides": {"vocabulary": 256}}
+    found = findings(tables, root, cache)["vocabulary"]
+    assert not found.ok and "come with another one (tokenizer.model)" in found.text
+    assert "let data.tokenizer name the folder of the weights" in found.remedy
+
+
 # --------------------------------------------------------------------------------------------------
 # Models of one's own. Each test has a module of its own name.
 

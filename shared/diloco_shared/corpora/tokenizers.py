@@ -88,7 +88,7 @@ class ByteTokenizer:
     @property
     def digest(self) -> str:
         """Of its name: there is one of it."""
-        return _digest(BYTES.encode(), self.end_of_document, self.vocabulary)
+        return digest_of_content(BYTES.encode(), self.end_of_document, self.vocabulary)
 
     @property
     def special(self) -> Mapping[str, str]:
@@ -281,7 +281,7 @@ def _hugging_face(path: Path, beside: Path | None) -> HuggingFace:
             f"{path} is read by the package tokenizers, which is not installed: pip install "
             "tokenizers"
         ) from None
-    raw = _content(path)
+    raw = content_of(path)
     try:
         inner = tokenizers.Tokenizer.from_str(raw.decode())
     except Exception as error:  # whatever the package's own code raises: it has no class for it
@@ -296,7 +296,7 @@ def _hugging_face(path: Path, beside: Path | None) -> HuggingFace:
     end = _end(inner, settings, path)
     files = {JSON: raw, **_beside(beside, CONFIG, SPECIAL, TEMPLATE)}
     template = _template(settings[CONFIG], files.get(TEMPLATE))
-    digest = _digest(raw, end, vocabulary)
+    digest = digest_of_content(raw, end, vocabulary)
     special = _special(inner, settings, end)
     return HuggingFace(inner, vocabulary, end, digest, template, special, files)
 
@@ -305,7 +305,7 @@ def _beside(folder: Path | None, *names: str) -> dict[str, bytes]:
     """Of these files those that the folder has."""
     if folder is None:
         return {}
-    return {name: _content(folder / name) for name in names if (folder / name).is_file()}
+    return {name: content_of(folder / name) for name in names if (folder / name).is_file()}
 
 
 def _settings(beside: Path | None, name: str) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def _settings(beside: Path | None, name: str) -> dict[str, Any]:
     if path is None or not path.is_file():
         return {}
     try:
-        found = json.loads(_content(path))
+        found = json.loads(content_of(path))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from None
     if not isinstance(found, dict):
@@ -372,7 +372,7 @@ def _sentence_piece(path: Path, beside: Path | None = None) -> SentencePiece:
             f"{path} is read by the package sentencepiece, which is not installed: pip install "
             "sentencepiece"
         ) from None
-    raw = _content(path)
+    raw = content_of(path)
     inner = sentencepiece.SentencePieceProcessor()
     try:
         inner.LoadFromSerializedProto(raw)
@@ -383,7 +383,7 @@ def _sentence_piece(path: Path, beside: Path | None = None) -> SentencePiece:
         raise ValueError(
             f"{path} has no token that ends a document: train it with an eos_id of 0 or more"
         )
-    digest = _digest(raw, end, vocabulary)
+    digest = digest_of_content(raw, end, vocabulary)
     special = {"eos_token": str(inner.id_to_piece(end))}
     if (begin := int(inner.bos_id())) >= 0:
         special["bos_token"] = str(inner.id_to_piece(begin))
@@ -392,7 +392,8 @@ def _sentence_piece(path: Path, beside: Path | None = None) -> SentencePiece:
     return SentencePiece(inner, vocabulary, end, digest, special, files, template)
 
 
-def _content(path: Path) -> bytes:
+def content_of(path: Path) -> bytes:
+    """A file of a tokenizer; ValueError if it cannot be read, or is too long for one."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise ValueError(f"{path} is longer than {FILE_BYTES_MAX} bytes: no tokenizer is")
@@ -401,7 +402,8 @@ def _content(path: Path) -> bytes:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _digest(content: bytes, end_of_document: int, vocabulary: int) -> str:
+def digest_of_content(content: bytes, end_of_document: int, vocabulary: int) -> str:
+    """Of a tokenizer, whose file has this content: see Tokenizer."""
     digest = hashlib.blake2b(content, digest_size=16)
     digest.update(f"{end_of_document} {vocabulary}".encode())
     return digest.hexdigest()

@@ -17,6 +17,7 @@ from diloco_shared.corpora.sequences import Tokens
 from diloco_shared.corpora.sources import STDLIB, find, stdlib
 from diloco_shared.corpora.tokenizers import BYTES, Tokenizer
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
+from diloco_shared.hf.belonging import Made, check_belongs, weights_folder
 from diloco_shared.reach.local import OutOfReach, Root, located
 from diloco_shared.spec.run import Data, Part, RunSpec
 from diloco_shared.spec.shapes import shape_of
@@ -55,6 +56,19 @@ def check_vocabulary(spec: RunSpec, corpus: Corpus | Mixture) -> None:
             f"model.overrides.vocabulary ({has}) is too small for this corpus, which has "
             f"{corpus.vocabulary} different tokens: set it to {corpus.vocabulary} or more"
         )
+
+
+def check_tokenizer(spec: RunSpec, corpus: Corpus | Mixture, root: Root) -> None:
+    """ValueError if the run begins from weights that have another tokenizer beside them than the
+    one that made its tokens. Nothing of it is known of weights that have none, or are not here."""
+    if (folder := weights_folder(spec.model, root)) is None:
+        return
+    corpora = corpus.corpora if isinstance(corpus, Mixture) else (corpus,)
+    for part, one in zip(spec.data.sources, corpora, strict=True):
+        if (made := Made.of_corpus(one, part.source)) is not None:
+            check_belongs(folder, made)
+        elif spec.data.tokenizer != BYTES:  # which `bytes` a run has that says nothing
+            check_belongs(folder, Made.by(load_tokenizer(spec.data.tokenizer, root), part.source))
 
 
 def check_signs(spec: RunSpec, model: ModelDef, corpus: Corpus | Mixture) -> None:

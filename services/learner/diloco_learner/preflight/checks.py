@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import (
     check_signs,
+    check_tokenizer,
     check_vocabulary,
     digest,
     load,
@@ -80,6 +81,8 @@ REMEDIES = {
 }
 # Of what runs may not reach here; the finding names the setting.
 NOT_ALLOWED = "name what runs may use on this machine, or have that setting changed"
+# Of tokens that are others than those of the weights.
+OTHER_TOKENIZER = "let data.tokenizer name the folder of the weights, or prepare the corpus with it"
 # Of a model whose module, or one that it imports, is not found.
 NOT_FOUND = (
     "install it, or let it lie where learners are started or in a folder of their PYTHONPATH"
@@ -270,8 +273,12 @@ class _Checks:
         return text, {"tokens": tokens}
 
     def vocabulary(self) -> Found:
-        """The model has a row for every token."""
+        """The model has a row for every token, and it is of the token that the weights mean."""
         check_vocabulary(self.spec, self.corpora)
+        try:
+            check_tokenizer(self.spec, self.corpora, self.root)
+        except ValueError as error:
+            raise Wrong(str(error), OTHER_TOKENIZER) from None
         many = max(c.vocabulary for c in self._parts)
         if self.spec.model.factory is not None:
             return f"{many} tokens; of a model of your own nobody knows how many it takes", {}

@@ -20,7 +20,13 @@ import psutil
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.cache import CorpusCache
-from diloco_learner.data.corpus import check_signs, check_vocabulary, load, separator_of
+from diloco_learner.data.corpus import (
+    check_signs,
+    check_tokenizer,
+    check_vocabulary,
+    load,
+    separator_of,
+)
 from diloco_learner.data.shards import cut_of
 from diloco_learner.events import Leave
 from diloco_learner.models import forget
@@ -158,6 +164,8 @@ class OnThisMachine:
         check()
         corpus = load(spec.data, self.reach.data, self.cache)
         check_vocabulary(spec, corpus)
+        if not begun:  # else the weights are opened no more
+            check_tokenizer(spec, corpus, self.reach.data)
         cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
         sequences = spec.inner.batch_sequences * spec.inner.accumulation
         held_out = held_out_of(spec, corpus.validation)
