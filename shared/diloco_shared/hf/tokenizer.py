@@ -1,6 +1,7 @@
 """The tokenizer's files in a checkpoint: what others need to turn text into the model's tokens."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from diloco_shared.corpora.prepared import Corpus, is_prepared, open_corpus
@@ -15,11 +16,19 @@ from diloco_shared.corpora.tokenizers import (
     Tokenizer,
     load,
 )
+from diloco_shared.hf.sentence_piece import tokenizer_json
 from diloco_shared.reach.local import Root, located
 from diloco_shared.spec.run import Data
 
-# By this name others look for a model of SentencePiece.
-SPM = "tokenizer.model"
+# By this name others look for a model of SentencePiece; and by this one nobody does.
+SPM, SPM_ALONE = "tokenizer.model", "sentencepiece.model"
+# How others read a tokenizer.json: as it is, and without a token in front of a text or behind it.
+_OF_JSON: Mapping[str, Any] = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "add_bos_token": False,
+    "add_eos_token": False,
+    "clean_up_tokenization_spaces": False,
+}
 # Byte 0 ends a document; as text it is shown so.
 END_OF_BYTES = "<|endoftext|>"
 
@@ -68,25 +77,20 @@ def files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
         return _sentence_piece(tokenizer, files)
     if JSON in files and CONFIG not in files:
         end = _name(files[JSON], tokenizer.end_of_document)
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-        }
-        files[CONFIG] = _written(config | ({"eos_token": end} if end else {}))
+        files[CONFIG] = _written({**_OF_JSON, **({"eos_token": end} if end else {})})
     return files
 
 
 def _sentence_piece(tokenizer: SentencePiece, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Under the name by which others find it, and read as it was trained with: as it is."""
-    found = {SPM if name.endswith(".model") else name: raw for name, raw in files.items()}
-    config = {
-        "tokenizer_class": "LlamaTokenizer",
-        "add_bos_token": False,
-        "add_eos_token": False,
-        "clean_up_tokenization_spaces": False,
-        "legacy": False,
-    }
-    found.setdefault(CONFIG, _written(config | dict(tokenizer.special)))
+    """The model as it is, and a file beside it that others read: of the model alone they would make
+    other numbers. Where no such file makes the same ones, the model has a name of which they
+    make nothing."""
+    written = tokenizer_json(tokenizer)
+    name = SPM_ALONE if written is None else SPM
+    found = {name if was.endswith(".model") else was: raw for was, raw in files.items()}
+    if written is not None:
+        found[JSON] = _written(written)
+        found.setdefault(CONFIG, _written({**_OF_JSON, **tokenizer.special}))
     return found
 
 

@@ -111,6 +111,7 @@ def test_a_model_of_sentencepiece_lies_where_others_look_for_it(tmp_path: Path) 
     found = files_of(load(str(odd)))
     assert found["tokenizer.model"] == odd.read_bytes() and odd.name not in found
     config = json.loads(found["tokenizer_config.json"])
-    assert config["tokenizer_class"] == "LlamaTokenizer" and config["add_bos_token"] is False
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert config["add_bos_token"] is False and config["eos_token"] == "</s>"
     for name in found:
         ExportedFile(name=name, bytes=1, sha256="0" * 64)

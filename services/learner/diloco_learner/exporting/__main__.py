@@ -26,7 +26,7 @@ from diloco_learner.settings import Settings
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.stored_records import record_at
-from diloco_shared.hf.tokenizer import files_of, special_tokens, tokenizer_of
+from diloco_shared.hf.tokenizer import SPM_ALONE, files_of, special_tokens, tokenizer_of
 from diloco_shared.process.connecting import connected
 from diloco_shared.process.logs import configure
 from diloco_shared.process.settings import said_of
@@ -113,7 +113,10 @@ def of_tokenizer(spec: RunSpec, root: Root) -> Companions:
     except ValueError as error:
         log.warning("without tokenizer", reason=str(error))
         return Companions(tokens=special_tokens(None))
-    return Companions(contents=files_of(tokenizer), tokens=special_tokens(tokenizer))
+    contents = files_of(tokenizer)
+    if SPM_ALONE in contents:
+        log.warning("others cannot read the tokenizer", file=SPM_ALONE)
+    return Companions(contents=contents, tokens=special_tokens(tokenizer))
 
 
 async def export(
