@@ -22,13 +22,15 @@ from diloco_shared.spec.run import Data
 
 # By this name others look for a model of SentencePiece; and by this one nobody does.
 SPM, SPM_ALONE = "tokenizer.model", "sentencepiece.model"
-# How others read a tokenizer.json: as it is, and without a token in front of a text or behind it.
-_OF_JSON: Mapping[str, Any] = {
+# In a tokenizer_config.json: the tokenizer.json is read as it is, where other classes would read
+# its tokens and follow rules of their own; and nothing is put in front of a text or behind it.
+_AS_IT_IS: Mapping[str, Any] = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "add_bos_token": False,
     "add_eos_token": False,
-    "clean_up_tokenization_spaces": False,
 }
+# Steps of a tokenizer.json that put tokens there, by their type.
+_PUT_TOKENS = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
 # Byte 0 ends a document; as text it is shown so.
 END_OF_BYTES = "<|endoftext|>"
 
@@ -69,16 +71,16 @@ def _of_corpus(corpus: Corpus, wanted: str) -> Tokenizer | None:
 
 def files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
     """Name and content of each file. `bytes` has none that says what it does: it is
-    written as a tokenizer of 256 tokens that are never merged, which makes the same numbers."""
+    written as a tokenizer of 256 tokens that are never merged, which makes the same numbers.
+
+    None puts a token in front of a text, or behind it: in training there was none.
+    """
     files = dict(tokenizer.files)
     if isinstance(tokenizer, ByteTokenizer):
         files[JSON] = _written(_byte_by_byte())
     if isinstance(tokenizer, SentencePiece):
-        return _sentence_piece(tokenizer, files)
-    if JSON in files and CONFIG not in files:
-        end = _name(files[JSON], tokenizer.end_of_document)
-        files[CONFIG] = _written({**_OF_JSON, **({"eos_token": end} if end else {})})
-    return files
+        files = _sentence_piece(tokenizer, files)
+    return _as_trained(tokenizer, files) if JSON in files else files
 
 
 def _sentence_piece(tokenizer: SentencePiece, files: dict[str, bytes]) -> dict[str, bytes]:
@@ -90,8 +92,44 @@ def _sentence_piece(tokenizer: SentencePiece, files: dict[str, bytes]) -> dict[s
     found = {name if was.endswith(".model") else was: raw for was, raw in files.items()}
     if written is not None:
         found[JSON] = _written(written)
-        found.setdefault(CONFIG, _written({**_OF_JSON, **tokenizer.special}))
     return found
+
+
+def _as_trained(tokenizer: Tokenizer, files: dict[str, bytes]) -> dict[str, bytes]:
+    """These files, so that others make the tokens of a text that training made, and no more.
+
+    What is so already stays as it is, byte for byte: whoever compares files finds the same one.
+    """
+    whole = json.loads(files[JSON])
+    after = whole.get("post_processor")
+    if (left := _without_tokens(after)) != after:
+        files[JSON] = _written({**whole, "post_processor": left})
+    said = {"clean_up_tokenization_spaces": False}
+    if CONFIG in files:
+        said = json.loads(files[CONFIG])
+    config = {**_special(tokenizer, whole), **said, **_AS_IT_IS}
+    if config != said:
+        files[CONFIG] = _written(config)
+    return files
+
+
+def _special(tokenizer: Tokenizer, whole: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by name, of those that are tokens whatever stands around them: another one
+    would become such a token, and a text that spells it other numbers."""
+    added = {str(token["content"]): token["id"] for token in whole.get("added_tokens") or ()}
+    named = {name: text for name, text in tokenizer.special.items() if text in added}
+    ends = [text for text, number in added.items() if number == tokenizer.end_of_document]
+    return {"eos_token": ends[0], **named} if ends else named
+
+
+def _without_tokens(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a tokenizer.json does with the tokens of a text, but for putting others around them."""
+    if step is None or step.get("type") in _PUT_TOKENS:
+        return None
+    if step.get("type") != "Sequence":
+        return step
+    steps = [left for one in step.get("processors", ()) if (left := _without_tokens(one))]
+    return {**step, "processors": steps} if steps else None
 
 
 def special_tokens(tokenizer: Tokenizer | None) -> dict[str, int | None]:
@@ -154,15 +192,6 @@ def _names_of_bytes() -> list[str]:
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = iter(range(256, 512))
     return [chr(byte if byte in visible else next(others)) for byte in range(256)]
-
-
-def _name(raw: bytes, number: int) -> str | None:
-    """How a tokenizer.json calls a token."""
-    whole = json.loads(raw)
-    for token in whole.get("added_tokens", ()):
-        if token.get("id") == number:
-            return str(token["content"])
-    return None
 
 
 def _written(content: dict[str, Any]) -> bytes:

@@ -47,11 +47,70 @@ def test_what_a_tokenizer_came_with_stays_as_it_is(tmp_path: Path) -> None:
     own = {"eos_token": END, "chat_template": "{{ messages }}"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
     found = files_of(load(str(tmp_path)))
-    assert json.loads(found["tokenizer_config.json"]) == own
+    made = json.loads(found["tokenizer_config.json"])
+    assert made | own == made, "and what says that nothing is added"
+    again = {**own, **{name: made[name] for name in made.keys() - own.keys()}}
+    (tmp_path / "tokenizer_config.json").write_text(as_it_is := json.dumps(again))
+    assert files_of(load(str(tmp_path)))["tokenizer_config.json"].decode() == as_it_is
     assert found["tokenizer.json"] == BYTES["tokenizer.json"]
     (tmp_path / "tokenizer_config.json").unlink()
     made = json.loads(files_of(load(str(tmp_path)))["tokenizer_config.json"])
     assert made["eos_token"] == END
+
+
+BEGIN = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+TEXT, OTHER = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [BEGIN, TEXT],
+    "pair": [BEGIN, TEXT, BEGIN, OTHER],
+    "special_tokens": {"<s>": {"id": "<s>", "ids": [256], "tokens": ["<s>"]}},
+}
+AROUND: dict[str, Any] = {"sep": [END, 0], "cls": ["<s>", 256]}
+LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+STEPS = {
+    "llama 2": (TEMPLATE, None),
+    "llama 3": (
+        {"type": "Sequence", "processors": [LEVEL, TEMPLATE]},
+        {"type": "Sequence", "processors": [LEVEL]},
+    ),
+    "alone": ({"type": "Sequence", "processors": [TEMPLATE]}, None),
+    "bert": ({"type": "BertProcessing", **AROUND}, None),
+    "roberta": (
+        {"type": "RobertaProcessing", **AROUND, "trim_offsets": True, "add_prefix_space": False},
+        None,
+    ),
+    "gpt 2": (LEVEL, LEVEL),
+}
+
+
+@pytest.mark.parametrize(("step", "left"), STEPS.values(), ids=STEPS)
+def test_nothing_stands_in_front_of_a_text_that_was_not_there_in_training(
+    tmp_path: Path, step: dict[str, Any], left: dict[str, Any] | None
+) -> None:
+    whole = json.loads(BYTES["tokenizer.json"])
+    whole["added_tokens"].append(whole["added_tokens"][0] | {"id": 256, "content": "<s>"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {"post_processor": step}))
+    own = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    trained = load(str(tmp_path))
+    found = files_of(trained)
+    assert json.loads(found["tokenizer.json"])["post_processor"] == left
+    read = tokenizers.Tokenizer.from_str(found["tokenizer.json"].decode())
+    assert read.encode("née").ids == trained.encode_batch(["née"])[0].tolist()
+    config = json.loads(found["tokenizer_config.json"])
+    # Others follow their class where they know it, and what is said here beside that.
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert config["add_bos_token"] is config["add_eos_token"] is False
+    assert (config["bos_token"], config["eos_token"]) == ("<s>", END), "for chat templates"
+
+
+def test_a_token_that_text_may_spell_gets_no_name(tmp_path: Path) -> None:
+    """A token of that name would be cut out of every text."""
+    (tmp_path / "tokenizer.json").write_bytes(BYTES["tokenizer.json"])
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "t"}))
+    found = files_of(load(str(tmp_path)))
+    assert "eos_token" not in json.loads(found["tokenizer_config.json"])
 
 
 # --- which one it is -----------------------------------------------------------------------------
