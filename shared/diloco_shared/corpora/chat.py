@@ -145,6 +145,13 @@ class Chat:
         return one, other
 
 
+def closing_token(tokenizer: Tokenizer, closing: str) -> int | None:
+    """The token that `closing`, the end of an answer, is. None: several, as of plain text, or none;
+    then an answer ends where the document does."""
+    ids = tokenizer.encode_pieces([closing])[0].tolist() if closing else []
+    return int(ids[0]) if len(ids) == 1 else None
+
+
 def _checked(value: Any, where: str) -> list[Message]:
     """Messages as templates take them: fields that have no value are left out."""
     if not isinstance(value, list):

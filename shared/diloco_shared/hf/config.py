@@ -148,7 +148,7 @@ def writes_head(shape: Shape) -> bool:
 
 
 def hf_config(
-    shape: Shape, *, context: int, dtype: str = "float32", **tokens: int | None
+    shape: Shape, *, context: int, dtype: str = "float32", **tokens: int | list[int] | None
 ) -> dict[str, Any] | None:
     """A config.json; none where no known architecture computes what the shape does.
 

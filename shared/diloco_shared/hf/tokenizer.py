@@ -1,12 +1,14 @@
 """The tokenizer's files in a checkpoint: what others need to turn text into the model's tokens."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diloco_shared.corpora.chat import Chat, closing_token
 from diloco_shared.corpora.prepared import Corpus, is_prepared, open_corpus
 from diloco_shared.corpora.pretokenised import is_tokens
 from diloco_shared.corpora.sources import STDLIB, stdlib
+from diloco_shared.corpora.templates import template_of
 from diloco_shared.corpora.tokenizers import (
     BYTES,
     CONFIG,
@@ -20,6 +22,9 @@ from diloco_shared.hf.sentence_piece import tokenizer_json
 from diloco_shared.reach.local import Root, located
 from diloco_shared.spec.run import Data
 
+# Of config.json: the ids of special tokens by name; several end a text, and one does all else.
+SpecialTokens = dict[str, int | list[int] | None]
+GENERATION = "generation_config.json"
 # By this name others look for a model of SentencePiece; and by this one nobody does.
 SPM, SPM_ALONE = "tokenizer.model", "sentencepiece.model"
 # In a tokenizer_config.json: the tokenizer.json is read as it is, where other classes would read
@@ -41,23 +46,31 @@ def tokenizer_of(data: Data, root: Root, vocabulary: int | None = None) -> Token
     `vocabulary`: rows of the model, if they are known. Raises ValueError where nothing on this
     machine tells what made the tokens: another tokenizer would do for other numbers.
     """
-    unknown = ""
+    unknown, corpora = "", list[tuple[Corpus, str]]()
     for part in data.sources:
         path = stdlib() if part.source == STDLIB else located(part.source, root)
         if part.source != STDLIB and is_prepared(path):
-            if (found := _of_corpus(open_corpus(path), part.digest)) is not None:
-                return found
+            corpora.append((open_corpus(path), part.digest))
         elif not path.exists():
             unknown = unknown or f"the corpus {part.source!r} is not on this machine"
         elif part.source != STDLIB and is_tokens(path):
             unknown = unknown or f"{part.source!r} holds tokens, and does not say what made them"
+    # All of a run have one tokenizer; that of conversations has the template that wrote them, too.
+    corpora.sort(key=lambda one: (_is_other(*one), not one[0].masked))
+    for corpus, wanted in corpora[:1]:
+        if (found := _of_corpus(corpus, wanted)) is not None:
+            return found
     if unknown and data.tokenizer == BYTES and vocabulary != ByteTokenizer().vocabulary:
         raise ValueError(f"{unknown}, and data.tokenizer names no tokenizer")
     return load(data.tokenizer, root)
 
 
+def _is_other(corpus: Corpus, wanted: str) -> bool:
+    return bool(wanted) and corpus.digest != wanted
+
+
 def _of_corpus(corpus: Corpus, wanted: str) -> Tokenizer | None:
-    if wanted and corpus.digest != wanted:
+    if _is_other(corpus, wanted):
         raise ValueError(
             f"the corpus at {corpus.name} has digest {corpus.digest}, and the run's has {wanted}: "
             "its tokenizer may be another one"
@@ -67,6 +80,28 @@ def _of_corpus(corpus: Corpus, wanted: str) -> Tokenizer | None:
     if found is not None and found.digest != made_by:
         raise ValueError(f"the tokenizer in {corpus.name} is not the one that made its tokens")
     return found
+
+
+def ends_of_answers(data: Data, root: Root) -> tuple[int, ...]:
+    """The tokens with which answers end in the conversations of a run, by the templates that wrote
+    them, but for the one that ends a document: of the corpora that are here.
+
+    Raises ValueError where a template cannot be read here.
+    """
+    found = set[int]()
+    for part in data.sources:
+        if part.source == STDLIB or not is_prepared(path := located(part.source, root)):
+            continue
+        corpus = open_corpus(path)
+        if not corpus.masked or _is_other(corpus, part.digest):
+            continue
+        if (tokenizer := _of_corpus(corpus, part.digest)) is not None:
+            chat = Chat(template_of(tokenizer, corpus.name))
+            _, closing = chat.asked([{"role": "user", "content": "?"}])
+            last = closing_token(tokenizer, closing)
+            if last is not None and last != tokenizer.end_of_document:
+                found.add(last)
+    return tuple(sorted(found))
 
 
 def files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -132,14 +167,22 @@ def _without_tokens(step: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**step, "processors": steps} if steps else None
 
 
-def special_tokens(tokenizer: Tokenizer | None) -> dict[str, int | None]:
+def special_tokens(tokenizer: Tokenizer | None, ends: Sequence[int] = ()) -> SpecialTokens:
     """Ids of special tokens, by the name that they have in config.json: else each kind of model has
-    some of its own. None: there is none, or nobody knows.
+    some of its own. None: there is none, or nobody knows. `ends`: of answers.
 
-    What ends a document is what stands before the next one: so it begins one as well.
+    What ends a document is what stands before the next one: so it begins one as well. A model that
+    has learned to answer may never write it: whoever lets it write is to stop at either.
     """
     end = None if tokenizer is None else tokenizer.end_of_document
-    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+    eos = end if end is None or not ends else [end, *ends]
+    return {"bos_token_id": end, "eos_token_id": eos, "pad_token_id": None}
+
+
+def generation_config(tokens: SpecialTokens) -> bytes | None:
+    """The file of which others read where a text ends before they read config.json. None where one
+    token does: that one they find there."""
+    return _written(dict(tokens)) if isinstance(tokens.get("eos_token_id"), list) else None
 
 
 def _byte_by_byte() -> dict[str, Any]:

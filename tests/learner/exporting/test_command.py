@@ -1,13 +1,21 @@
 """The exporting program as its coordinator starts it: its arguments, its lines, its exit status."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from shared.corpora.conversations import LINES, lines_of, sums
 
-from diloco_learner.exporting.__main__ import _Teller, arguments, say
+from diloco_learner.exporting.__main__ import _Teller, arguments, as_asked, of_tokenizer, say
+from diloco_learner.exporting.files import config_of
+from diloco_shared.corpora.chat import Chat
+from diloco_shared.corpora.prepare import prepare
+from diloco_shared.corpora.sources import find
+from diloco_shared.corpora.templates import compiled
+from diloco_shared.corpora.tokenizers import ByteTokenizer
 from diloco_shared.protocol.exports import (
     LINE_BYTES_MAX,
     ExportDone,
@@ -15,6 +23,7 @@ from diloco_shared.protocol.exports import (
     ExportMoved,
     parse_line,
 )
+from diloco_shared.spec.run import RunSpec
 
 # A port where nobody listens: port 1 is a service's of old, and never a message server's.
 NOBODY = "nats://127.0.0.1:1"
@@ -60,6 +69,33 @@ def test_lines_are_read_as_they_were_written_and_nothing_else_is() -> None:
         assert parse_line(text) == line and len(text) < LINE_BYTES_MAX
     for text in (b"", b"null", b"{}", b'{"kind":"moved","stage":"x","done":1,"total":2}', b"\xff"):
         assert parse_line(text) is None
+
+
+def test_what_ends_an_answer_is_written_where_others_look_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that has learned to answer never writes what ends a document."""
+    source = lines_of(tmp_path / "talk.jsonl", [{"messages": one} for one in sums(60)])
+    chat = Chat(compiled(LINES.replace("<|im_end|>", "|"), "t", {}))
+    prepare(find(str(source), chat=chat), ByteTokenizer(), tmp_path / "talk", 0.2)
+    body = {"name": "r", "budget": {"steps": 1}, "data": {"source": "talk"}}
+    spec = RunSpec.model_validate(body)
+    call = ["r", "--to", str(tmp_path / "to")]
+    found = as_asked(of_tokenizer(spec, tmp_path), arguments(call))
+    ends = [0, ord("|")]
+    assert found.tokens == {"bos_token_id": 0, "eos_token_id": ends, "pad_token_id": None}
+    assert json.loads(found.contents["generation_config.json"]) == found.tokens
+    config = config_of(spec, "fp32", dict(found.tokens))
+    assert config is not None and config["eos_token_id"] == ends
+    one = as_asked(of_tokenizer(spec, tmp_path), arguments([*call, "--token", "eos_token_id=7"]))
+    assert one.tokens["eos_token_id"] == 7 and "generation_config.json" not in one.contents
+
+    def missing(*given: object) -> None:
+        raise ValueError("jinja2 is not installed")
+
+    monkeypatch.setattr("diloco_shared.hf.tokenizer.template_of", missing)
+    without = of_tokenizer(spec, tmp_path)
+    assert without.tokens["eos_token_id"] == 0 and "tokenizer.json" in without.contents
 
 
 def ended(*arguments: str, **environment: str) -> ExportFailed:

@@ -8,16 +8,29 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from shared.corpora.conversations import LAST_TURNS, LINES, lines_of, sums
 from shared.corpora.texts import folder_of, prepared, sentence_piece
 
+from diloco_shared.corpora.chat import Chat
+from diloco_shared.corpora.prepare import prepare
+from diloco_shared.corpora.prepared import Corpus
+from diloco_shared.corpora.sources import find
+from diloco_shared.corpora.templates import template_of
 from diloco_shared.corpora.tokenizers import ByteTokenizer, Tokenizer, load
-from diloco_shared.hf.tokenizer import files_of, special_tokens, tokenizer_of
+from diloco_shared.hf.tokenizer import (
+    ends_of_answers,
+    files_of,
+    generation_config,
+    special_tokens,
+    tokenizer_of,
+)
 from diloco_shared.protocol.exports import ExportedFile
 from diloco_shared.spec.run import Data
 
 tokenizers = pytest.importorskip("tokenizers")
 BYTES = files_of(ByteTokenizer())
 END = "<|endoftext|>"
+WORDS = "{% for m in messages %}{{ m.role }}: {{ m.content }} (over){% endfor %}"
 WRITTEN = tokenizers.Tokenizer.from_str(BYTES["tokenizer.json"].decode())
 
 
@@ -174,3 +187,62 @@ def test_a_model_of_sentencepiece_lies_where_others_look_for_it(tmp_path: Path) 
     assert config["add_bos_token"] is False and config["eos_token"] == "</s>"
     for name in found:
         ExportedFile(name=name, bytes=1, sha256="0" * 64)
+
+
+# --- where an answer ends ------------------------------------------------------------------------
+
+
+def with_turns(folder: Path, template: str = LINES) -> Tokenizer:
+    """Bytes, and a token that ends a turn of an assistant."""
+    whole = json.loads(BYTES["tokenizer.json"])
+    whole["added_tokens"].append(whole["added_tokens"][0] | {"id": 256, "content": "<|im_end|>"})
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    (folder / "chat_template.jinja").write_text(template)
+    return load(str(folder))
+
+
+def talk(folder: Path, tokenizer: Tokenizer) -> Corpus:
+    """A corpus of conversations."""
+    source = lines_of(folder.with_suffix(".jsonl"), [{"messages": one} for one in sums(60)])
+    chat = Chat(template_of(tokenizer, "t"))
+    return prepare(find(str(source), chat=chat), tokenizer, folder, 0.2)
+
+
+def ends(folder: Path, **data: Any) -> tuple[int, ...]:
+    return ends_of_answers(Data.model_validate(data), folder)
+
+
+def test_a_model_of_conversations_stops_where_an_answer_ends(tmp_path: Path) -> None:
+    """It never learns to write what ends the document: that is only read."""
+    tokenizer = with_turns(tmp_path / "turns")
+    made = talk(tmp_path / "talk", tokenizer)
+    plain = prepared(folder_of(tmp_path / "texts", 60), tmp_path / "plain", with_=tokenizer)
+    assert ends(tmp_path, source="talk") == (256,)
+    assert ends(tmp_path, source="talk", digest=made.digest) == (256,)
+    parts = [{"source": name, "weight": 1} for name in ("plain", "talk", "far")]
+    assert ends(tmp_path, mixture=parts) == (256,)
+    for source in ("plain", "texts", "stdlib", "far"):
+        assert ends(tmp_path, source=source) == ()
+    assert ends(tmp_path, source="talk", digest=plain.digest) == (), "another one"
+    found = special_tokens(tokenizer, (256,))
+    assert found == {"bos_token_id": 0, "eos_token_id": [0, 256], "pad_token_id": None}
+    assert json.loads(generation_config(found) or b"") == found
+    assert generation_config(special_tokens(tokenizer)) is None
+
+
+@pytest.mark.parametrize("template", [LAST_TURNS.replace("eos_token", "'<|endoftext|>'"), WORDS])
+def test_what_ends_the_document_or_is_text_is_no_other_end(tmp_path: Path, template: str) -> None:
+    talk(tmp_path / "talk", with_turns(tmp_path / "turns", template))
+    assert ends(tmp_path, source="talk") == ()
+
+
+def test_the_template_is_that_of_the_conversations(tmp_path: Path) -> None:
+    """Of a mixture with plain text, whichever comes first."""
+    tokenizer = load("bytes")
+    prepared(folder_of(tmp_path / "texts", 60), tmp_path / "plain", with_=tokenizer)
+    talk(tmp_path / "talk", tokenizer)
+    parts = [{"source": name, "weight": 1} for name in ("plain", "talk")]
+    assert of(tmp_path, mixture=parts).chat_template is not None
+    parts[1]["digest"] = "0" * 32
+    assert of(tmp_path, mixture=parts).chat_template is None, "another corpus has its name"

@@ -26,7 +26,15 @@ from diloco_learner.settings import Settings
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.stored_records import record_at
-from diloco_shared.hf.tokenizer import SPM_ALONE, files_of, special_tokens, tokenizer_of
+from diloco_shared.hf.tokenizer import (
+    GENERATION,
+    SPM_ALONE,
+    ends_of_answers,
+    files_of,
+    generation_config,
+    special_tokens,
+    tokenizer_of,
+)
 from diloco_shared.process.connecting import connected
 from diloco_shared.process.logs import configure
 from diloco_shared.process.settings import said_of
@@ -116,7 +124,22 @@ def of_tokenizer(spec: RunSpec, root: Root) -> Companions:
     contents = files_of(tokenizer)
     if SPM_ALONE in contents:
         log.warning("others cannot read the tokenizer", file=SPM_ALONE)
-    return Companions(contents=contents, tokens=special_tokens(tokenizer))
+    try:
+        ends = ends_of_answers(spec.data, root)
+    except ValueError as error:
+        log.warning("without the end of answers", reason=str(error))
+        ends = ()
+    return Companions(contents=contents, tokens=special_tokens(tokenizer, ends))
+
+
+def as_asked(found: Companions, wanted: argparse.Namespace) -> Companions:
+    """With the files and the special tokens that the command line names."""
+    given = (text.partition("=") for text in wanted.token)
+    tokens = {**found.tokens, **{name: int(number) for name, _, number in given}}
+    ends, contents = generation_config(tokens), dict(found.contents)
+    if ends is not None:
+        contents[GENERATION] = ends
+    return replace(found, files=tuple(wanted.file), contents=contents, tokens=tokens)
 
 
 async def export(
@@ -142,11 +165,8 @@ async def _made(
     say: Callable[[Line], None],
     published: type[PublishedView],
 ) -> None:
-    tokens = {name: int(number) for name, _, number in (t.partition("=") for t in wanted.token)}
-
     def companions(spec: RunSpec) -> Companions:
-        found = of_tokenizer(spec, settings.reach.data)
-        return replace(found, files=tuple(wanted.file), tokens={**found.tokens, **tokens})
+        return as_asked(of_tokenizer(spec, settings.reach.data), wanted)
 
     order = Order(wanted.to, wanted.dtype, wanted.checkpoint, companions)
     progress = Progress(_Teller(say).moved)

@@ -13,6 +13,7 @@ from typing import Any
 
 from diloco_shared.hf.config import hf_config
 from diloco_shared.hf.names import HfTensor, hf_tensors, itself
+from diloco_shared.hf.tokenizer import SpecialTokens
 from diloco_shared.protocol.exports import DTYPE_BYTES, Dtype
 from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
@@ -60,7 +61,7 @@ def output_of(spec: RunSpec, layout: Layout) -> tuple[HfTensor, ...]:
     return made
 
 
-def config_of(spec: RunSpec, dtype: Dtype, tokens: dict[str, int | None]) -> dict[str, Any] | None:
+def config_of(spec: RunSpec, dtype: Dtype, tokens: SpecialTokens) -> dict[str, Any] | None:
     """The content of `config.json`; None where no known architecture is the model's."""
     if spec.model.factory is not None:
         return None

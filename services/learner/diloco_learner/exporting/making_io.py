@@ -63,7 +63,7 @@ class Companions:
 
     files: Sequence[Path] = ()
     contents: Mapping[str, bytes] = field(default_factory=dict)
-    tokens: Mapping[str, int | None] = field(default_factory=dict)
+    tokens: Mapping[str, int | list[int] | None] = field(default_factory=dict)
 
 
 def nothing(spec: RunSpec) -> Companions:

@@ -17,7 +17,7 @@ import numpy as np
 from diloco_learner.models import filled, transformer
 from diloco_learner.models.attention import mixed, rotary_tables, seen
 from diloco_learner.models.transformer import embedded, joined, logits, mlp, norm, projected
-from diloco_shared.corpora.chat import Chat
+from diloco_shared.corpora.chat import Chat, closing_token
 from diloco_shared.corpora.templates import ChatTemplate, template_of
 from diloco_shared.corpora.tokenizers import Tokenizer, load
 from diloco_shared.hf.weights import open_weights
@@ -222,8 +222,9 @@ class Writer:
         template = template or template_of(self.tokenizer, "beside the weights")
         before, closing = Chat(template).asked([{"role": "user", "content": message}])
         begins = [int(n) for n in self.tokenizer.encode_pieces([before])[0]]
-        last = [int(n) for n in self.tokenizer.encode_pieces([closing])[0]] if closing else []
-        ends = {self.tokenizer.end_of_document, *(last if len(last) == 1 else ())}
+        ends = {self.tokenizer.end_of_document}
+        if (last := closing_token(self.tokenizer, closing)) is not None:
+            ends.add(last)
         return self._pieces(begins, tokens, seed, tuple(sorted(ends)))
 
     def _pieces(
