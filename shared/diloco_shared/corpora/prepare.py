@@ -41,7 +41,7 @@ from diloco_shared.corpora.prepared import (
 )
 from diloco_shared.corpora.sources import Source
 from diloco_shared.corpora.splits import SPLITS, Split, Splitter
-from diloco_shared.corpora.tokenizers import TEMPLATE, Tokenizer
+from diloco_shared.corpora.tokenizers import TEMPLATE, Tokenizer, rows_for_text
 from diloco_shared.durable import replace, settle
 
 # Bytes of a shard at most: small enough to be copied again after a fault, and a corpus of a
@@ -169,15 +169,16 @@ class _Chunk:
     spans: list[Spans] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Job:
-    """One source on its way to one folder."""
+    """One source on its way to one folder. `largest`: token of what was written."""
 
     source: Source
     tokenizer: Tokenizer
     to: Path
     workers: int
     progress: Progress
+    largest: int = 0
 
     @property
     def masked(self) -> bool:
@@ -206,6 +207,7 @@ class _Job:
                     writer.remove()
                 return self.passed(again)
             parts = {name: writer.closed() for name, writer in writers.items()}
+            self.largest = max(writer.largest for writer in writers.values())
         finally:
             for writer in writers.values():
                 writer.discard()
@@ -278,6 +280,7 @@ class _Writer:
         self.digest = hashlib.blake2b(digest_size=16)
         self.masked = self.dtype.kind == "i"
         self.shards: list[Shard] = []
+        self.largest = 0  # token so far
         self._file: IO[bytes] | None = None
         self._begin()
 
@@ -295,6 +298,7 @@ class _Writer:
 
     def write(self, *pieces: NDArray[Any]) -> None:
         """A document, which lies in one shard."""
+        self.largest = max(self.largest, *map(_largest, pieces))
         raw = b"".join(piece.astype(self.dtype, copy=False).tobytes() for piece in pieces)
         if self._tokens and self._tokens * self.dtype.itemsize + len(raw) > SHARD_BYTES:
             self._close()
@@ -354,6 +358,13 @@ class _Writer:
             (self.folder / shard.file).unlink()
 
 
+def _largest(tokens: NDArray[Any]) -> int:
+    """Also among those with a sign; 0 of none."""
+    if not len(tokens):
+        return 0
+    return max(int(tokens.max()), ~int(tokens.min()))
+
+
 def _nothing(source: Source, tally: Tally) -> str:
     if source.chat is not None:
         return f"source {source.name!r} has no conversations: they are in .jsonl or .parquet files"
@@ -372,11 +383,13 @@ def _index(job: _Job, parts: dict[Split, PreparedSplit], fraction: float, tally:
     kind = Described(kind="files" if of_files else "bytes", digest=tokenizer.digest)
     format_ = MASKED_FORMAT if job.masked else FORMAT
     digests = {name: part.digest for name, part in parts.items()}
+    rows = max(rows_for_text(tokenizer), job.largest + 1)
     return Index(
         format=format_,
         digest=combined(tokenizer.digest, digests, format_),
         tokenizer=kind,
         vocabulary=tokenizer.vocabulary,
+        rows=rows if rows < tokenizer.vocabulary else None,
         end_of_document=tokenizer.end_of_document,
         dtype=job.dtype,
         masked=job.masked,

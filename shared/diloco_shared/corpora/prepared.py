@@ -85,12 +85,14 @@ class Described(IndexEntry):
 
 
 class Index(IndexEntry):
-    """What `index.json` says."""
+    """What `index.json` says. `rows`: that a model needs for these tokens, where the tokenizer has
+    more of them; none in a corpus of an earlier build."""
 
     format: int
     digest: Digest
     tokenizer: Described
     vocabulary: int = Field(ge=2, le=VOCABULARY_MAX)
+    rows: int | None = Field(None, ge=1, lt=VOCABULARY_MAX)
     end_of_document: int = Field(ge=0, lt=VOCABULARY_MAX)
     dtype: Literal["uint16", "uint32", "int32"]
     masked: bool = False
@@ -121,6 +123,12 @@ class Corpus:
         """One of the three."""
         found: Tokens = getattr(self, name)
         return found
+
+    @property
+    def rows(self) -> int:
+        """How many rows a model needs for these tokens. Their tokenizer may have more, such as one
+        that stands for an image, and never occurs."""
+        return self.vocabulary if self.index is None else self.index.rows or self.vocabulary
 
     @property
     def masked(self) -> bool:
@@ -177,7 +185,9 @@ def open_corpus(folder: Path) -> Corpus:
     splits = {}
     for name, part in index.splits.items():
         parts = [token_file(folder / s.file, index.dtype, s.tokens) for s in part.shards]
-        splits[name] = Tokens(parts, index.vocabulary, f"{folder} ({name})", masked=index.masked)
+        # Beyond the largest that was written a number is damaged.
+        below = index.rows or index.vocabulary
+        splits[name] = Tokens(parts, below, f"{folder} ({name})", masked=index.masked)
     return Corpus(
         splits["train"],
         splits["validation"],
@@ -241,6 +251,11 @@ def _check(index: Index, path: Path) -> None:
             f"{path} is damaged: a masked corpus, and no other, is of int32 and of format "
             f"{MASKED_FORMAT}; this is of {index.dtype}, of format {index.format}, and masked is "
             f"{str(index.masked).lower()}"
+        )
+    if index.rows is not None and not index.end_of_document < index.rows < index.vocabulary:
+        raise ValueError(
+            f"{path} is damaged: {index.rows} rows are not below a vocabulary of "
+            f"{index.vocabulary}, or not enough for the token that ends a document"
         )
     if index.vocabulary > (most := np.iinfo(index.dtype).max + 1):
         raise ValueError(

@@ -256,6 +256,16 @@ def load(name: str, root: Root | None = None) -> Tokenizer:
     return _hugging_face(path, path.parent if path.name == JSON else None)
 
 
+def rows_for_text(tokenizer: Tokenizer) -> int:
+    """How many rows a model needs for whatever people write, and for the ends of documents. Some
+    tokenizers have tokens above those which only a text has that spells them, and come with models
+    that have no row for them."""
+    if not isinstance(tokenizer, HuggingFace):
+        return tokenizer.vocabulary
+    of_text = max(tokenizer.inner.get_vocab(with_added_tokens=False).values(), default=-1)
+    return max(of_text, tokenizer.end_of_document) + 1
+
+
 def load_bytes(folder: Path) -> ByteTokenizer:
     """`bytes`, with the chat template that a folder has, if it has one. Raises ValueError."""
     return ByteTokenizer(chat_template=_template({}, _beside(folder, TEMPLATE).get(TEMPLATE)))

@@ -15,7 +15,7 @@ import pytest
 from shared.corpora.texts import documents, few_open_files, folder_of, prepared
 
 from diloco_learner.data.cache import CorpusCache
-from diloco_learner.data.corpus import check_tokenizer, check_vocabulary, digest, load
+from diloco_learner.data.corpus import check_vocabulary, digest, load
 from diloco_learner.data.shards import MixedCut, ShardReader, cut_of
 from diloco_learner.settings import Settings
 from diloco_learner.training import computing_io
@@ -248,6 +248,13 @@ def test_a_model_too_small_for_the_tokens_is_refused(tmp_path: Path) -> None:
     large = {"model": {"overrides": {"vocabulary": 1000}}}
     check_vocabulary(RunSpec.model_validate(body | large), corpus)
     check_vocabulary(RunSpec.model_validate(body | {"model": {"factory": "mine:own"}}), corpus)
+    # Of weights the shape is as it is.
+    begun = {"model": {"weights": "w", "overrides": {"vocabulary": 999}}}
+    with pytest.raises(
+        ValueError, match=r"have rows for 999 tokens, .* needs 1000: prepare it"
+    ) as e:
+        check_vocabulary(RunSpec.model_validate(body | begun), corpus)
+    assert "overrides" not in str(e.value)
 
 
 def mixture(tmp_path: Path) -> Data:
@@ -543,33 +550,3 @@ def test_where_nothing_can_be_kept_it_is_read_each_time(tmp_path: Path, read: li
     for n in (1, 2):
         load(data(file, digest=right), cache=CorpusCache(tmp_path / "taken"))
         assert sum(read) == n * 10_000
-
-
-def test_tokens_of_another_tokenizer_than_the_weights_own_are_refused(tmp_path: Path) -> None:
-    """Each corpus of a mixture, and tokens of which the settings say what made them."""
-    folder = folder_of(tmp_path / "a", 60)
-    tokenizer = train_tokenizer(find(str(folder)), 300, tmp_path / "w")
-    prepared(folder, tmp_path / "own", with_=tokenizer)
-    prepared(folder, tmp_path / "bytes")
-    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "t.bin")
-    (tmp_path / "t.json").write_text('{"vocabulary": 1000}')
-    cache = CorpusCache(tmp_path / "cache")
-
-    def check(weights: str = "w", **data: Any) -> None:
-        body = {"name": "x", "budget": {"steps": 1}, "model": {"weights": weights}, "data": data}
-        spec = RunSpec.model_validate(body)
-        check_tokenizer(spec, load(spec.data, tmp_path, cache), tmp_path)
-
-    check(source="own")
-    check(source="a", tokenizer="w")
-    check(source="t.bin")
-    check(source="t.bin", tokenizer="w")
-    for weights in ("nowhere", "checkpoint:r.a/000001", "run:other", ""):
-        check(weights, source="bytes")
-    with pytest.raises(ValueError, match="the tokens of bytes are made by the tokenizer 'bytes'"):
-        check(source="bytes")
-    with pytest.raises(ValueError, match="the tokens of a are made by"):
-        check(source="a")
-    train_tokenizer(find(str(folder)), 290, tmp_path / "other")
-    with pytest.raises(ValueError, match=r"the tokens of t\.bin are made by"):
-        check(source="t.bin", tokenizer="other")

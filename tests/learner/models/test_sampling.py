@@ -172,6 +172,19 @@ def test_a_model_writes_what_it_is_likely_to(folder: Path) -> None:
     assert first == again != ""
 
 
+def test_a_token_that_no_text_becomes_needs_no_row(folder: Path) -> None:
+    """Gemma 3 of a billion parameters has one for images, and no row for it."""
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    letters = dict(sorted(raw["model"]["vocab"].items(), key=lambda item: item[1])[:48])
+    raw["model"]["vocab"] = letters
+    raw["added_tokens"].append(raw["added_tokens"][0] | {"id": 48, "content": "<image>"})
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    found = writer(folder, Sampling(temperature=0))
+    assert "".join(found.text("!", 12, 0)) != ""
+    with pytest.raises(ValueError, match="the prompt has token 48, the model 48 tokens"):
+        found.text("<image>", 12, 0)
+
+
 def test_weights_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
         writer(GOLDEN / "llama", Sampling())

@@ -51,11 +51,20 @@ def check_vocabulary(spec: RunSpec, corpus: Corpus | Mixture) -> None:
     if spec.model.factory is not None:
         return
     has = shape_of(spec.model).vocabulary
-    if has < corpus.vocabulary:
+    corpora = corpus.corpora if isinstance(corpus, Mixture) else (corpus,)
+    if has >= (wanted := max(one.rows for one in corpora)):
+        return
+    if spec.model.weights:  # their shape is as it is
         raise ValueError(
-            f"model.overrides.vocabulary ({has}) is too small for this corpus, which has "
-            f"{corpus.vocabulary} different tokens: set it to {corpus.vocabulary} or more"
+            f"the weights that the run begins from have rows for {has} tokens, and this corpus "
+            f"needs {wanted}: prepare it with the tokenizer that lies beside them. If it was, then "
+            "by an earlier build, which counted tokens that never occur, or its text spells one of "
+            "those: prepare it anew, without that text"
         )
+    raise ValueError(
+        f"model.overrides.vocabulary ({has}) is too small for this corpus, which has "
+        f"{wanted} different tokens: set it to {wanted} or more"
+    )
 
 
 def check_tokenizer(spec: RunSpec, corpus: Corpus | Mixture, root: Root) -> None:

@@ -19,7 +19,7 @@ from diloco_learner.models.attention import mixed, rotary_tables, seen
 from diloco_learner.models.transformer import embedded, joined, logits, mlp, norm, projected
 from diloco_shared.corpora.chat import Chat, closing_token
 from diloco_shared.corpora.templates import ChatTemplate, template_of
-from diloco_shared.corpora.tokenizers import Tokenizer, load
+from diloco_shared.corpora.tokenizers import Tokenizer, load, rows_for_text
 from diloco_shared.hf.weights import open_weights
 from diloco_shared.spec.shapes import Shape
 
@@ -239,9 +239,9 @@ def writer(folder: Path, how: Sampling) -> Writer:
     weights = open_weights(folder)
     tokenizer = load(str(folder.absolute()))
     shape = weights.shape
-    if tokenizer.vocabulary > shape.vocabulary:
+    if (wanted := rows_for_text(tokenizer)) > shape.vocabulary:
         raise ValueError(
-            f"{folder}: the tokenizer has {tokenizer.vocabulary} tokens, and the model "
+            f"{folder}: the tokenizer has {wanted} tokens, and the model "
             f"{shape.vocabulary}: they do not belong together"
         )
     shapes = jax.eval_shape(partial(transformer.init, shape), jax.random.key(0))

@@ -274,12 +274,13 @@ class _Checks:
 
     def vocabulary(self) -> Found:
         """The model has a row for every token, and it is of the token that the weights mean."""
-        check_vocabulary(self.spec, self.corpora)
         try:
             check_tokenizer(self.spec, self.corpora, self.root)
+            check_vocabulary(self.spec, self.corpora)
         except ValueError as error:
-            raise Wrong(str(error), OTHER_TOKENIZER) from None
-        many = max(c.vocabulary for c in self._parts)
+            remedy = OTHER_TOKENIZER if self.spec.model.weights else REMEDIES["vocabulary"]
+            raise Wrong(str(error), remedy) from None
+        many = max(c.rows for c in self._parts)
         if self.spec.model.factory is not None:
             return f"{many} tokens; of a model of your own nobody knows how many it takes", {}
         return f"{many} tokens, and the model has a row for each", {}

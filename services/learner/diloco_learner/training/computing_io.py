@@ -163,9 +163,9 @@ class OnThisMachine:
     def _built(self, spec: RunSpec, check: Check, *, begun: bool) -> Built:
         check()
         corpus = load(spec.data, self.reach.data, self.cache)
-        check_vocabulary(spec, corpus)
         if not begun:  # else the weights are opened no more
             check_tokenizer(spec, corpus, self.reach.data)
+        check_vocabulary(spec, corpus)
         cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
         sequences = spec.inner.batch_sequences * spec.inner.accumulation
         held_out = held_out_of(spec, corpus.validation)
