@@ -25,7 +25,7 @@ from diloco_shared.protocol.checkpoints import (
     reference,
 )
 from diloco_shared.reach.checkpoint_roots import reference_in
-from diloco_shared.spec.run import OF_CHECKPOINT
+from diloco_shared.spec.run import OF_CHECKPOINT, longer_context
 
 Part = TypeVar("Part", ShardPart, LearnerPart)
 
@@ -257,7 +257,9 @@ def begun_from(model: Mapping[str, Any], root: str, further: Sequence[str] = ())
     found["overrides"] = {**(source.get("overrides") or {}), **(model.get("overrides") or {})}
     if found.get("factory"):
         found["parameters"] = model.get("parameters") or manifest.parameters
-    return found
+        return found
+    made_for = (source.get(name) or 0 for name in ("context_tokens", "weights_context"))
+    return found | longer_context(max(made_for), model)
 
 
 def digest_bytes(data: bytes) -> str:

@@ -44,6 +44,7 @@ _MISTRAL: Config = {
     "vocab_size": 32_000,
     "num_key_value_heads": 8,
     "intermediate_size": 14_336,
+    "max_position_embeddings": 131_072,
 }
 _QWEN: Config = {
     **_USUAL,
@@ -51,6 +52,7 @@ _QWEN: Config = {
     "num_key_value_heads": 32,
     "intermediate_size": 22_016,
     "use_sliding_window": False,
+    "max_position_embeddings": 32_768,
 }
 _GEMMA: Config = {
     **_USUAL,
@@ -67,7 +69,12 @@ _GEMMA: Config = {
 # What a config.json that says nothing of a field means by that: files of transformers leave out
 # what their class has by default. `make interop` compares them with the classes.
 DEFAULTS: Mapping[str, Config] = {
-    "llama": {**_USUAL, "vocab_size": 32_000, "intermediate_size": 11_008},
+    "llama": {
+        **_USUAL,
+        "vocab_size": 32_000,
+        "intermediate_size": 11_008,
+        "max_position_embeddings": 2048,
+    },
     "mistral": {**_MISTRAL, "sliding_window": 4096},
     "mixtral": {
         **_MISTRAL,
@@ -95,10 +102,12 @@ DEFAULTS: Mapping[str, Config] = {
         "vocab_size": 256_000,
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
+        "max_position_embeddings": 8192,
     },
     "gemma3_text": {
         **_GEMMA,
         "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
         "rope_theta": 1_000_000.0,
         # Its local layers have a base of their own.
         "rope_local_base_freq": 10_000.0,
@@ -152,8 +161,8 @@ def hf_config(
 ) -> dict[str, Any] | None:
     """A config.json; none where no known architecture computes what the shape does.
 
-    `context`: tokens per sequence in training. `dtype`: that of the weights beside it, in which
-    they are loaded where nobody asks for another. `tokens`: ids such as `bos_token_id`.
+    `context`: tokens per sequence for which it is made. `dtype`: that of the weights beside it, in
+    which they are loaded where nobody asks for another. `tokens`: ids such as `bos_token_id`.
     """
     kind, s = family(shape), shape
     if kind is None:
@@ -253,16 +262,7 @@ class WrongConfig(ValueError):
 
 def shape_of_config(whole: Config) -> Shape:
     """The shape that a config.json describes; WrongConfig names the field at fault."""
-    kind = whole.get("model_type")
-    config = whole
-    if kind in WITH_TEXT:
-        inner = whole.get("text_config")
-        if not isinstance(inner, Mapping):
-            raise WrongConfig(f"model_type {kind!r} needs a text_config")
-        config, kind = inner, WITH_TEXT[kind]
-    if kind not in CLASSES:
-        raise WrongConfig(f"model_type {kind!r:.60} is not one of {', '.join(CLASSES)}")
-    config = {**DEFAULTS[kind], **config}
+    kind, config = _of_text(whole)
     heads = _count(config, "num_attention_heads")
     width = _count(config, "hidden_size")
     gemma = kind in GEMMAS
@@ -301,6 +301,26 @@ def shape_of_config(whole: Config) -> Shape:
         return with_fields(_plain(fields), fields | _windows(config, kind, fields), "")
     except WrongModel as error:
         raise WrongConfig(f"it describes a model that cannot be: {error}") from None
+
+
+def context_of_config(whole: Config) -> int:
+    """Tokens per sequence for which the model was made; 0: it is not said. Raises WrongConfig for
+    another kind of model."""
+    said = _of_text(whole)[1].get("max_position_embeddings")
+    return max(said, 0) if isinstance(said, int) and not isinstance(said, bool) else 0
+
+
+def _of_text(whole: Config) -> tuple[str, Config]:
+    """The kind of the text model, and its fields with those that are left out."""
+    kind, config = whole.get("model_type"), whole
+    if kind in WITH_TEXT:
+        inner = whole.get("text_config")
+        if not isinstance(inner, Mapping):
+            raise WrongConfig(f"model_type {kind!r} needs a text_config")
+        kind, config = WITH_TEXT[kind], inner
+    if kind not in CLASSES:
+        raise WrongConfig(f"model_type {kind!r:.60} is not one of {', '.join(CLASSES)}")
+    return kind, {**DEFAULTS[kind], **config}
 
 
 def _experts(config: Config, kind: str) -> dict[str, Any]:

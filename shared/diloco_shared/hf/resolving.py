@@ -9,12 +9,12 @@ from typing import Any
 
 from diloco_shared.hf.weights import HfWeights, WrongCheckpoint, digest_of, open_weights
 from diloco_shared.reach.local import Root, located
-from diloco_shared.spec.run import Model
+from diloco_shared.spec.run import Model, longer_context
 from diloco_shared.spec.shapes import SHAPES, Shape, shape_of
 
 
 def resolved(model: Mapping[str, Any], root: Root) -> dict[str, Any]:
-    """The table with preset, overrides and digest of the checkpoint at `weights`.
+    """The table with preset, overrides, digest and context of the checkpoint at `weights`.
 
     What the table says itself stays. Without `weights`, or with a digest, nothing is changed.
     Raises WrongCheckpoint for a folder that is none, OutOfReach for one that `root` leaves out.
@@ -30,6 +30,7 @@ def resolved(model: Mapping[str, Any], root: Root) -> dict[str, Any]:
         "preset": preset,
         "overrides": {**overrides, **given},
         "weights_digest": digest_of(weights),
+        **longer_context(weights.context, model),
     }
 
 

@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from diloco_shared.hf.config import WrongConfig, shape_of_config
+from diloco_shared.hf.config import WrongConfig, context_of_config, shape_of_config
 from diloco_shared.hf.names import their_names
 from diloco_shared.spec.shapes import Shape, tensors
 
@@ -38,7 +38,8 @@ class WrongCheckpoint(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class HfWeights:
-    """The weights in a folder, by our names; `shape` says what they are the weights of."""
+    """The weights in a folder, by our names; `shape` says what they are the weights of, `context`
+    for how many tokens per sequence that was made, 0: it is not known."""
 
     folder: Path
     shape: Shape
@@ -46,6 +47,7 @@ class HfWeights:
     names: dict[str, tuple[str, ...]]  # our name -> theirs, one of each expert
     # Called after every few megabytes of a digest and after every tensor; may raise to end it.
     moved: Callable[[], object] = field(default=lambda: None, compare=False)
+    context: int = 0
 
     def read(self, name: str) -> NDArray[np.float32]:
         """One of our tensors as fp32, in a contiguous array of its own."""
@@ -81,7 +83,8 @@ def open_weights(folder: Path) -> HfWeights:
     if not there:
         raise WrongCheckpoint(f"{folder}: there is no such folder")
     try:
-        shape = shape_of_config(_json(folder / "config.json"))
+        config = _json(folder / "config.json")
+        shape, context = shape_of_config(config), context_of_config(config)
     except WrongConfig as error:
         raise WrongCheckpoint(f"{folder / 'config.json'}: {error}") from None
     sizes, files = _there(folder)
@@ -106,7 +109,8 @@ def open_weights(folder: Path) -> HfWeights:
             f"{folder}: tensors that its config.json does not account for: "
             f"{', '.join(sorted(strange)[:5])}"
         )
-    return HfWeights(folder, shape, {name: files[name] for name in theirs}, ours)
+    found = {name: files[name] for name in theirs}
+    return HfWeights(folder, shape, found, ours, context=context)
 
 
 def _within(prefix: str, name: str) -> str:

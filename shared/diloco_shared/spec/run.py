@@ -6,6 +6,7 @@ description, which `diloco config --explain` prints.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -45,6 +46,8 @@ def _odd(copies: int) -> int:
 # Copies of a stream on as many nodes of a hub; the message server has five at most.
 Replicas = Annotated[int, Field(ge=1, le=5), AfterValidator(_odd)]
 
+# Tokens of a sequence: more than any model reads.
+CONTEXT_MAX = 1 << 24
 # Before the reference of a run-wide checkpoint, and the name of a run, in `model.weights`.
 OF_CHECKPOINT, OF_RUN = "checkpoint:", "run:"
 
@@ -86,13 +89,30 @@ class Model(Spec):
         "'diloco submit', and printed by 'diloco model describe FOLDER'. Of a run-wide checkpoint "
         "it is its manifest's, and the coordinator fills it in.",
     )
-    context_tokens: int = Field(64, ge=2, le=1 << 24, description="Tokens per sequence.")
+    weights_context: int = Field(
+        0,
+        ge=0,
+        le=CONTEXT_MAX,
+        description="Tokens per sequence for which the weights were made, where that is more than "
+        "context_tokens; exports say it. Filled in as weights_digest is; 0: not known.",
+    )
+    context_tokens: int = Field(64, ge=2, le=CONTEXT_MAX, description="Tokens per sequence.")
 
     @property
     def checkpoint(self) -> str:
         """The run-wide checkpoint to begin from: FOLDER/NUMBER, or its address; "" for none."""
         named = self.weights
         return named.removeprefix(OF_CHECKPOINT) if named.startswith(OF_CHECKPOINT) else ""
+
+
+def longer_context(context: int, model: Mapping[str, Any]) -> dict[str, int]:
+    """What a table [model] gains from weights that were made for so many tokens per sequence: it is
+    left out where the run's own are as long, so that other builds can read it."""
+    usual = Model.model_fields["context_tokens"].default
+    own = model.get("context_tokens", usual)
+    if "weights_context" in model or not isinstance(own, int) or context <= own:
+        return {}
+    return {"weights_context": min(context, CONTEXT_MAX)}
 
 
 # What tells one corpus from another: of its tokens and its tokenizer.
@@ -451,7 +471,7 @@ class RunSpec(Spec):
 # Settings that release 0.2 does not know, and refuses. Their defaults stay for good: a run that
 # does not name one means what it meant.
 _SINCE_0_2 = {
-    "model": ("weights", "weights_digest"),
+    "model": ("weights", "weights_digest", "weights_context"),
     "data": ("digest", "mixture", "documents"),
     "evaluation": ("tokens", "beside_training"),
     "keeping": ("replicas", "export_every_rounds", "exports"),
@@ -474,7 +494,7 @@ def written(spec: RunSpec) -> dict[str, Any]:
 
 # Content must agree, not where it lies. What a run of version 0.2.0 could not say is left out where
 # it is not said, so that its hash is what it was.
-_NOT_SHARED = {"parameters", "weights"}
+_NOT_SHARED = {"parameters", "weights", "weights_context"}
 
 
 def shared_keys(spec: RunSpec) -> dict[str, str]:

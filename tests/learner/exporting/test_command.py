@@ -98,6 +98,16 @@ def test_what_ends_an_answer_is_written_where_others_look_for_it(
     assert without.tokens["eos_token_id"] == 0 and "tokenizer.json" in without.contents
 
 
+def test_a_model_reads_as_much_as_before_it_was_trained_on() -> None:
+    for kind, windowed in (("1b", False), ("12b", True)):
+        for before, said in ((0, 512), (64, 512), (131_072, 131_072)):
+            model = {"preset": kind, "context_tokens": 512, "weights_context": before}
+            spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}, "model": model})
+            config = config_of(spec, "fp32", {})
+            assert config is not None and config["max_position_embeddings"] == said
+            assert not windowed or config["sliding_window"] == 1024
+
+
 def ended(*arguments: str, **environment: str) -> ExportFailed:
     """Why a process that cannot make an export says that it cannot."""
     done = subprocess.run(

@@ -137,6 +137,16 @@ def test_a_table_gains_the_model_of_the_checkpoint_and_its_digest(tmp_path: Path
         begun_from({"weights": "checkpoint:7"}, str(tmp_path))
 
 
+def test_a_checkpoint_keeps_the_context_for_which_its_model_was_made(tmp_path: Path) -> None:
+    long = SOURCE.model.model_copy(update={"context_tokens": 32})
+    longer = long.model_copy(update={"weights_context": 128})
+    for number, (model, found) in enumerate(((SOURCE.model, None), (long, 32), (longer, 128))):
+        root = tmp_path / str(number)
+        root.mkdir()
+        kept(root, SOURCE.model_copy(update={"model": model}))
+        assert begun(root).get("weights_context") == found
+
+
 def test_another_checkpoint_or_another_shape_is_refused(tmp_path: Path) -> None:
     kept(tmp_path, SOURCE)
     table = begun(tmp_path)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.hf.config import CLASSES, DEFAULTS, shape_of_config
+from diloco_shared.hf.config import CLASSES, DEFAULTS, context_of_config, shape_of_config
 from diloco_shared.spec.shapes import SHAPES
 
 # As google/gemma-3-12b-it publishes it, but for what is of images.
@@ -94,3 +94,17 @@ def test_a_rope_that_does_not_say_where_it_begins_begins_at_the_context() -> Non
 
 def test_every_family_has_its_defaults() -> None:
     assert DEFAULTS.keys() == CLASSES.keys()
+
+
+@pytest.mark.parametrize(
+    ("said", "context"),
+    [({}, 131_072), (dict(max_position_embeddings=512), 512)]
+    + [(dict(max_position_embeddings=wrong), 0) for wrong in (None, "many", True, -1)],
+)
+def test_a_config_tells_for_how_long_sequences_it_is(said: dict[str, Any], context: int) -> None:
+    """Nothing is computed with it, so that whatever stands there is no reason to refuse."""
+    for config in (
+        {"model_type": "mistral", **said},
+        {"model_type": "gemma3", "text_config": {**GEMMA_3_4B_TEXT, **said}},
+    ):
+        assert context_of_config(config) == context

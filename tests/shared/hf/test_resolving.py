@@ -32,6 +32,16 @@ def test_what_the_table_says_stays() -> None:
     assert resolved(known, GOLDEN) == known
 
 
+def test_weights_keep_the_context_for_which_they_were_made() -> None:
+    """It is said where the run's own is shorter, so that an export can say it, too."""
+    for context, gained in ((32, {"weights_context": 64}), (64, {}), (2048, {})):
+        table = resolved({"weights": "llama", "context_tokens": context}, GOLDEN)
+        assert {n: v for n, v in table.items() if n == "weights_context"} == gained
+    said = resolved({"weights": "llama", "context_tokens": 8, "weights_context": 16}, GOLDEN)
+    assert said["weights_context"] == 16, "what is said stays"
+    assert "weights_context" not in resolved({"weights": "llama"}, GOLDEN), "64 is usual"
+
+
 @pytest.mark.parametrize("preset", SHAPES)
 def test_a_published_shape_is_its_preset(preset: str) -> None:
     assert nearest(SHAPES[preset]) == (preset, {})

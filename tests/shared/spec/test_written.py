@@ -9,6 +9,7 @@ from diloco_shared.spec.run import RunSpec, config_hash, written
 
 # Settings that 0.2 does not have, each with a value that is not its default.
 NEW = (
+    ("model", "weights_context", 4096),
     ("data", "documents", "apart"),
     ("data", "digest", "1" * 32),
     ("data", "mixture", [{"source": "a", "weight": 1.0, "digest": ""}]),
@@ -50,6 +51,10 @@ def test_an_even_number_of_copies_is_refused_with_the_reason(copies: int) -> Non
 def test_no_copy_and_too_many_are_refused(copies: int) -> None:
     with pytest.raises(Invalid):
         spec(keeping={"replicas": copies})
+
+
+def test_what_an_export_says_is_nothing_that_members_must_agree_on() -> None:
+    assert config_hash(spec(model={"weights_context": 4096})) == config_hash(spec())
 
 
 def test_copies_are_nothing_that_members_must_agree_on() -> None:

@@ -65,8 +65,9 @@ def config_of(spec: RunSpec, dtype: Dtype, tokens: SpecialTokens) -> dict[str, A
     """The content of `config.json`; None where no known architecture is the model's."""
     if spec.model.factory is not None:
         return None
-    context, named = spec.model.context_tokens, _IN_CONFIG[dtype]
-    return hf_config(shape_of(spec.model), context=context, dtype=named, **tokens)
+    # What was trained on longer sequences before still reads them.
+    context = max(spec.model.context_tokens, spec.model.weights_context)
+    return hf_config(shape_of(spec.model), context=context, dtype=_IN_CONFIG[dtype], **tokens)
 
 
 def planned(
