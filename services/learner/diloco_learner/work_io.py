@@ -349,7 +349,8 @@ class Work:
             lambda kind, text, data: self.up.tell(kind, text, data),
             # The first shard comes whatever was said: nothing begins, and nothing ends, without it.
             lambda: self.train_loop is not None and self.leaves,
-            lambda: ambient.monotonic() - self.beat_at <= self.spec.membership.lease_s,
+            # There is one in each heartbeat. Who has missed two may have missed who is back.
+            lambda: ambient.monotonic() - self.beat_at <= 2 * self.spec.membership.heartbeat_s,
         )
         self.up = Uplink(context, sizes_P, self.checkpoints, self.leases, self._put)
         self.evaluations = Evaluations(self.computing, self.up.tell, self._put)

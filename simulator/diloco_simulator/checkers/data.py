@@ -35,8 +35,9 @@ SEEN_S = 30.0
 # A hub that was put back has the places of its backup, until a leader has read the tape again and
 # tells the places that the tape has.
 PUT_BACK_S = 60.0
-# A beat may be under way so long, and the leader's next one lets as long wait for it.
-BEAT_S = 2.0
+# A beat may be under way so long, and the leader's next one lets as long wait for it. By a beat that
+# came before, learners act for two heartbeats.
+BEAT_S, BEATS = 2.0, 2
 # By a word of who is gone that is older nobody takes a shard, once it has no lease of a learner any
 # more: it was sought, and the hub asked, perhaps in vain and by who stood still.
 OLD_S = 60.0
@@ -120,6 +121,7 @@ class DataRead:
         self.reached = partial(reached, "data shards:")
         self.shards = spec.data.virtual_shards
         self.context = spec.model.context_tokens
+        self.beat_s = BEAT_S + BEATS * spec.membership.heartbeat_s
         self.readers: dict[str, Reader] = {}
         self.leases: dict[int, Lease] = {}
         self.free_since = dict.fromkeys(range(self.shards), 0.0)
@@ -184,7 +186,7 @@ class DataRead:
         if before.holder == record.holder:
             if record.incarnation < before.incarnation:
                 self.broken(f"{was.life} loses data shard {record.shard} to an older life")
-        elif not self._said_gone(before.holder, max(was.since - BEAT_S, now - OLD_S)):
+        elif not self._said_gone(before.holder, max(was.since - self.beat_s, now - OLD_S)):
             self.doubted.append((now, before.holder, record))
 
     def _said_gone(self, learner: str, since: float) -> bool:

@@ -47,6 +47,7 @@ class Exchanging:
         kinds = [self._coordinator, self._leader, self._learner]
         self.rng.shuffle(kinds)  # a short run is over before the last one
         try:
+            await self._until(lambda: not self.world.troubles.restarts)
             for exchange in kinds:
                 await exchange()
             self.world.found.counts["processes exchanged once all is well"] += 1

@@ -56,6 +56,7 @@ class Troubles:
         self.renamed = 0
         self.twins: list[Host] = []
         self.long: list[Hosted] = []  # that stand still for minutes, whatever is healed
+        self.restarts = 0  # of the hub, for a disk that was full, and still to come
 
     def plan(self) -> None:
         """Draw when what happens."""
@@ -274,6 +275,7 @@ class Troubles:
             return
         self.counts["the hub's disk full"] += 1
         broker.disk_full = True
+        self.restarts += 1
         room_s = dice.uniform(*FULL_S)
         self.loop.call_later(room_s, setattr, broker, "disk_full", False)
         self.loop.call_later(room_s + dice.uniform(*RESTARTED_S), self._restart)
@@ -282,8 +284,11 @@ class Troubles:
         """The hub's server: everybody's connection breaks."""
         self.world.broker.restart()
         self.net.away = True
-        back_s = self.of_full_disks.uniform(0.2, 2.0)
-        self.loop.call_later(back_s, setattr, self.net, "away", False)
+        self.loop.call_later(self.of_full_disks.uniform(0.2, 2.0), self._restarted)
+
+    def _restarted(self) -> None:
+        self.net.away = False
+        self.restarts -= 1
 
     def lose_tails(self, dice: Random) -> None:
         """A power cut at the hub: of every stream but those that are synced, as the tape is."""
