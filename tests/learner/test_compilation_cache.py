@@ -21,7 +21,10 @@ import resource, signal, sys
 import diloco_learner.__main__ as learner
 from diloco_learner.settings import Settings
 
-learner._set_up_jax(Settings(cache=sys.argv[1], cache_bytes_max=int(sys.argv[2]), threads=1))
+learner._set_up_jax(
+    Settings(cache=sys.argv[1], cache_bytes_max=int(sys.argv[2]), threads=1),
+    alone=sys.argv[4] != "of an island",
+)
 import jax, jax.numpy as jnp
 from jax import monitoring
 
@@ -40,12 +43,12 @@ print(len(found))
 
 
 def started(
-    folder: Path, *, programs: int = 1, bytes_max: int = KEPT_BYTES_MAX, disk: str = ""
+    folder: Path, *, programs: int = 1, bytes_max: int = KEPT_BYTES_MAX, how: str = "", **more: str
 ) -> "subprocess.Popen[str]":
     """A process that sets up JAX as a learner does, whatever the tests' own keeps and where."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")} | more
     return subprocess.Popen(
-        [sys.executable, "-c", PROCESS, str(folder), str(bytes_max), str(programs), disk],
+        [sys.executable, "-c", PROCESS, str(folder), str(bytes_max), str(programs), how],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -135,11 +138,44 @@ def test_a_folder_that_cannot_be_written_ends_no_learner(tmp_path: Path) -> None
 
 
 def test_a_disk_that_fills_up_later_ends_no_learner(tmp_path: Path) -> None:
-    count, _ = found(started(tmp_path, disk="full"))
+    count, _ = found(started(tmp_path, how="full"))
     assert count == 0
     # And what came of it is in nobody's way once there is room.
     found(started(tmp_path))
     assert found(started(tmp_path))[0] >= 1
+
+
+def test_hosts_of_an_island_keep_none_and_read_none(tmp_path: Path) -> None:
+    """The first one alone would have some, and be ready long before the others."""
+    found(started(tmp_path))
+    kept = sizes(tmp_path)
+    more = {"JAX_COMPILATION_CACHE_DIR": str(next(tmp_path.iterdir()))}
+    for given in ({}, more):
+        assert found(started(tmp_path, programs=2, how="of an island", **given))[0] == 0
+        assert sizes(tmp_path) == kept
+
+
+@pytest.mark.parametrize(("hosts", "alone"), [("1", True), ("2", False)])
+def test_a_process_of_several_hosts_is_set_up_as_one(
+    hosts: str, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Enough(Exception):
+        pass
+
+    told: list[bool] = []
+
+    def set_up(settings: Settings, *, alone: bool) -> None:
+        told.append(alone)
+        raise Enough
+
+    for name, value in (("HOSTS", hosts), ("HOST_INDEX", "0"), ("HOST_ADDRESS", "node0:8470")):
+        monkeypatch.setenv(f"DILOCO_{name}", value)
+    monkeypatch.setattr(learner, "_wants_large_pages", lambda: False)
+    monkeypatch.setattr("diloco_shared.process.logs.configure", lambda *_, **__: None)
+    monkeypatch.setattr(learner, "_set_up_jax", set_up)
+    with pytest.raises(Enough):
+        learner.main()
+    assert told == [alone]
 
 
 def test_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

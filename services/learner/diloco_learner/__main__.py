@@ -43,7 +43,7 @@ def main() -> None:
         print(f"diloco-learner: {said_of(error)}", file=sys.stderr)
         sys.exit(2)
     with importing():
-        _set_up_jax(settings)
+        _set_up_jax(settings, alone=place is None)
         import_module("diloco_learner.app")  # the largest part, which `_live` begins with
     hosts = None if place is None else _hosts(place, settings)
     import uvloop
@@ -117,9 +117,9 @@ def _wants_large_pages() -> bool:
     return known and THP.exists() and "[never]" not in THP.read_text("ascii")
 
 
-def _set_up_jax(settings: "Settings") -> None:
+def _set_up_jax(settings: "Settings", *, alone: bool = True) -> None:
     """Before jax is imported: threads and memory. Then who computes, and where compiled programs
-    are kept."""
+    are kept. `alone`: this process is a learner by itself."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if threads := settings.threads:
         # The first bounds XLA's pool of threads, the flags what a single operation uses of it.
@@ -135,7 +135,12 @@ def _set_up_jax(settings: "Settings") -> None:
     # On a CPU each thread computes what it asks for. Otherwise XLA's pool does: where that has one
     # thread, the next step would always come before an evaluation beside training.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if settings.compiled is not None:
+    if not alone:
+        # Of several processes jax writes programs for the first one alone. Started again, that one
+        # would be ready in seconds, and wait in a program for all others, which compile: half a
+        # minute among processors, and for ever where GPUs find the fastest kernels together.
+        jax.config.update("jax_enable_compilation_cache", False)
+    elif settings.compiled is not None:
         import structlog
 
         from diloco_learner.training.compilation_cache import keep_on_disk

@@ -104,7 +104,8 @@ class Settings(WorkerSettings):
     cache: str = Field(
         "",
         description="Folder of compiled programs, shared by learners of this machine, so that a "
-        "restart is quicker; <data>/compiled if empty, and 'off' keeps none.",
+        "restart is quicker; <data>/compiled if empty, and 'off' keeps none. Where several hosts "
+        "make one learner (DILOCO_HOSTS), none are kept, whatever this says.",
     )
     cache_bytes_max: int = Field(
         KEPT_BYTES_MAX,

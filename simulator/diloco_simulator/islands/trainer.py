@@ -168,6 +168,7 @@ class LeadingTrainer(VirtualTrainer):
         self.wholes: WeakKeyDictionary[HeldAnchor, Values] = WeakKeyDictionary()
         self._carried(number)
         self._answers(plan.WarmUp(spec.inner.batch_sequences * spec.inner.accumulation))
+        self._answers(plan.WarmRows())
         self.fragment(0)
 
     def _answers(self, order: plan.Order) -> Mapping[int, Buffer]:
@@ -280,7 +281,8 @@ class LeadingTrainer(VirtualTrainer):
         self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
     ) -> Losses:
         """The sum of absolute values over all hosts: enough to see that each has its part."""
-        self.leading.answers(self.leading.tell(plan.Assemble(1, (1,))))
+        self._answers(plan.Compile(1, (1,)))
+        self._answers(plan.Assemble())
         total = 0.0
         for p, anchor_F in enumerate(published):
             anchor: Any = anchor_F
@@ -352,7 +354,7 @@ class FollowingTrainer:
             case plan.Begin():
                 assert self.spec is not None
                 self.tiny = of_run(self.spec, self.learner, self.part, self.report)
-            case plan.WarmUp():
+            case plan.WarmUp() | plan.WarmRows() | plan.Compile():
                 return []
             case plan.Step():
                 split(self._rows(order.shape), np.dtype(order.dtype), data)

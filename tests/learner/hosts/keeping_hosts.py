@@ -31,7 +31,6 @@ from diloco_learner.hosts.sharded_io import Shards
 from diloco_learner.hosts.trainer import HostsTrainer
 from diloco_learner.recovery.checkpoint_io import sequence_of
 from diloco_learner.settings import Settings
-from diloco_learner.training.compilation_cache import keep_on_disk
 from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.process.logs import configure
@@ -139,7 +138,7 @@ def mended(trained: HostsTrainer, kept: HostsCheckpoints) -> dict[str, Any]:
 def main() -> None:
     place = HostPlace(HOSTS, INDEX, "127.0.0.1", PORT)
     configure("info")
-    keep_on_disk(Path(__file__).parents[3] / ".pytest_cache" / "compiled")
+    jax.config.update("jax_enable_compilation_cache", False)  # as a learner's process of several
     if INDEX:
         followed(place, Settings(hosts_carry="first", hosts_checkpoints=PLACE))
     hosts = gathered(place, 4.0)

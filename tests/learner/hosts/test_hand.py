@@ -2,22 +2,25 @@
 
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from diloco_learner.hosts import following_io, plan
+from diloco_learner.hosts import following_io, plan, trainer
 from diloco_learner.hosts.computing_io import OnHosts, programs
 from diloco_learner.hosts.following_io import EvaluationFailed, Leader
-from diloco_learner.hosts.hand import Hand
-from diloco_learner.hosts.link_io import values_of
+from diloco_learner.hosts.hand import Beside, Fault, Hand
+from diloco_learner.hosts.link_io import head_of
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded import Promised, Told
 from diloco_learner.hosts.trainer import HostsTrainer
 from diloco_learner.hosts.whole import HostLost, Over
 from diloco_learner.training import platforms
 from diloco_learner.training.mesh import of_all
+from diloco_learner.training.trainer import Trainer
 from diloco_shared.hf.resolving import resolved
 from diloco_shared.reach.local import OutOfReach, Reach
 from diloco_shared.spec.mesh import MeshSizes, WrongMesh
@@ -134,16 +137,60 @@ class Full(Hand):
         raise RuntimeError("RESOURCE_EXHAUSTED")
 
 
-def test_a_host_without_room_for_an_evaluation_says_so_and_follows_on(
+def test_a_host_without_room_for_an_evaluation_says_so_and_follows_on() -> None:
+    """Before anything that all compute together."""
+    leader = Leader(HostPlace(2, 1, "node0", 8470))
+    following_io._carry_out(leader, Full(), 7, plan.Assemble(), b"")
+    assert leader.given.get(timeout=9) == (7, Fault("RuntimeError: RESOURCE_EXHAUSTED"))
+
+
+class Compiles(Hand):
+    """One that is told to compile while orders go on, and takes until it is let."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__(refuses)  # type: ignore[arg-type]
+        self.fails, self.let = fails, Event()
+
+    def carry_out(self, order: plan.Order, data: Any) -> Any:
+        return Beside(self._compile)
+
+    def _compile(self) -> None:
+        assert self.let.wait(9)
+        if self.fails:
+            raise MemoryError("3 GB")
+
+
+@pytest.mark.parametrize(("fails", "given"), [(False, []), (True, Fault("MemoryError: 3 GB"))])
+def test_orders_go_on_while_a_host_compiles_an_evaluation(fails: bool, given: Any) -> None:
+    """A large model's takes minutes, and the steps of all hosts would wait for it."""
+    leader, hand = Leader(HostPlace(2, 1, "node0", 8470)), Compiles(fails)
+    following_io._carry_out(leader, hand, 7, plan.Compile(17, (5,)), b"")
+    assert leader.given.empty(), "the next order is taken up before that is done"
+    hand.let.set()
+    assert leader.given.get(timeout=9) == (7, given)
+
+
+def test_what_a_host_could_not_do_is_sent_by_the_thread_that_sends_its_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before anything that all compute together."""
-    said: list[tuple[Any, ...]] = []
+    """One thread sends all answers: two would mix up their frames."""
+    sent: list[bytes] = []
+
+    class Sent(Exception):
+        pass
+
+    def send(sock: Any, head: bytes, parts: Any) -> None:
+        sent.append(head)
+        raise Sent
+
     leader = Leader(HostPlace(2, 1, "node0", 8470))
     leader.answering = None  # type: ignore[assignment]
-    monkeypatch.setattr(following_io, "send", lambda _, head: said.append(values_of(head)))
-    following_io._carry_out(leader, Full(), 7, plan.Assemble(17, (5,)), b"")
-    assert said == [(7, "RuntimeError: RESOURCE_EXHAUSTED")]
+    monkeypatch.setattr(following_io, "send", send)
+    monkeypatch.setattr(leader, "failed", lambda why: None)
+    monkeypatch.setattr(following_io, "end", lambda why, status: None)
+    leader.give(7, Fault("no room"))
+    leader._give()
+    assert sent == [head_of(7, "no room")]
 
 
 @pytest.mark.parametrize("order", [plan.Assembled(0, 1), plan.Evaluate((5, 17), "int32")])
@@ -154,12 +201,78 @@ def test_a_host_that_fails_where_all_compute_says_in_what(order: plan.Order) -> 
         following_io._carry_out(leader, Full(), 7, order, b"")
 
 
+class Turn:
+    """Whether somebody has it."""
+
+    held = False
+
+    def __enter__(self) -> None:
+        self.held = True
+
+    def __exit__(self, *of_error: object) -> None:
+        self.held = False
+
+
 class Evaluating(HostsTrainer):
     """Process 0, of which only what it computes together with others is of interest."""
 
     def __init__(self) -> None:
         self.lost: list[str] = []
-        self.link: Any = SimpleNamespace(lose=self.lost.append)
+        self.did: list[Any] = []  # orders that it told, their numbers as answers came, and the rest
+        self.link: Any = SimpleNamespace(
+            lose=self.lost.append, tell=self.told, answers=self.answers, turn=Turn()
+        )
+        evaluate = SimpleNamespace(shapes=lambda held: [(5, 17), (2, 17)])
+        inner = SimpleNamespace(batch_sequences=4, accumulation=2)
+        self.program: Any = SimpleNamespace(evaluate=evaluate, spec=SimpleNamespace(inner=inner))
+        self.chunk_bytes, self.params, self.opt_state = 1, None, None
+
+    def told(self, order: plan.Order, parts: Any = None) -> int:
+        self.did.append(order)
+        return len(self.did)
+
+    def answers(self, number: int) -> dict[int, bytes]:
+        self.did.append(self.did[number - 1].__class__)
+        return {1: b""}
+
+    def stored(self) -> Any:
+        return {}
+
+    def fragment(self, p: int) -> Any:
+        self.did.append("read")
+
+
+def test_nothing_is_computed_before_all_hosts_have_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever comes first to a program waits in it, and the libraries below do so for half a minute
+    on processors."""
+    island = Evaluating()
+    monkeypatch.setattr(Trainer, "warm_up", lambda self, batch: self.did.append("compiled"))
+    monkeypatch.setattr(trainer, "warm_rows", lambda *_: island.did.append("computed"))
+    island._prepare()
+    compiles, computes = [plan.WarmUp(8), "compiled", plan.WarmUp], [plan.WarmRows(), "computed"]
+    assert island.did == [*compiles, *computes, plan.WarmRows, "read"]
+
+
+def test_process_0_compiles_an_evaluation_without_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps wait for whoever has it."""
+    island = Evaluating()
+
+    def compiles(program: Any, order: Any) -> None:
+        assert not island.link.turn.held
+        island.did.append("compiled")
+
+    def empty(program: Any) -> str:
+        assert island.link.turn.held, "memory is taken at one place in the plan"
+        return "zeros"
+
+    monkeypatch.setattr(trainer, "compile_evaluation", compiles)
+    monkeypatch.setattr(trainer, "empty", empty)
+    held: Any = SimpleNamespace(sequences_SxL1=np.zeros((7, 17)))
+    assert island._begun(held) == "zeros"
+    compile = [plan.Compile(17, (5, 2)), "compiled", plan.Compile]
+    assert island.did == [*compile, plan.Assemble(), plan.Assemble]
 
 
 def test_process_0_ends_the_island_where_it_fails_alone_in_what_all_compute() -> None:

@@ -1,8 +1,8 @@
 """A process that follows: it comes to process 0, carries out its orders, and ends with the island.
 
 It follows no subject of the bus and says nothing there: at most it carries its share of what the
-island sends (`carrying_io`). It keeps nothing on its disk but compiled programs. Orders are read by
-a thread of their own, so that the end of process 0 is noticed at once, whatever this one computes.
+island sends (`carrying_io`). It keeps nothing on its disk. Orders are read by a thread of their
+own, so that the end of process 0 is noticed at once, whatever this one computes.
 """
 
 import os
@@ -20,7 +20,7 @@ import structlog
 
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Connect, Got
-from diloco_learner.hosts.hand import Gift, GivenShare, Hand
+from diloco_learner.hosts.hand import Beside, Fault, Gift, GivenShare, Hand
 from diloco_learner.hosts.link_io import (
     GATHERING_S,
     JOIN_S,
@@ -153,12 +153,9 @@ class Leader:
         """What process 0 wants for an order. What is yet to be fetched, another thread fetches."""
         self.given.put((number, given))
 
-    def failed(self, number: int, why: str, *, for_good: bool) -> None:
-        """An order could not be carried out."""
-        if for_good:
-            self._say("failed", why)
-        else:
-            send(self.answering, head_of(number, why))
+    def failed(self, why: str) -> None:
+        """An order could not be carried out, and the island ends of it."""
+        self._say("failed", why)
 
     def stop(self) -> None:
         """This process is told to stop: process 0 ends the island in order."""
@@ -215,7 +212,8 @@ class Leader:
                 number, given = self.given.get()
                 parts = packed(self._fetched(number, given))
                 which = given.indices if isinstance(given, Got) else ()
-                send(self.answering, head_of(number, "", *which), parts)
+                fault = given.why if isinstance(given, Fault) else ""
+                send(self.answering, head_of(number, fault, *which), parts)
                 del given, parts  # they are large, and this waits
         except OSError as error:
             self._lost(str(error))
@@ -223,12 +221,14 @@ class Leader:
             why = f"{type(error).__name__}: {error}"[:500]
             log.error("failed", error=repr(error), exc_info=error)
             with suppress(OSError):
-                self.failed(0, why, for_good=True)
+                self.failed(why)
             end(why, 0 if self.stopping else 1)
 
     def _fetched(self, number: int, given: Gift | Got) -> Sequence[Any]:
         if isinstance(given, Got):
             return given.parts
+        if isinstance(given, Fault | Beside):
+            return []
         if isinstance(given, GivenShare):
             assert self.carrier is not None, "an order for one who carries"
             kept, answer = given.fetch()
@@ -307,7 +307,7 @@ def _work(leader: Leader, hand: Hand, meet: Callable[[str], None]) -> None:
         time.sleep(BEAT_S)
         log.error("failed", error=repr(error), exc_info=error)
         try:
-            leader.failed(0, f"{type(error).__name__}: {error}"[:500], for_good=True)
+            leader.failed(f"{type(error).__name__}: {error}"[:500])
         except (OSError, AttributeError) as gone:
             log.warning("process 0 is not told", error=str(gone))
         end(f"{type(error).__name__}: {str(error)[:300]}", 0 if leader.stopping else 1)
@@ -321,17 +321,34 @@ def _carry_out(leader: Leader, hand: Hand, number: int, order: plan.Order, data:
             raise EvaluationFailed(f"{type(error).__name__}: {error}") from error
         if not isinstance(order, MAY_FAIL):
             raise
-        what = type(order).__name__
-        log.warning("this host cannot carry out an order", order=what, error=repr(error))
-        leader.failed(number, f"{type(error).__name__}: {error}"[:300], for_good=False)
+        leader.give(number, _fault(order, error))
         return
-    if isinstance(given, Promised):
+    if isinstance(given, Beside):
+        doing = (leader, number, order, given)
+        threading.Thread(target=_do, args=doing, name="beside", daemon=True).start()
+    elif isinstance(given, Promised):
         work = (leader, number, given)
         threading.Thread(target=_tell, args=work, name="promised", daemon=True).start()
     elif given is not None:
         leader.give(number, given)
     if isinstance(order, plan.Leave) and leader.carrier is not None:
         leader.carrier.forget()
+
+
+def _do(leader: Leader, number: int, order: plan.Order, beside: Beside) -> None:
+    """While orders go on. Whatever it raises, process 0 is told, which would wait for it."""
+    try:
+        beside.work()
+    except (Exception, SystemExit) as error:
+        leader.give(number, _fault(order, error))
+    else:
+        leader.give(number, [])
+
+
+def _fault(order: plan.Order, error: BaseException) -> Fault:
+    what = type(order).__name__
+    log.warning("this host cannot carry out an order", order=what, error=repr(error))
+    return Fault(f"{type(error).__name__}: {error}"[:300])
 
 
 def _tell(leader: Leader, number: int, promised: Promised) -> None:

@@ -20,14 +20,14 @@ from diloco_learner.hosts.trainer import (
     GivenArrays,
     anchor_spans,
     batch_lies,
-    evaluation_begun,
+    compile_evaluation,
     fragment_as_sent,
     lasting_parts,
     lies_in,
     tensor_lies,
 )
 from diloco_learner.models import Place, scattered, to_named
-from diloco_learner.training.trainer import Program, Trainer
+from diloco_learner.training.trainer import Program, Trainer, empty
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 
 
@@ -45,7 +45,22 @@ class GivenShare:
         return kept(self.lying, jax.process_index(), self.own(), self.chunk_bytes, self.of)
 
 
-Gift = GivenArrays | GivenShare | Promised | Sequence[Any]
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Work that a thread of its own does while orders go on: no other process waits in it. Nothing
+    is given once it is done, or why it failed."""
+
+    work: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """In place of what was asked for: why there is none, which is no reason to end."""
+
+    why: str
+
+
+Gift = GivenArrays | GivenShare | Promised | Beside | Fault | Sequence[Any]
 
 
 class Hand:
@@ -91,6 +106,8 @@ class Hand:
         match order:
             case plan.WarmUp():
                 trainer.warm_up(order.sequences)
+                return []
+            case plan.WarmRows():
                 warm_rows(trainer.stored(), program, CHUNK_BYTES)
                 return []
             case plan.Step():
@@ -126,9 +143,11 @@ class Hand:
                 trainer.load_tensor(order.tensor, place, _parts(order, lies, data))
             case plan.Look() | plan.Keep() | plan.Restore() | plan.Anew():
                 return self._checkpoint(order, trainer)
+            case plan.Compile():
+                return Beside(partial(compile_evaluation, program, order))
             case plan.Assemble():
                 self.evaluated = None  # else two sets of them, where an evaluation was broken off
-                self.evaluated = evaluation_begun(program, order)
+                self.evaluated = empty(program)
                 return []
             case plan.Assembled() | plan.Evaluate() | plan.LetGo():
                 self._evaluate(order, data, program)

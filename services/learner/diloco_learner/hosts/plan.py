@@ -35,9 +35,16 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Compile what training needs, for batches of so many sequences."""
+    """Compile what training needs, for batches of so many sequences. Nothing is computed, so that
+    nobody waits in a program for one that compiles for longer."""
 
     sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmRows:
+    """Compile and compute once what copies of the moments are made with (`state_shares`): told once
+    all have carried out `WarmUp`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +185,19 @@ class Anew:
 
 
 @dataclass(frozen=True, slots=True)
-class Assemble:
-    """Begin a set of parameters that is to be evaluated, beside those that are trained, and compile
-    that for batches of so many sequences of so many tokens. Give nothing, or say what failed: no
-    other process is needed for it, so the island goes on in step."""
+class Compile:
+    """Compile what evaluates batches of so many sequences of so many tokens, while orders go on.
+    Give nothing once that is done, or say what failed."""
 
     tokens: int
     sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assemble:
+    """Begin a set of parameters that is to be evaluated, beside those that are trained. Give
+    nothing, or say what failed: no other process is needed for it, so the island goes on in
+    step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +235,7 @@ Order = (
     Prepare
     | Begin
     | WarmUp
+    | WarmRows
     | Step
     | Hold
     | Gather
@@ -237,6 +251,7 @@ Order = (
     | Keep
     | Restore
     | Anew
+    | Compile
     | Assemble
     | Assembled
     | Evaluate

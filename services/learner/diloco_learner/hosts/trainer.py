@@ -49,7 +49,14 @@ from diloco_learner.recovery.moments import Layer, fetched
 from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.fragments_on_mesh import MeshFragmentOps
 from diloco_learner.training.mesh import Placement
-from diloco_learner.training.trainer import Program, Published, Trainer, Values, empty
+from diloco_learner.training.trainer import (
+    Program,
+    Published,
+    Trainer,
+    Values,
+    empty,
+    shapes_lying,
+)
 from diloco_shared.numerics import codec
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 
@@ -105,11 +112,14 @@ class HostsTrainer(Trainer):
 
         Not beside something else, as on one host: whoever compiles keeps the others waiting, and
         what carries programs between processes has limits of its own, of half a minute where they
-        meet for the first time.
+        meet for the first time. So nothing is computed before all have compiled, however long the
+        slowest one takes.
         """
         inner = self.program.spec.inner
         number = self.link.tell(plan.WarmUp(inner.batch_sequences * inner.accumulation))
         super().warm_up(inner.batch_sequences * inner.accumulation)
+        self.link.answers(number)
+        number = self.link.tell(plan.WarmRows())
         warm_rows(self.stored(), self.program, self.chunk_bytes)
         self.link.answers(number)
         self.fragment(0)
@@ -211,13 +221,22 @@ class HostsTrainer(Trainer):
         parameters, or the model. Raises RuntimeError where another process did.
         """
         shapes = self.program.evaluate.shapes(held)
-        order = plan.Assemble(held.sequences_SxL1.shape[1], tuple(n for n, _ in shapes))
-        with self._telling(order) as number:
-            params = evaluation_begun(self.program, order)
+        order = plan.Compile(held.sequences_SxL1.shape[1], tuple(n for n, _ in shapes))
+        # Without the turn, and in a thread of its own on each host: a large model's first
+        # evaluation takes minutes to compile, and steps go on meanwhile.
+        number = self.link.tell(order)
+        compile_evaluation(self.program, order)
+        self._all_did(number)
+        with self._telling(plan.Assemble()) as number:
+            params = empty(self.program)
+        self._all_did(number)
+        return params
+
+    def _all_did(self, number: int) -> None:
+        """What each could do by itself. Raises RuntimeError where another process could not."""
         answers = self.link.answers(number).values()
         if faults := [bytes(fault).decode() for fault in answers if len(fault)]:
             raise RuntimeError("; ".join(faults))
-        return params
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
@@ -281,12 +300,11 @@ class HostsTrainer(Trainer):
         return lambda process: cut(array, spans.get(process, []))
 
 
-def evaluation_begun(program: Program, order: plan.Assemble) -> Any:
-    """Parameters that are all zero, with the programs compiled that evaluate them."""
-    params = empty(program)
+def compile_evaluation(program: Program, order: plan.Compile) -> None:
+    """From the shapes of parameters: nothing is computed, and no memory taken for them."""
+    params = shapes_lying(program)
     for sequences in order.sequences:
         program.evaluate.compile(params, sequences, order.tokens)
-    return params
 
 
 def batch_lies(program: Program, sequences: int) -> NamedSharding:

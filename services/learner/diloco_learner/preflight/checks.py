@@ -344,7 +344,10 @@ class _Checks:
     def compile(self) -> Found:
         """The initial parameters, and every program that training needs."""
         if self.hosts > 1:
-            raise NotHere(f"the {self.hosts} hosts compile for all their devices, and together")
+            raise NotHere(
+                f"the {self.hosts} hosts compile for all their devices, and together: at every "
+                "start, since they keep no compiled programs"
+            )
         assert not isinstance(self.mesh, AbstractMesh), "devices of other hosts"
         self.program = Program.build(self.spec, self.starting, self.separator, self.mesh)
         check_signs(self.spec, self.program.model, self.corpora)

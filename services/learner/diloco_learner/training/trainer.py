@@ -411,6 +411,17 @@ def assemble(program: Program, anchors: Iterable[Values]) -> Any:
     return params
 
 
+def shapes_lying(program: Program) -> Any:
+    """The shapes of the parameters, lying as they do on several devices: to compile for them."""
+    lying = program.lying(program.shapes)
+    assert lying is not None, "one device's programs are compiled for the shapes alone"
+    told = {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lying[name])
+        for name, leaf in to_named(program.shapes).items()
+    }
+    return from_named(program.shapes, told)
+
+
 def empty(program: Program) -> Any:
     """Parameters that are all zero, lying as the program's do."""
     named, lying = to_named(program.shapes), program.lying(program.shapes)
