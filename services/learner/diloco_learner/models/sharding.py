@@ -102,10 +102,20 @@ def batch_parts() -> int:
     return math.prod(map(parts_along, BATCH))
 
 
+def state_parts() -> int:
+    """Into how many parts parameters are cut; 1 without a mesh."""
+    return math.prod(map(parts_along, ("fsdp", "expert", "tensor")))
+
+
 def parts_along(axis: str) -> int:
     """How many devices lie along this axis; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else dict(mesh.shape).get(axis, 1)
+
+
+def names_of(axes: Axes) -> tuple[str, ...]:
+    """Those of one dimension, one by one."""
+    return (axes,) if isinstance(axes, str) else axes or ()
 
 
 def _pairs(shape: tuple[int, ...], wish: Wish) -> list[tuple[int, Axes]]:
@@ -114,7 +124,7 @@ def _pairs(shape: tuple[int, ...], wish: Wish) -> list[tuple[int, Axes]]:
 
 def _named(wish: Wish) -> list[str]:
     """Every axis, as often as it is named."""
-    return [a for axes in wish for a in ((axes,) if isinstance(axes, str) else axes or ())]
+    return [a for axes in wish for a in names_of(axes)]
 
 
 def _check(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from diloco_learner.models.attention import attend, documents, rotary_tables, rotated
 from diloco_learner.models.cross_entropy import summed
 from diloco_learner.models.experts import mixture
-from diloco_learner.models.sharding import BATCH, STATE, spread
+from diloco_learner.models.sharding import BATCH, STATE, spread, state_parts
 from diloco_shared.spec.shapes import SHAPES as SHAPES
 from diloco_shared.spec.shapes import Shape as Shape
 from diloco_shared.spec.shapes import layer_tensors
@@ -30,6 +30,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Layers are unrolled up to this many. A loop copies what the way back needs into arrays of all
 # layers: on a processor a twentieth of the step's time, and six layers compile as fast without it.
+# Not where devices share the parameters: a loop gathers one layer's at a time, and without it the
+# compiler gathers and adds up those of all layers at once.
 UNROLLED_MAX = 8
 # Embeddings that are not scaled begin as small as Llama's.
 UNSCALED_DEVIATION = 0.02
@@ -191,7 +193,7 @@ def _layers(
     else:
         inner = partial(_scanned, _remat(shape, block))
     whole_N = jnp.array([shape.attends_to_all(n) for n in range(shape.layers)])
-    unroll = shape.layers if shape.layers <= UNROLLED_MAX else 1
+    unroll = shape.layers if shape.layers <= UNROLLED_MAX and state_parts() == 1 else 1
     x_BxLxD, balance_N = jax.lax.scan(inner, x_BxLxD, (layers, whole_N), unroll=unroll)
     return x_BxLxD, None if balance_N is None else jnp.mean(balance_N)
 

@@ -20,6 +20,7 @@ from optax import contrib
 
 from diloco_learner.models import ModelDef, from_named, places, to_named
 from diloco_learner.models.sharding import BATCH, spread
+from diloco_learner.training import muon
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead
 from diloco_shared.spec.run import Inner
@@ -45,6 +46,7 @@ def _clipped(
     is_embedding: Callable[[str], bool],
     stacked: str | None,
     matrices_in: Collection[str],
+    placement: Placement | None = None,
 ) -> optax.GradientTransformation:
     """What follows clipping.
 
@@ -74,11 +76,11 @@ def _clipped(
         )
     elif inner.optimizer == "muon":
 
-        def orthogonal(params: Any) -> Any:
-            def steps(name: str, leaf: Any) -> bool:
-                many = name.rpartition("/")[2] in matrices_in
-                return dimensions(name, leaf) == 2 + many and not is_embedding(name)
+        def steps(name: str, leaf: Any) -> bool:
+            many = name.rpartition("/")[2] in matrices_in
+            return dimensions(name, leaf) == 2 + many and not is_embedding(name)
 
+        def orthogonal(params: Any) -> Any:
             # The last two axes: those of every layer's and expert's matrix are taken one by one.
             axes = {
                 name: contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
@@ -96,6 +98,8 @@ def _clipped(
             adam_b2=inner.b2,
             muon_weight_dimension_numbers=orthogonal,
         )
+        if placement is not None:
+            undecayed = muon.on_mesh(undecayed, inner.b1, MUON_RMS, placement, steps)
         chosen = _decayed(undecayed, inner.weight_decay, matrices)
     else:
         chosen = _by_name(inner.optimizer, stacked)
@@ -181,13 +185,13 @@ def _layer_by_layer(
 
 
 def _moved(
-    inner: Inner, model: ModelDef
+    inner: Inner, model: ModelDef, placement: Placement | None
 ) -> Callable[[Any, Any, Any, jax.Array, Any], tuple[Any, Any]]:
     """(params, opt_state, (grads, their norm), sound, rate) -> what they are after the step.
 
     They are what they were, where the gradients are not `sound`.
     """
-    after = _clipped(inner, model.is_embedding, model.stacked, model.matrices)
+    after = _clipped(inner, model.is_embedding, model.stacked, model.matrices, placement)
 
     def update(
         params: Any, opt_state: Any, given: tuple[Any, jax.Array], rate: Any
@@ -242,7 +246,7 @@ def make_step(
     exactly where the step was skipped. `poisoned`: a fault, no loss and no gradient of it is a
     number. With a `placement`, `shapes` are those of the parameters, which lie as it says.
     """
-    move, of_part = _moved(inner, model), _gradients(model, poisoned=poisoned)
+    move, of_part = _moved(inner, model, placement), _gradients(model, poisoned=poisoned)
 
     def gradients(params: Any, tokens_BxL1: jax.Array) -> tuple[jax.Array, Any]:
         if inner.accumulation == 1:

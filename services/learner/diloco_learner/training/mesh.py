@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from diloco_learner.models import ModelDef, from_named, to_named
-from diloco_learner.models.sharding import BATCH, divided
+from diloco_learner.models.sharding import BATCH, divided, names_of
 from diloco_shared.spec.mesh import AXES, MeshSizes, WrongMesh
 
 # Devices that wait for each other must be handed programs in one order: while a step is handed to
@@ -173,7 +173,7 @@ def _first(name: str, stacked: str | None) -> int:
 
 
 def _axes(spec: PartitionSpec) -> set[str]:
-    return {a for axes in spec for a in ((axes,) if isinstance(axes, str) else axes or ())}
+    return {a for axes in spec for a in names_of(axes)}
 
 
 def _useless(axis: str, devices: int, model: ModelDef, *, experts: bool) -> str:
