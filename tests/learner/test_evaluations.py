@@ -52,11 +52,11 @@ def gives(loss: float, **each: float) -> Work:
 class Desk:
     """Evaluations that are carried out when the test says so, and what comes of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, evaluated: bool = False) -> None:
         self.computing = Gated()
         self.told: list[tuple[str, str, dict[str, Any]]] = []
         self.put: list[object] = []
-        self.it = Evaluations(self.computing, self.tell, self.put.append)
+        self.it = Evaluations(self.computing, self.tell, self.put.append, evaluated=evaluated)
 
     async def tell(self, kind: str, text: str, data: dict[str, Any]) -> None:
         self.told.append((kind, text, data))
@@ -78,8 +78,35 @@ class Desk:
         return [data["steps"] for _, _, data in self.told]
 
 
-async def test_a_newer_one_replaces_one_that_waits_but_never_one_that_runs() -> None:
+async def test_one_that_is_due_while_another_runs_is_left_out_and_holds_nothing() -> None:
+    """It would hold a set of anchors, and newer ones would lie beside them."""
+
+    class Anchors:
+        """They can be looked for."""
+
+    def work(anchors: Anchors) -> Work:
+        return lambda wanted: Losses(float(anchors is None))
+
     async with Desk() as desk:
+        desk.it.take(ToSend(effect(0), gives(4.0)))
+        for steps in (4, 8):  # before the first one begins, and while it is under way
+            anchors = Anchors()
+            held = weakref.ref(anchors)
+            desk.it.take(ToSend(effect(steps), work(anchors)))
+            del anchors
+            assert held() is None
+            await until(lambda: desk.computing.begun == 1)
+        desk.computing.gate.set()
+        await desk.made(1)
+        await until(lambda: not desk.it.busy)
+        desk.it.take(ToSend(effect(12), gives(3.0)))
+        await desk.made(2)
+        assert desk.steps == [0, 12]
+        assert [data.get("skipped") for _, _, data in desk.told] == [1, 1]
+
+
+async def test_of_those_that_are_over_a_newer_one_replaces_one_that_waits_to_be_told() -> None:
+    async with Desk(evaluated=True) as desk:
         desk.it.take(ToSend(effect(0), gives(4.0)))
         await until(lambda: desk.computing.begun == 1)
         for steps in (8, 16, 24):
@@ -91,8 +118,20 @@ async def test_a_newer_one_replaces_one_that_waits_but_never_one_that_runs() -> 
         assert desk.put == [Evaluated(effect(0)), Evaluated(effect(24))]
 
 
-async def test_a_final_one_is_never_replaced() -> None:
+async def test_a_final_one_waits_and_is_never_replaced() -> None:
     async with Desk() as desk:
+        desk.it.take(ToSend(effect(0), gives(4.0)))
+        await until(lambda: desk.computing.begun == 1)
+        desk.it.take(ToSend(effect(16, final=True), gives(3.0)))
+        desk.it.take(ToSend(effect(24), gives(9.0)))
+        assert [kept.effect for kept in desk.it.waiting] == [effect(16, final=True)]
+        desk.computing.gate.set()
+        await desk.made(2)
+        assert desk.steps == [0, 16]
+
+
+async def test_a_final_one_is_never_replaced_by_one_that_is_over() -> None:
+    async with Desk(evaluated=True) as desk:
         desk.it.take(ToSend(effect(0), gives(4.0)))
         await until(lambda: desk.computing.begun == 1)
         desk.it.take(ToSend(effect(8), gives(3.5)))

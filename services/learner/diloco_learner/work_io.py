@@ -353,7 +353,8 @@ class Work:
             lambda: ambient.monotonic() - self.beat_at <= 2 * self.spec.membership.heartbeat_s,
         )
         self.up = Uplink(context, sizes_P, self.checkpoints, self.leases, self._put)
-        self.evaluations = Evaluations(self.computing, self.up.tell, self._put)
+        over = not self.spec.evaluation.beside_training
+        self.evaluations = Evaluations(self.computing, self.up.tell, self._put, evaluated=over)
         check = self.trainer.check_inner_state
         initial = None if self.begun else self.trainer.fragment
         self.down = Downlink(context, self.book, self._put, check, initial)

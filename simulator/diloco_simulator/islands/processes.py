@@ -548,7 +548,7 @@ class Follower:
                 answer = b"".join(packed(given))
                 connection.answers.send((number, answer, ""))
             if isinstance(order, plan.Leave) and self.carrier is not None:
-                self.carrier.forget()
+                self.carrier.forget(number)
 
     async def _beat(self, connection: Connection) -> None:
         while True:

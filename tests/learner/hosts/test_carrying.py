@@ -45,7 +45,7 @@ from diloco_simulator.hub.bus import MemoryBus
 
 FRAGMENT = Fragment("int8", 40_000, hosts=3, devices=2)
 CHUNK_BYTES = 1000
-NUMBER = 7  # of the order that encoded it
+NUMBER = 7  # of an order
 SUBJECT = subjects.contribution("r", "a", 0, 2, 5, 1)
 
 
@@ -58,6 +58,7 @@ class Island:
     hosts: dict[int, Carrier] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    number: int = 0  # of the order that encoded what is carried
 
     def __post_init__(self) -> None:
         self.carriers = Carriers(self.tell)
@@ -97,20 +98,23 @@ class Island:
 
     def contribution(self, fragment: Fragment = FRAGMENT) -> SharedUpload:
         """Encoded everywhere: the others keep their shares."""
-        return SharedUpload(self.carriers, NUMBER, *self._kept(fragment, CONTRIBUTION))
+        indices, shared = self._kept(fragment, CONTRIBUTION)
+        return SharedUpload(self.carriers, self.number, indices, shared)
 
     def state(self, fragment: Fragment = FRAGMENT) -> SharedStateUpload:
         """The same bytes, as those of a state that is given away."""
-        return SharedStateUpload(self.carriers, NUMBER, *self._kept(fragment, MOMENTS))
+        indices, shared = self._kept(fragment, MOMENTS)
+        return SharedStateUpload(self.carriers, self.number, indices, shared)
 
     def _kept(self, fragment: Fragment, of: str) -> tuple[tuple[int, ...], Shared]:
         """(who keeps its share, what process 0 has)."""
+        self.number += 1
         answers, indices, chunk_bytes = {}, self.carriers.ready(), self.chunk_bytes
         for index in range(1, fragment.hosts):
             parts = fragment.parts(index)
             if index in indices:
                 mine, parts = kept(fragment.lying, index, parts, self.chunk_bytes, of)
-                self.hosts[index].keep(NUMBER, mine)
+                self.hosts[index].keep(self.number, mine)
             answers[index] = b"".join(parts)
 
         class Whole:
@@ -380,10 +384,10 @@ async def test_who_keeps_too_much_forgets_the_oldest(broker: MemoryBroker) -> No
     async with an_island(broker) as island:
         carrier = island.hosts[1]
         mine, _ = kept(FRAGMENT.lying, 1, FRAGMENT.parts(1), CHUNK_BYTES)
-        for number in range(100):
+        for number in range(1, 101):
             carrier.keep(number, mine)
-        assert min(carrier.kept) == 36 and len(carrier.kept) == 64
-        carrier.forget()
+        assert min(carrier.kept) == 37 and len(carrier.kept) == 64
+        carrier.forget(100)
         assert not carrier.kept
         blob = Blob(subject=SUBJECT, bytes=9, chunk_bytes=9, chunks=1, digest="0" * 32)
         with pytest.raises(CarrierFailed, match="does not have that payload"):
@@ -459,7 +463,7 @@ async def test_what_a_host_cannot_store_process_0_does(
 async def test_a_state_that_a_host_keeps_no_more_is_not_there(broker: MemoryBroker) -> None:
     async with an_island(broker) as island:
         bus, state = await own_bus(broker), island.state()
-        island.hosts[2].forget()
+        island.hosts[2].forget(island.number)
         with pytest.raises(CarrierFailed, match="does not keep that any more"):
             await state.store(bus, SUBJECT)
         with pytest.raises(CarrierFailed, match="does not keep that any more"):
@@ -507,9 +511,9 @@ async def test_of_moments_a_host_keeps_one_copy_beside_its_contributions(
 ) -> None:
     async with an_island(broker) as island:
         carrier, parts = island.hosts[1], FRAGMENT.parts(1)
-        for number, of in enumerate([CONTRIBUTION, MOMENTS, CONTRIBUTION, MOMENTS]):
+        for number, of in enumerate([CONTRIBUTION, MOMENTS, CONTRIBUTION, MOMENTS], 1):
             carrier.keep(number, kept(FRAGMENT.lying, 1, parts, CHUNK_BYTES, of)[0])
-        assert sorted(carrier.kept) == [0, 2, 3]
+        assert sorted(carrier.kept) == [1, 3, 4]
 
 
 async def _stored(bus: MemoryBus) -> int:

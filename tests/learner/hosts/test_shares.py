@@ -5,7 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learner.hosts.fragments import WIDTHS, Fragment
 
-from diloco_learner.hosts.shares import Composed, KeptPayload, PayloadShare, compose, kept, share_of
+from diloco_learner.hosts.shares import (
+    CONTRIBUTION,
+    DROPPED_MAX,
+    MOMENTS,
+    Composed,
+    KeptPayload,
+    KeptShares,
+    PayloadShare,
+    compose,
+    kept,
+    share_of,
+)
 from diloco_shared.protocol.chunks import CHUNK_BYTES, ChunkError, Outgoing, cut
 
 FRAGMENTS = st.builds(
@@ -115,3 +126,31 @@ def test_what_is_kept_is_stored_under_its_own_payload_only() -> None:
         mine.outgoing(cut("s", b"another").blob)
     with pytest.raises(KeyError, match="those from 0 on"):
         mine.payload[0:64]
+
+
+@pytest.mark.parametrize("of", [CONTRIBUTION, MOMENTS])
+def test_what_is_dropped_while_it_is_hashed_is_not_kept(of: str) -> None:
+    """Its share of the moments of a large model is gigabytes, and would stay for hours."""
+    fragment, shares = Fragment("bf16", 1000, 2), KeptShares()
+    mine, _ = kept(fragment.lying, 1, fragment.parts(1), 64, of)
+    shares.drop(7)
+    shares.drop(-9)  # of something to fetch
+    for number in (7, 8):
+        shares.keep(number, mine)
+    assert sorted(shares.kept) == [8] and shares.of(7) is None
+    shares.drop(8)
+    assert not shares.kept and not (set(shares.dropped) - {7})
+    for number in range(100, 100 + 2 * DROPPED_MAX):
+        shares.drop(number)
+    assert len(shares.dropped) == DROPPED_MAX, "what is never kept takes no room for ever"
+
+
+def test_what_work_that_is_over_has_made_is_not_kept() -> None:
+    fragment, shares = Fragment("bf16", 1000, 2), KeptShares()
+    mine, _ = kept(fragment.lying, 1, fragment.parts(1), 64)
+    shares.keep(6, mine)
+    shares.forget(9)
+    shares.keep(8, mine)  # whoever hashed it was not done yet
+    assert not shares.kept
+    shares.keep(10, mine)
+    assert shares.to_store(10) is mine and not shares.kept

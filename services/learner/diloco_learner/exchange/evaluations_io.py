@@ -3,7 +3,9 @@
     Evaluate ──► train thread ──► Work ──► here ──► a thread ──► Losses ──► event "evaluation"
                                                                              └──► Evaluated
 
-What is to be evaluated is of the moment at which it was handed out, however late its turn comes.
+What is to be evaluated is of the moment at which it was handed out, however late its turn comes: a
+whole set of anchors, which newer ones would soon lie beside. So one that is due while another is
+under way is left out. The last one of a run waits, as nothing newer comes then.
 """
 
 import asyncio
@@ -31,11 +33,20 @@ Tell = Callable[[str, str, dict[str, Any]], Awaitable[None]]
 class Evaluations:
     """Those of one learner in one run."""
 
-    def __init__(self, computing: Computing, tell: Tell, put: Callable[[object], None]) -> None:
-        """`tell` writes an event; `put` leaves something for the train thread."""
+    def __init__(
+        self,
+        computing: Computing,
+        tell: Tell,
+        put: Callable[[object], None],
+        *,
+        evaluated: bool = False,
+    ) -> None:
+        """`tell` writes an event; `put` leaves something for the train thread. `evaluated`: what
+        is handed out is over already and holds no anchors, where steps wait for evaluations."""
         self.computing = computing
-        self.tell, self.put = tell, put
+        self.tell, self.put, self.evaluated = tell, put, evaluated
         self.waiting: list[ToSend] = []  # at most two: a newer one replaces any but a final one
+        self.busy = False
         self.came = asyncio.Event()
         self.under_way: asyncio.Future[Losses] | None = None
         self.wanted = True
@@ -44,6 +55,9 @@ class Evaluations:
     def take(self, item: ToSend) -> None:
         """Carry out this one when its turn comes."""
         assert isinstance(item.effect, Evaluate)
+        if (self.busy or self.waiting) and not (self.evaluated or item.effect.final):
+            self.skipped += 1
+            return
         final = [kept for kept in self.waiting if _is_final(kept) and not _is_final(item)]
         self.skipped += len(self.waiting) - len(final)
         self.waiting = [*final, item]
@@ -55,7 +69,9 @@ class Evaluations:
             await self.came.wait()
             self.came.clear()
             while self.waiting:
+                self.busy = True
                 await self._carry_out(self.waiting.pop(0))
+                self.busy = False
 
     async def _carry_out(self, item: ToSend) -> None:
         effect, work = item.effect, item.handle

@@ -25,7 +25,7 @@ import structlog
 
 from diloco_learner.hosts.link_io import BadFrame, head_of
 from diloco_learner.hosts.parts import Buffer
-from diloco_learner.hosts.shares import CONTRIBUTION, KEPT_MAX, Composed, KeptPayload
+from diloco_learner.hosts.shares import Composed, KeptPayload, KeptShares
 from diloco_learner.hosts.whole import BEAT_S, ORDER_S_MAX, HostLost
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import fresh, get_chunks, put_chunks
@@ -404,8 +404,7 @@ class Carrier:
         self.connect = connect
         self.say = say
         self.give = give
-        self.lock = threading.Lock()
-        self.kept: dict[int, KeptPayload] = {}
+        self.shares = KeptShares()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.bus: Bus | None = None
         self.working: dict[int, asyncio.Task[None]] = {}  # on errands, by their numbers
@@ -415,13 +414,12 @@ class Carrier:
 
     def keep(self, number: int, kept: KeptPayload) -> None:
         """Its share of a payload, until an errand says what becomes of it."""
-        if not kept.chunks:
-            return
-        with self.lock:
-            self.kept[number] = kept
-            same = sorted(n for n, other in self.kept.items() if other.of == kept.of)
-            for old in same[: -KEPT_MAX[kept.of]]:
-                del self.kept[old]
+        self.shares.keep(number, kept)
+
+    @property
+    def kept(self) -> dict[int, KeptPayload]:
+        """What it keeps now, by order."""
+        return self.shares.kept
 
     def told(self, what: str, number: int, *values: Any) -> None:
         """An errand. Raises BadFrame."""
@@ -430,10 +428,9 @@ class Carrier:
             raise BadFrame(f"an errand {what[:40]!r} for one who has said nothing of errands")
         loop.call_soon_threadsafe(self._begin, what, number, values)
 
-    def forget(self) -> None:
-        """The work for a run is over, and so is every contribution to it."""
-        with self.lock:
-            self.kept.clear()
+    def forget(self, upto: int) -> None:
+        """The work for a run is over, and with it all that orders up to that one made."""
+        self.shares.forget(upto)
 
     def run(self) -> None:
         """Serve, for as long as the process lives."""
@@ -467,7 +464,7 @@ class Carrier:
         if what == "drop":
             if (working := self.working.get(number)) is not None:
                 working.cancel()
-            self._let_go(number)
+            self.shares.drop(number)
             return
         works: dict[str, Callable[..., Any]] = {
             "put": self._put,
@@ -489,18 +486,6 @@ class Carrier:
             with suppress(OSError):
                 await asyncio.to_thread(self.say, ERRAND, "carried", number, fault)
 
-    def _let_go(self, number: int) -> KeptPayload | None:
-        with self.lock:
-            return self.kept.pop(number, None)
-
-    def _to_store(self, number: int) -> KeptPayload | None:
-        """A contribution is let go with this: nobody asks for it once more."""
-        with self.lock:
-            kept = self.kept.get(number)
-            if kept is not None and kept.of == CONTRIBUTION:
-                del self.kept[number]
-            return kept
-
     async def _put(
         self,
         number: int,
@@ -513,7 +498,7 @@ class Carrier:
         patience_s: float | None = None,
     ) -> None:
         """Store its chunks, and say that they are, or why they are not."""
-        kept, fault = self._to_store(number), ""
+        kept, fault = self.shares.to_store(number), ""
         try:
             if kept is None or self.bus is None:
                 raise ChunkError("it does not have that payload any more")
@@ -571,8 +556,7 @@ class Carrier:
 
     async def _give_kept(self, number: int, order: int, chunk_bytes: int, *wanted: int) -> None:
         """Give these chunks of what it keeps since that order; or say why it does not."""
-        with self.lock:
-            kept = self.kept.get(order)
+        kept = self.shares.of(order)
         try:
             if kept is None:
                 raise ChunkError("it does not keep that any more")

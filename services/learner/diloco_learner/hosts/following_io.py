@@ -332,7 +332,7 @@ def _carry_out(leader: Leader, hand: Hand, number: int, order: plan.Order, data:
     elif given is not None:
         leader.give(number, given)
     if isinstance(order, plan.Leave) and leader.carrier is not None:
-        leader.carrier.forget()
+        leader.carrier.forget(number)
 
 
 def _do(leader: Leader, number: int, order: plan.Order, beside: Beside) -> None:

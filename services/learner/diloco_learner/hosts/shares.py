@@ -13,6 +13,8 @@ and nobody who reads the payload can tell how many stored it. All processes find
 the same shapes and shardings: only values are sent.
 """
 
+import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +36,9 @@ from diloco_shared.protocol.messages import Blob
 # are under way (`recoverer_io`), and one copy of the moments. The oldest is forgotten above it.
 CONTRIBUTION, FRAGMENT, MOMENTS = "contribution", "fragment", "moments"
 KEPT_MAX = {CONTRIBUTION: 64, FRAGMENT: 3, MOMENTS: 1}
+# Orders whose shares are of no use any more: as many are remembered as a process may have told of,
+# and not hashed yet (`following_io`), twice over, since some of them are never kept.
+DROPPED_MAX = 128
 
 # Bytes of a payload: the first one, and the one after the last.
 Stretch = tuple[int, int]
@@ -228,3 +233,49 @@ def compose(
     return Composed(
         composed(subject, payload, scatter_checks(chunks, checks), chunk_bytes), mine, carried
     )
+
+
+class KeptShares:
+    """What a process keeps to carry it, by order. Different threads may call it: what one hashes,
+    and keeps once that is done, another one may have been told to drop meanwhile."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.kept: dict[int, KeptPayload] = {}
+        self.dropped: deque[int] = deque(maxlen=DROPPED_MAX)
+        self.over = 0  # orders up to this one belong to work that is over
+
+    def keep(self, number: int, kept: KeptPayload) -> None:
+        """Until it is said what becomes of it; not what is of no use already."""
+        with self.lock:
+            if not kept.chunks or number <= self.over or number in self.dropped:
+                return
+            self.kept[number] = kept
+            same = sorted(n for n, other in self.kept.items() if other.of == kept.of)
+            for old in same[: -KEPT_MAX[kept.of]]:
+                del self.kept[old]
+
+    def of(self, number: int) -> KeptPayload | None:
+        """What it keeps since that order."""
+        with self.lock:
+            return self.kept.get(number)
+
+    def to_store(self, number: int) -> KeptPayload | None:
+        """The same; a contribution is let go with this: nobody asks for it once more."""
+        with self.lock:
+            kept = self.kept.get(number)
+            if kept is not None and kept.of == CONTRIBUTION:
+                del self.kept[number]
+            return kept
+
+    def drop(self, number: int) -> None:
+        """What that order made is of no use any more, whether it is here yet or not."""
+        with self.lock:
+            if self.kept.pop(number, None) is None and number > 0:  # else of something to fetch
+                self.dropped.append(number)
+
+    def forget(self, upto: int) -> None:
+        """So is all that orders up to that one made."""
+        with self.lock:
+            self.over = max(self.over, upto)
+            self.kept.clear()

@@ -12,6 +12,7 @@ products of its shorter side are whole. All else, and the state, is optax's own.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -79,7 +80,7 @@ def _devices(cut: list[tuple[int, Axes]]) -> int:
 def _layers(x: jax.Array, coefficients: jax.Array, lies: PartitionSpec) -> jax.Array:
     """Of x (layers, ..., D, F) each matrix in the last two dimensions, orthogonalised."""
     cut = _cut(x, lies)
-    devices = _devices(cut)
+    devices, each = _devices(cut), partial(orthogonalize_via_newton_schulz, ns_coeffs=coefficients)
 
     def own(part: jax.Array) -> jax.Array:
         # Matrices of zeros fill up the layers that devices do not share evenly, and stay zeros.
@@ -87,7 +88,7 @@ def _layers(x: jax.Array, coefficients: jax.Array, lies: PartitionSpec) -> jax.A
         for d, axes in cut:
             whole = jax.lax.all_to_all(whole, axes, split_axis=0, concat_axis=d, tiled=True)
         flat = whole.reshape(-1, *whole.shape[-2:])
-        found = jax.lax.map(lambda m: orthogonalize_via_newton_schulz(m, coefficients), flat)
+        found: jax.Array = jax.lax.map(each, flat)
         whole = found.reshape(whole.shape)
         for d, axes in reversed(cut):
             whole = jax.lax.all_to_all(whole, axes, split_axis=d, concat_axis=0, tiled=True)
