@@ -251,7 +251,8 @@ def kept(world: Any, tmp_path: Path) -> Any:
                 learners={"a": Object(key="learner-a.json", bytes=5, digest="0" * 32)},
                 missing={"b": "nothing came"},
                 leases=(),
-                incarnations={"a": 4, "b": 1},
+                # The only life of `c` began after this checkpoint: the run has gone back behind it.
+                incarnations={"a": 4, "b": 1, "c": -1},
                 bytes=10,
             ),
         )

@@ -40,6 +40,17 @@ def test_one_that_has_done_nothing_since_it_adopted_leaves_at_once() -> None:
     assert only(desk.pass_time(0.0), Leave)
 
 
+def test_one_that_has_only_skipped_steps_leaves_at_once() -> None:
+    """No round takes these: it would wait for the longest time, and say that work was lost."""
+    desk = Desk()
+    desk.tell(beat())
+    desk.step()
+    desk.step(2, skipped=True)
+    desk.exchange.drain("assigned elsewhere", desk.now)
+    (leave,) = only(desk.pass_time(0.0), Leave)
+    assert "none of its work is left unmerged" in leave.reason
+
+
 def test_where_nobody_merges_it_does_not_wait() -> None:
     desk = draining()
     (leave,) = only(desk.tell(beat(state="paused")), Leave)

@@ -87,16 +87,20 @@ def test_a_fragment_adopted_just_now_is_contributed_after_a_step_of_its_own() ->
 def test_steps_that_were_all_skipped_are_no_answer() -> None:
     """They change nothing: with the weight of all others they would only shorten the merge."""
     desk = Desk()
-    desk.step(4, skipped=True)
+    desk.step()  # nobody knows yet that it was skipped
+    desk.step(3, skipped=True)
     desk.tell(pull(0))
-    assert not only(desk.step(2, skipped=True), Contribute)
+    effects = desk.step(2, skipped=True)
+    assert not only(effects, Contribute)
+    assert last_progress(effects).c_steps == (0, 0, 0), "nobody need ask it"
     (answer,) = only(desk.step(), Contribute)
     assert (answer.step_from, answer.step_to) == (0, 7)
+    assert last_progress(desk.step()).c_steps == (8, 8, 8)
     desk.tell(anchor(0, 1, round_=0))
     desk.step()
     desk.tell(pull(3))
     (answer,) = only(desk.step(), Contribute)
-    assert (answer.step_from, answer.step_to) == (8, 9), "what was skipped before counts no more"
+    assert (answer.step_from, answer.step_to) == (9, 10), "what was skipped before counts no more"
 
 
 def test_a_round_that_was_published_without_it_is_not_answered_any_more() -> None:

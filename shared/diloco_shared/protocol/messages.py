@@ -154,7 +154,8 @@ class Progress(Message):
     state: LearnerState  # what it is doing
     step: Count  # inner steps that this incarnation has taken
     tokens: Count  # that this incarnation has trained on
-    c_steps: tuple[Count, ...]  # per fragment: inner steps since its newest adoption
+    # Per fragment: inner steps since its newest adoption; 0 while all of them were skipped.
+    c_steps: tuple[Count, ...]
     c_tokens: tuple[Count, ...]  # per fragment: tokens trained on since its newest adoption
     adopted: tuple[Version, ...]  # per fragment: version that was adopted last; -1: none
     adopted_at: tuple[Count, ...]  # per fragment: `step` at its newest adoption

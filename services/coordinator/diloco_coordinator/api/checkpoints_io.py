@@ -384,6 +384,8 @@ def _view(ref: str, manifest: CheckpointManifest) -> dict[str, Any]:
 async def seed_incarnations(bus: Bus, run: str, newest: dict[str, int]) -> None:
     """Learners of a run to come begin above these; never moves a number back."""
     for learner, number in newest.items():
+        if number < 0:
+            continue  # its only life is not in the checkpoint: there is nothing to begin above
         for _ in range(ATTEMPTS_MAX):
             if await _seed(bus, run, learner, number):
                 break  # else somebody was granted one meanwhile: it may be higher by now

@@ -25,11 +25,13 @@ class Counters:
     step_at_P: list[int] = field(init=False)
     tokens_at_P: list[int] = field(init=False)
     skipped_at_P: list[int] = field(init=False)
+    began_at: int = field(init=False)  # step of this life's first boundary
 
     def __post_init__(self) -> None:
         self.step_at_P = [self.step] * len(self.adopted_P)
         self.tokens_at_P = [self.tokens] * len(self.adopted_P)
         self.skipped_at_P = [self.skipped] * len(self.adopted_P)
+        self.began_at = self.step
 
     @property
     def complete(self) -> bool:
@@ -62,13 +64,16 @@ class Counters:
         """Tokens processed since fragment `p` was adopted; 0 while it is not."""
         return self.tokens - self.tokens_at_P[p] if self.adopted_P[p] >= 0 else 0
 
-    def c_skipped(self, p: int) -> int:
-        """Of the steps since fragment `p` was adopted, those that did nothing.
+    def c_sound(self, p: int) -> int:
+        """Steps since fragment `p` was adopted, without those that did nothing.
 
-        Whether a step was skipped is known one step later. So these are the steps of a span that
-        began and ended one step earlier: who skips all its steps has skipped all of these.
+        Whether a step was skipped is known one step later. So the skipped ones are those of a span
+        that began and ended one step earlier, and a life's newest step is taken to be as the one
+        before: who skips all its steps has no sound one.
         """
-        return min(self.skipped - self.skipped_at_P[p], self.c_steps(p))
+        skipped = self.skipped - self.skipped_at_P[p]
+        unknown = skipped > 0 and self.step_at_P[p] == self.began_at
+        return max(self.c_steps(p) - skipped - unknown, 0)
 
     def covers(self, versions_P: tuple[int, ...]) -> bool:
         """Whether every fragment is adopted at these versions or newer ones."""

@@ -324,7 +324,7 @@ class Exchange:
         c = self.counters
         for owed in self.pulls.owed(now):
             pull, p = owed.pull, owed.pull.fragment
-            if c.c_steps(p) <= c.c_skipped(p):
+            if c.c_sound(p) < 1:
                 continue  # adopted just now: the next boundary may still be in time
             self.pulls.answer(pull)
             self.undecided.contributed(p, pull.round, pull.epoch, self.cursor)
@@ -424,7 +424,8 @@ class Exchange:
             step=c.step,
             tokens=c.tokens,
             steps_skipped=c.skipped,
-            c_steps=tuple(c.c_steps(p) for p in fragments),
+            # Of who has nothing to bring the syncer asks nothing, and waits for nothing.
+            c_steps=tuple(c.c_steps(p) if c.c_sound(p) else 0 for p in fragments),
             c_tokens=tuple(c.c_tokens(p) for p in fragments),
             adopted=tuple(c.adopted_P),
             adopted_at=tuple(c.step_at_P),

@@ -47,7 +47,7 @@ class Draining:
         if not self.reason:
             return ""
         fragments = range(len(counters.adopted_P))
-        unmerged = sum(counters.c_steps(p) > 0 for p in fragments)
+        unmerged = sum(counters.c_sound(p) > 0 for p in fragments)
         if not unmerged:
             return f"{self.reason}: none of its work is left unmerged"
         # One that has just begun may not have heard its syncer yet.
