@@ -35,7 +35,7 @@ SEEN_S = 30.0
 # A hub that was put back has the places of its backup, until a leader has read the tape again and
 # tells the places that the tape has.
 PUT_BACK_S = 60.0
-# A beat may be under way so long, and the leader's next one lets as long wait for it. By a beat that
+# A beat may be under way so long, and the leader's next one lets as long wait for it. By one that
 # came before, learners act for two heartbeats.
 BEAT_S, BEATS = 2.0, 2
 # By a word of who is gone that is older nobody takes a shard, once it has no lease of a learner any
