@@ -225,24 +225,7 @@ def device(
             )
         )
     lower = "inner.batch_sequences, or a model with remat"
-    if job.shape is not None and mesh.fsdp * mesh.expert > 1:
-        terms.append(
-            Term(
-                "gathered",
-                gathered(job.shape, inner.batch_sequences * context // mesh.data, width, mesh),
-                "an estimate: the output matrix and its gradient, or one layer's matrices, while "
-                "they are computed with",
-            )
-        )
-    if job.shape is not None and inner.optimizer == "muon" and mesh.state_parts > 1:
-        terms.append(
-            Term(
-                "orthogonalised",
-                orthogonalised(job.shape, mesh),
-                f"{ORTHOGONALISED} x what a device has of the largest matrix of all layers while "
-                "Muon works on it (measured: 1.7 to 3.7)",
-            )
-        )
+    terms += _of_others(job, width, mesh)
     if job.shape is not None:
         sequences = -(-inner.batch_sequences // mesh.batch_parts)
         size = activations(job.shape, sequences, context, width, fused=fused) + sequences * mask
@@ -257,6 +240,33 @@ def device(
         terms.append(_evaluation(job, width, mesh, fused, mask))
         lower += ", or evaluation.beside_training = false"
     return Need("learner device", tuple(terms), lower)
+
+
+def _of_others(job: Job, width: int, mesh: MeshSizes) -> list[Term]:
+    """What each device has for a moment of what the others keep."""
+    inner, terms = job.spec.inner, list[Term]()
+    if job.shape is None:
+        return terms
+    if mesh.fsdp * mesh.expert > 1:
+        tokens = inner.batch_sequences * job.spec.model.context_tokens // mesh.data
+        terms.append(
+            Term(
+                "gathered",
+                gathered(job.shape, tokens, width, mesh),
+                "an estimate: the output matrix and its gradient, or one layer's matrices, while "
+                "they are computed with",
+            )
+        )
+    if inner.optimizer == "muon" and mesh.state_parts > 1:
+        terms.append(
+            Term(
+                "orthogonalised",
+                orthogonalised(job.shape, mesh),
+                f"{ORTHOGONALISED} x what a device has of the largest matrix of all layers while "
+                "Muon works on it (measured: 1.7 to 3.7)",
+            )
+        )
+    return terms
 
 
 def fragment_work(job: Job, mesh: MeshSizes) -> Term:
