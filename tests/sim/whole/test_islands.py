@@ -392,7 +392,7 @@ def of_shares_that_nobody_stored(patch: pytest.MonkeyPatch) -> None:
     """A host says that its share is there, and has forgotten it."""
 
     async def lying(self: Carrier, number: int, *told: Any) -> None:
-        self._to_store(number)
+        self.shares.to_store(number)
         self.say(ERRAND, "carried", number, "")
 
     patch.setattr(Carrier, "_put", lying)
@@ -410,7 +410,7 @@ def of_carriers_that_are_asked_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def of_shares_that_are_kept_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(carrying_io, "KEPT_MAX", dict.fromkeys(shares.KEPT_MAX, 10**6))
+    patch.setattr(shares, "KEPT_MAX", dict.fromkeys(shares.KEPT_MAX, 10**6))
     patch.setattr(SharedStateUpload, "let_go", lambda self: None)
 
 
