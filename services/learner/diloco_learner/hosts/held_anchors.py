@@ -35,10 +35,10 @@ F32 = np.dtype(np.float32)
 # So many bytes are told at a time, to all hosts together: the order of a step comes between two
 # such pieces, and waits for one at most: some milliseconds, on the network of an island.
 PIECE_BYTES = 4 << 20
-# Anchors of one fragment that a host keeps. Handles of at most nine are in use: of the book's
+# Anchors of one fragment that a host keeps. Handles of at most eight are in use: of the book's
 # newest one, of two that wait in the mailbox and two that are taken in (`arrivals.ANCHORS`), of the
-# adopted one, and of one for each evaluation: under way, next, and the last one of the run. More
-# would show that process 0 lets none go, and the host ends rather than fill its memory.
+# adopted one, and of one for each evaluation: under way, and the last one of the run. More would
+# show that process 0 lets none go, and the host ends rather than fill its memory.
 KEPT_MAX = 16
 
 # By process: the parts of a fragment that its devices hold.
