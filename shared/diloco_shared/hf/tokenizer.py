@@ -7,7 +7,7 @@ from typing import Any
 from diloco_shared.corpora.chat import Chat, closing_token
 from diloco_shared.corpora.prepared import Corpus, is_prepared, open_corpus
 from diloco_shared.corpora.pretokenised import is_tokens
-from diloco_shared.corpora.sources import STDLIB, stdlib
+from diloco_shared.corpora.sources import STDLIB
 from diloco_shared.corpora.templates import template_of
 from diloco_shared.corpora.tokenizers import (
     BYTES,
@@ -20,7 +20,7 @@ from diloco_shared.corpora.tokenizers import (
 )
 from diloco_shared.hf.sentence_piece import tokenizer_json
 from diloco_shared.reach.local import Root, located
-from diloco_shared.spec.run import Data
+from diloco_shared.spec.run import Data, Part
 
 # Of config.json: the ids of special tokens by name; several end a text, and one does all else.
 SpecialTokens = dict[str, int | list[int] | None]
@@ -48,21 +48,48 @@ def tokenizer_of(data: Data, root: Root, vocabulary: int | None = None) -> Token
     """
     unknown, corpora = "", list[tuple[Corpus, str]]()
     for part in data.sources:
-        path = stdlib() if part.source == STDLIB else located(part.source, root)
-        if part.source != STDLIB and is_prepared(path):
-            corpora.append((open_corpus(path), part.digest))
-        elif not path.exists():
-            unknown = unknown or f"the corpus {part.source!r} is not on this machine"
-        elif part.source != STDLIB and is_tokens(path):
-            unknown = unknown or f"{part.source!r} holds tokens, and does not say what made them"
+        try:
+            corpus = _prepared(part, root)
+            if corpus is not None:
+                corpora.append((corpus, part.digest))
+            elif said := _says_nothing(part, root):
+                unknown = unknown or said
+        except (ValueError, OSError) as error:  # out of reach, or damaged: another part may tell
+            unknown = unknown or str(error)
     # All of a run have one tokenizer; that of conversations has the template that wrote them, too.
     corpora.sort(key=lambda one: (_is_other(*one), not one[0].masked))
-    for corpus, wanted in corpora[:1]:
-        if (found := _of_corpus(corpus, wanted)) is not None:
-            return found
+    damaged = ""
+    for corpus, wanted in corpora:
+        try:
+            if (found := _of_corpus(corpus, wanted)) is not None:
+                return found
+        except (ValueError, OSError) as error:
+            damaged = damaged or str(error)
+    if damaged:
+        raise ValueError(damaged)
     if unknown and data.tokenizer == BYTES and vocabulary != ByteTokenizer().vocabulary:
         raise ValueError(f"{unknown}, and data.tokenizer names no tokenizer")
     return load(data.tokenizer, root)
+
+
+def _prepared(part: Part, root: Root) -> Corpus | None:
+    """None for a source that is no prepared corpus. Raises ValueError or OSError."""
+    if part.source == STDLIB or not is_prepared(path := located(part.source, root)):
+        return None
+    return open_corpus(path)
+
+
+def _says_nothing(part: Part, root: Root) -> str:
+    """Why such a source does not tell what made its tokens; "" for text, which the run's own
+    tokenizer reads. Raises ValueError or OSError."""
+    if part.source == STDLIB:
+        return ""
+    path = located(part.source, root)
+    if not path.exists():
+        return f"the corpus {part.source!r} is not on this machine"
+    if is_tokens(path):
+        return f"{part.source!r} holds tokens, and does not say what made them"
+    return ""
 
 
 def _is_other(corpus: Corpus, wanted: str) -> bool:
@@ -84,18 +111,20 @@ def _of_corpus(corpus: Corpus, wanted: str) -> Tokenizer | None:
 
 def ends_of_answers(data: Data, root: Root) -> tuple[int, ...]:
     """The tokens with which answers end in the conversations of a run, by the templates that wrote
-    them, but for the one that ends a document: of the corpora that are here.
+    them, but for the one that ends a document: of the corpora that are here, and sound.
 
     Raises ValueError where a template cannot be read here.
     """
     found = set[int]()
     for part in data.sources:
-        if part.source == STDLIB or not is_prepared(path := located(part.source, root)):
+        try:
+            corpus = _prepared(part, root)
+            if corpus is None or not corpus.masked:
+                continue
+            tokenizer = _of_corpus(corpus, part.digest)
+        except (ValueError, OSError):  # out of reach, damaged or another one: others have ends, too
             continue
-        corpus = open_corpus(path)
-        if not corpus.masked or _is_other(corpus, part.digest):
-            continue
-        if (tokenizer := _of_corpus(corpus, part.digest)) is not None:
+        if tokenizer is not None:
             chat = Chat(template_of(tokenizer, corpus.name))
             _, closing = chat.asked([{"role": "user", "content": "?"}])
             last = closing_token(tokenizer, closing)

@@ -25,6 +25,7 @@ from diloco_shared.hf.tokenizer import (
     tokenizer_of,
 )
 from diloco_shared.protocol.exports import ExportedFile
+from diloco_shared.reach.local import DataRoots
 from diloco_shared.spec.run import Data
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -175,6 +176,41 @@ def test_a_prepared_corpus_tells_if_it_is_the_runs(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="tokenizer"):
         of(tmp_path, source="c")
+
+
+def hidden(tmp_path: Path, kind: str) -> str:
+    """A source of which nothing can be read here."""
+    if kind == "out of reach":
+        return "../elsewhere"
+    prepared(folder_of(tmp_path / "b", 60), tmp_path / "damaged")
+    (tmp_path / "damaged" / "index.json").write_text('{"format": 1}')
+    return "damaged"
+
+
+@pytest.mark.parametrize("kind", ["out of reach", "damaged"])
+def test_one_part_that_cannot_be_read_here_hides_no_other(tmp_path: Path, kind: str) -> None:
+    """An export of a mixture has the tokenizer that any part tells, whichever comes first."""
+    root, source = DataRoots((tmp_path,)), hidden(tmp_path, kind)
+    tokenizer = with_turns(tmp_path / "turns")
+    talk(tmp_path / "talk", tokenizer)
+    for names in (("talk", source), (source, "talk")):
+        data = Data.model_validate({"mixture": [{"source": n, "weight": 1} for n in names]})
+        assert tokenizer_of(data, root).digest == tokenizer.digest
+        assert ends_of_answers(data, root) == (256,)
+    alone = Data(source=source)
+    with pytest.raises(ValueError, match=r"and data\.tokenizer names no tokenizer"):
+        tokenizer_of(alone, root, 257)
+    assert ends_of_answers(alone, root) == ()
+
+
+def test_a_damaged_tokenizer_of_one_part_hides_that_of_no_other(tmp_path: Path) -> None:
+    tokenizer = with_turns(tmp_path / "turns")
+    talk(tmp_path / "talk", tokenizer)
+    prepared(folder_of(tmp_path / "texts", 60), tmp_path / "plain", with_=tokenizer)
+    (tmp_path / "talk" / "tokenizer" / "tokenizer.json").write_text("{")
+    mixture = [{"source": name, "weight": 1} for name in ("talk", "plain")]
+    assert of(tmp_path, mixture=mixture).digest == tokenizer.digest
+    assert ends(tmp_path, mixture=mixture) == ()
 
 
 def test_a_model_of_sentencepiece_lies_where_others_look_for_it(tmp_path: Path) -> None:
