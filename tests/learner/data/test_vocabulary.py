@@ -1,5 +1,6 @@
 """Tokens that a model has rows for, and that its weights know."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,51 @@ from shared.corpora.texts import folder_of, prepared
 
 from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import check_tokenizer, check_vocabulary, load
-from diloco_shared.corpora.prepared import Corpus
+from diloco_shared.corpora.prepared import FORMAT, Corpus
 from diloco_shared.corpora.sources import find
+from diloco_shared.corpora.tokenizers import Tokenizer
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
 from diloco_shared.corpora.training import train_tokenizer
-from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.run import Data, RunSpec
+
+
+def with_images(folder: Path, text: Path) -> int:
+    """A tokenizer with a token beyond those of text: how many rows text needs."""
+    rows = train_tokenizer(find(str(text)), 300, folder).vocabulary
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    whole["added_tokens"].append(whole["added_tokens"][0] | {"id": rows, "content": "<image>"})
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    return rows
+
+
+def key_of_an_earlier_build(text: Path, tokenizer: Tokenizer, fraction: float) -> str:
+    """Where its learners kept a text that they had prepared."""
+    made_of = repr((FORMAT, find(str(text)).fingerprint, tokenizer.digest, fraction))
+    return hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
+
+
+def test_text_that_an_earlier_build_prepared_is_counted_anew(tmp_path: Path) -> None:
+    """It has a row for every token, and weights have fewer. Other text is not prepared twice."""
+    text = folder_of(tmp_path / "a", 60)
+    rows = with_images(tmp_path / "t", text)
+    cache = CorpusCache(tmp_path / "cache")
+    for name, wanted, kept in (("t", rows, 2), ("bytes", 256, 3)):
+        data = Data(source="a", tokenizer=name)
+        tokenizer = load_tokenizer(name, tmp_path)
+        key = key_of_an_earlier_build(text, tokenizer, data.validation_fraction)
+        old = prepared(text, cache.folder / key, data.validation_fraction, tokenizer)
+        assert old.folder is not None
+        index = json.loads((old.folder / "index.json").read_text())
+        index.pop("rows", None)
+        (old.folder / "index.json").write_text(json.dumps(index))
+        found = load(data, tmp_path, cache)
+        assert isinstance(found, Corpus) and found.rows == wanted
+        assert found.digest == old.digest, "the tokens are the same"
+        assert len([path for path in cache.folder.iterdir() if path.is_dir()]) == kept
 
 
 def test_a_token_that_never_occurs_needs_no_row(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(find(str(folder_of(tmp_path / "a", 60))), 300, tmp_path / "t")
-    whole = json.loads((tmp_path / "t" / "tokenizer.json").read_text())
-    rows = tokenizer.vocabulary
-    whole["added_tokens"].append(whole["added_tokens"][0] | {"id": rows, "content": "<image>"})
-    (tmp_path / "t" / "tokenizer.json").write_text(json.dumps(whole))
+    rows = with_images(tmp_path / "t", folder_of(tmp_path / "a", 60))
     body = {"name": "x", "budget": {"steps": 1}, "model": {"overrides": {"vocabulary": rows}}}
     prepared(tmp_path / "a", tmp_path / "c", with_=load_tokenizer(str(tmp_path / "t")))
     for given in ({"source": "c"}, {"mixture": [{"source": "c", "weight": 1}] * 2}):

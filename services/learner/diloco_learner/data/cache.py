@@ -22,7 +22,7 @@ from diloco_shared.corpora.folders import Busy, locked
 from diloco_shared.corpora.prepare import Progress, prepare_locked, removed
 from diloco_shared.corpora.prepared import FORMAT, INDEX, Corpus, is_prepared, open_corpus, whole
 from diloco_shared.corpora.sources import Source
-from diloco_shared.corpora.tokenizers import Tokenizer
+from diloco_shared.corpora.tokenizers import Tokenizer, rows_for_text
 
 # Unless the settings say otherwise: a few corpora of the size that one prepares in passing.
 BYTES_MAX = 64 << 30
@@ -67,7 +67,10 @@ class CorpusCache:
 
     def corpus(self, source: Source, tokenizer: Tokenizer, fraction: float) -> Corpus:
         """The corpus of this text, prepared now unless it is there. Raises ValueError."""
-        made_of = repr((FORMAT, source.fingerprint, tokenizer.digest, fraction))
+        # Earlier builds counted a row for every token, and what they prepared says no other number.
+        fewer = rows_for_text(tokenizer) < tokenizer.vocabulary
+        counted = ("rows",) if fewer else ()  # all else they prepared is as good as ever
+        made_of = repr((FORMAT, source.fingerprint, tokenizer.digest, fraction, *counted))
         key = hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
         folder = self.folder / key
         try:
