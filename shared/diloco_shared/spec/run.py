@@ -110,7 +110,8 @@ def longer_context(context: int, model: Mapping[str, Any]) -> dict[str, int]:
     left out where the run's own are as long, so that other builds can read it."""
     usual = Model.model_fields["context_tokens"].default
     own = model.get("context_tokens", usual)
-    if "weights_context" in model or not isinstance(own, int) or context <= own:
+    # 0 says nothing: so does a table that has every setting written out.
+    if model.get("weights_context") or not isinstance(own, int) or context <= own:
         return {}
     return {"weights_context": min(context, CONTEXT_MAX)}
 

@@ -39,6 +39,8 @@ def test_weights_keep_the_context_for_which_they_were_made() -> None:
         assert {n: v for n, v in table.items() if n == "weights_context"} == gained
     said = resolved({"weights": "llama", "context_tokens": 8, "weights_context": 16}, GOLDEN)
     assert said["weights_context"] == 16, "what is said stays"
+    table = {"weights": "llama", "context_tokens": 8, "weights_context": 0}
+    assert resolved(table, GOLDEN)["weights_context"] == 64, "0 is written where nothing is known"
     assert "weights_context" not in resolved({"weights": "llama"}, GOLDEN), "64 is usual"
 
 
