@@ -18,7 +18,7 @@ from shared.corpora.texts import folder_of, prepared
 from diloco_learner.data.cache import CorpusCache
 from diloco_learner.hosts.place import hosts_of
 from diloco_learner.preflight import checks, machine
-from diloco_learner.preflight.checks import check
+from diloco_learner.preflight.checks import OF_ITS_RUN, REMEDIES, check
 from diloco_learner.preflight.findings import CHECKS, NEEDS, Finding, read
 from diloco_learner.preflight.machine import Machine
 from diloco_shared.budget import known
@@ -91,11 +91,26 @@ def test_tokens_that_the_weights_do_not_know_are_no_corpus_for_them(
     tables: Tables, root: Path, cache: CorpusCache
 ) -> None:
     shutil.copytree(GOLDEN / "qwen3", root / "qwen3")
-    (root / "qwen3" / "tokenizer.model").write_bytes(b"of somebody else")
+    (root / "qwen3" / "tokenizer.json").write_text('{"of": "somebody else"}')
     tables["model"] = {"weights": "qwen3", "overrides": {"vocabulary": 256}}
     found = findings(tables, root, cache)["vocabulary"]
-    assert not found.ok and "come with another one (tokenizer.model)" in found.text
+    assert not found.ok and "come with another one (tokenizer.json)" in found.text
     assert "let data.tokenizer name the folder of the weights" in found.remedy
+
+
+def test_no_tokenizer_is_named_that_is_not_there(
+    tables: Tables, root: Path, cache: CorpusCache
+) -> None:
+    """A run-wide checkpoint has none beside it, and its vocabulary cannot be set."""
+    tables["model"]["overrides"]["vocabulary"] = 200
+    for weights, words, remedy in (
+        ("checkpoint:first.a/000001", "the tokenizer of the run that the checkpoint", OF_ITS_RUN),
+        ("nowhere", "the tokenizer that lies beside them", REMEDIES["vocabulary"]),
+        ("", "model.overrides.vocabulary (200) is too small", REMEDIES["vocabulary"]),
+    ):
+        tables["model"]["weights"] = weights
+        found = findings(tables, root, cache)["vocabulary"]
+        assert not found.ok and words in found.text and found.remedy == remedy
 
 
 # --------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from diloco_shared.spec.run import Data, Part, RunSpec
 from diloco_shared.spec.shapes import shape_of
 
 HERE = Path()
+BESIDE = "that lies beside them"  # of weights in a folder
 
 
 def load(data: Data, root: Root = HERE, cache: CorpusCache | None = None) -> Corpus | Mixture:
@@ -55,9 +56,10 @@ def check_vocabulary(spec: RunSpec, corpus: Corpus | Mixture) -> None:
     if has >= (wanted := max(one.rows for one in corpora)):
         return
     if spec.model.weights:  # their shape is as it is
+        theirs = "of the run that the checkpoint is of" if spec.model.checkpoint else BESIDE
         raise ValueError(
             f"the weights that the run begins from have rows for {has} tokens, and this corpus "
-            f"needs {wanted}: prepare it with the tokenizer that lies beside them. If it was, then "
+            f"needs {wanted}: prepare it with the tokenizer {theirs}. If it was, then "
             "by an earlier build, which counted tokens that never occur, or its text spells one of "
             "those: prepare it anew, without that text"
         )

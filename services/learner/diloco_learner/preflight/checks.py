@@ -52,6 +52,7 @@ from diloco_shared.corpora.token_files import Damaged
 from diloco_shared.corpora.tokenizers import BYTES
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
 from diloco_shared.gpus import gpus_here, unused
+from diloco_shared.hf.belonging import weights_folder
 from diloco_shared.hf.resolving import weights_of
 from diloco_shared.reach.local import Factories, OutOfReach, Root, located
 from diloco_shared.spec.mesh import MeshSizes, WrongMesh, fitted, idle
@@ -83,6 +84,7 @@ REMEDIES = {
 NOT_ALLOWED = "name what runs may use on this machine, or have that setting changed"
 # Of tokens that are others than those of the weights.
 OTHER_TOKENIZER = "let data.tokenizer name the folder of the weights, or prepare the corpus with it"
+OF_ITS_RUN = "let [data] name the tokenizer, or a corpus, of the run that the checkpoint is of"
 # Of a model whose module, or one that it imports, is not found.
 NOT_FOUND = (
     "install it, or let it lie where learners are started or in a folder of their PYTHONPATH"
@@ -278,12 +280,18 @@ class _Checks:
             check_tokenizer(self.spec, self.corpora, self.root)
             check_vocabulary(self.spec, self.corpora)
         except ValueError as error:
-            remedy = OTHER_TOKENIZER if self.spec.model.weights else REMEDIES["vocabulary"]
-            raise Wrong(str(error), remedy) from None
+            raise Wrong(str(error), self._for_tokens()) from None
         many = max(c.rows for c in self._parts)
         if self.spec.model.factory is not None:
             return f"{many} tokens; of a model of your own nobody knows how many it takes", {}
         return f"{many} tokens, and the model has a row for each", {}
+
+    def _for_tokens(self) -> str:
+        """What to do about tokens that the model does not know."""
+        if self.spec.model.checkpoint:
+            return OF_ITS_RUN
+        beside = weights_folder(self.spec.model, self.root) is not None
+        return OTHER_TOKENIZER if beside else REMEDIES["vocabulary"]
 
     def sequences(self) -> Found:
         """Of every split at least one, and of training one for each shard."""
