@@ -181,6 +181,16 @@ def _unknown(pieces: Sequence[tuple[str, float, int]]) -> int | None:
 # The file: messages of Protocol Buffers, of which each field has its number and its type in front.
 
 
+def pieces_of(raw: bytes) -> dict[int, str]:
+    """The pieces that text becomes, by their numbers, without those that stand for one byte or for
+    what no text is: all models have these. Nothing for a file that is no model of SentencePiece."""
+    try:
+        pieces = _read(raw).pieces
+    except Exception:  # any file may end in .model, and each is odd in its own way
+        return {}
+    return {number: text for number, (text, _, kind) in enumerate(pieces) if kind == _NORMAL}
+
+
 def _read(raw: bytes) -> _Proto:
     """Raises ValueError, IndexError or struct.error for what is none."""
     pieces, trainer, normalizer = [], {}, {}

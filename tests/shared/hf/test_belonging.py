@@ -9,7 +9,7 @@ from shared.corpora.texts import folder_of, prepared, sentence_piece
 
 from diloco_shared.corpora.prepared import Corpus
 from diloco_shared.corpora.sources import find
-from diloco_shared.corpora.tokenizers import ByteTokenizer, load
+from diloco_shared.corpora.tokenizers import FILE_BYTES_MAX, ByteTokenizer, load
 from diloco_shared.corpora.training import train_tokenizer
 from diloco_shared.hf.belonging import Made, check_belongs
 from diloco_shared.hf.tokenizer import files_of
@@ -110,6 +110,65 @@ def test_a_model_of_sentencepiece_is_compared_as_a_file(tmp_path: Path, texts: P
     (weights / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"another one \(tokenizer\.model\)"):
         check(weights, prepared(texts, tmp_path / "bytes"))
+
+
+def test_a_tokenizer_may_be_a_json_here_and_a_model_there(tmp_path: Path, texts: Path) -> None:
+    """Whoever wrote the one after the other treats spaces in his own way. The numbers mean the
+    same, so the weights know them."""
+    model = sentence_piece(tmp_path, "some words to learn from\n")
+    files = files_of(load(str(model)))
+    whole = json.loads(files["tokenizer.json"])
+    whole["normalizer"] = None
+    whole["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "split": True}
+    for name in ("json", "model", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "json" / "tokenizer.json").write_text(json.dumps(whole))
+    shutil.copy(model, tmp_path / "model" / "tokenizer.model")
+    of_json, of_model = (
+        prepared(texts, tmp_path / f"of-{n}", with_=load(str(tmp_path / n)))
+        for n in ("json", "model")
+    )
+    for weights in ("json", "model"):
+        check(tmp_path / weights, of_json)
+        check(tmp_path / weights, of_model)
+        check_belongs(tmp_path / weights, Made.by(load(str(model)), "texts"))
+    vocabulary = whole["model"]["vocab"]
+    vocabulary[3:] = vocabulary[:2:-1]
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(ValueError, match=OTHER):
+        check(tmp_path / "other", of_model)
+    other = prepared(texts, tmp_path / "of-other", with_=load(str(tmp_path / "other")))
+    with pytest.raises(ValueError, match=r"another one \(tokenizer\.model\)"):
+        check(tmp_path / "model", other)
+
+
+def test_what_cannot_be_compared_is_not_refused(tmp_path: Path, texts: Path) -> None:
+    """A run that is right would never begin."""
+    model = sentence_piece(tmp_path, "some words to learn from\n")
+    corpus = prepared(texts, tmp_path / "c", with_=load(str(model)))
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "tokenizer.json").write_text("{}")
+    check(weights, corpus)
+    (tmp_path / "c" / "tokenizer" / "m.model").unlink()
+    (weights / "tokenizer.json").unlink()
+    shutil.copy(model, weights / "tokenizer.model")
+    (weights / "tokenizer.model").write_bytes(model.read_bytes() * 2)
+    check(weights, corpus)
+
+
+def test_not_every_file_of_that_name_is_a_tokenizer(tmp_path: Path, texts: Path) -> None:
+    weights = tmp_path / "weights"
+    (weights / "folder.model").mkdir(parents=True)
+    (weights / "reward.model").write_bytes(b"a tree of decisions")
+    (weights / "empty.model").write_bytes(b"")
+    with (weights / "huge.model").open("wb") as file:
+        file.truncate(FILE_BYTES_MAX + 1)
+    corpus = prepared(texts, tmp_path / "bytes")
+    check(weights, corpus)
+    (weights / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=OTHER):
+        check(weights, corpus)
 
 
 def test_weights_without_a_tokenizer_take_any_tokens(tmp_path: Path, texts: Path) -> None:
