@@ -5,16 +5,17 @@ from typing import Any
 
 import httpx
 import pytest
-from cli.test_export import Server, server, whole
+from cli import test_export
+from cli.test_export import FROM_RUN, Server, server, submit, submitting, whole
 
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where
 from diloco_cli.commands import generate
 from diloco_cli.from_run import put_weights
-from diloco_cli.words import CliError
+from diloco_cli.words import INVALID, CliError
 from diloco_client import ApiError
 
-__all__ = ["server"]  # a fixture
+__all__ = ["server", "submitting"]  # fixtures
 
 FAR = Where(url="http://far:1", token="t0ken")
 
@@ -58,3 +59,44 @@ def test_weights_of_a_run_that_are_here_need_no_export_any_more(
 
 def begins() -> dict[str, Any]:
     return {"model": {"weights": "run:demo"}}
+
+
+def test_weights_with_another_tokenizer_are_downloaded_once(
+    submitting: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What lies beside them is known only then; and the whole model would be fetched again."""
+    submitting.files["tokenizer.json"] = test_export.FILES["tokenizer.json"] = b"{}"
+    assert submit(monkeypatch, tmp_path, FROM_RUN) == INVALID
+    said = capsys.readouterr().err
+    assert "come with another one (tokenizer.json)" in said and not submitting.submitted
+    assert "set model.weights = 'from-runs/demo-1' in the file" in said
+    (tmp_path / "data" / "from-runs" / "demo-1" / "tokenizer.json").unlink()
+    assert submit(monkeypatch, tmp_path, FROM_RUN.replace("run:demo@3", "from-runs/demo-1")) == 0
+    assert submitting.begun == len(submitting.submitted) == 1
+
+
+def test_a_run_that_exists_needs_nothing_that_it_began_from(
+    submitting: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A script that begins it, if it is not there, ends well however often it runs."""
+    other, there = submitting.handle, list[str]()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET" and request.url.path == "/v1/runs/more":
+            there.append(request.url.path)
+            return httpx.Response(200, json={"name": "more", "state": "done", "reason": ""})
+        answer: httpx.Response = other(request)
+        return answer
+
+    monkeypatch.setattr(submitting, "handle", handle)
+    gone = FROM_RUN.replace("run:demo@3", "from-runs/gone")
+    # Somebody has made room.
+    (tmp_path / "data" / "from-runs" / "gone").mkdir(parents=True)
+    assert submit(monkeypatch, tmp_path, gone) == INVALID
+    for text in (FROM_RUN, gone):
+        assert submit(monkeypatch, tmp_path, text, "--if-absent") == 0
+    assert (submitting.begun, submitting.submitted, len(there)) == (0, [], 2)
+    assert submit(monkeypatch, tmp_path, gone.replace('"more"', '""'), "--if-absent") == INVALID

@@ -1,5 +1,6 @@
 """Commands about runs."""
 
+import re
 from collections.abc import Iterator
 from datetime import date, time
 from math import isfinite
@@ -25,6 +26,7 @@ from diloco_cli.words import (
     why,
 )
 from diloco_client import ApiError, Client
+from diloco_shared.protocol.subjects import ID_PATTERN
 from diloco_shared.protocol.telling import readable
 from diloco_shared.spec.run import OF_RUN
 
@@ -57,23 +59,26 @@ def submit(
         raise CliError("; ".join(faults), INVALID)
     if from_run:
         _begin_from(spec, from_run)
-    _fill(spec, root)
     with connect(where) as client:
-        if names_a_run(spec):
-            if if_absent and (there := _there(client, spec)) is not None:
-                show(there, as_json, lambda: [state_line(there)])
-                return
-            put_weights(client, spec, root, quiet=as_json)
+        # A run that exists needs none of the folders any more that it began from.
+        run = _there(client, spec) if if_absent else None
+        if run is None:
             _fill(spec, root)
-        try:
-            run = (
-                client.create_run_from(checkpoint, spec) if checkpoint else client.create_run(spec)
-            )
-        except ApiError as error:
-            if not (if_absent and error.status == 409):
-                raise
-            run = client.run(str(spec["name"]))
+            if names_a_run(spec):
+                _put(client, spec, root, quiet=as_json)
+            run = _created(client, spec, checkpoint, if_absent=if_absent)
     show(run, as_json, lambda: [state_line(run), f"look on: diloco watch {run['name']}"])
+
+
+def _created(
+    client: Client, spec: dict[str, Any], checkpoint: str, *, if_absent: bool
+) -> dict[str, Any]:
+    try:
+        return client.create_run_from(checkpoint, spec) if checkpoint else client.create_run(spec)
+    except ApiError as error:
+        if not (if_absent and error.status == 409):  # another command was as quick
+            raise
+        return client.run(str(spec["name"]))
 
 
 def _unsendable(value: Any, path: str) -> Iterator[str]:
@@ -96,10 +101,28 @@ def _fill(spec: dict[str, Any], root: Path) -> None:
         raise CliError("; ".join(f"{f.path}: {f.message}" for f in faults), INVALID)
 
 
+def _put(client: Client, spec: dict[str, Any], root: Path, *, quiet: bool) -> None:
+    """Download the weights of the run that is named, and look at what lies beside them. A fault
+    says where they are: the same command would download the whole model once more."""
+    put_weights(client, spec, root, quiet=quiet)
+    weights = spec["model"]["weights"]
+    try:
+        _fill(spec, root)
+    except CliError as error:
+        text = (
+            f"{error}. The weights of the run are downloaded: set model.weights = '{weights}' in "
+            "the file (without --from-run), so that it is not done again"
+        )
+        raise CliError(text, error.status) from None
+
+
 def _there(client: Client, spec: dict[str, Any]) -> dict[str, Any] | None:
     """The run of this name, if there is one."""
+    name = spec.get("name")
+    if not isinstance(name, str) or not re.fullmatch(ID_PATTERN, name):
+        return None  # whoever checks the tables says so
     try:
-        return client.run(str(spec.get("name", "")))
+        return client.run(name)
     except ApiError as error:
         if error.status == 404:
             return None
