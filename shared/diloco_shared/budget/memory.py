@@ -180,10 +180,14 @@ def other_host(job: Job, hosts: int) -> Need:
 
 
 def _anchors(job: Job, hosts: int) -> Term:
-    of = f" / {hosts} hosts: its part of" if hosts > 1 else ":"
-    return Term(
-        "anchors", -(-4 * job.parameters // hosts), f"4 bytes x N{of} what was adopted last"
-    )
+    if hosts == 1:
+        return Term("anchors", 4 * job.parameters, "4 bytes x N: what was adopted last")
+    # While the hosts compile an island's first evaluation, what it is of is held beside what is
+    # adopted meanwhile.
+    sets = 2 if job.spec.evaluation.beside_training else 1
+    twice = " and, for a first evaluation, before" if sets > 1 else ""
+    each = f"{4 * sets} bytes x N / {hosts} hosts: its part of what was adopted last{twice}"
+    return Term("anchors", -(-4 * sets * job.parameters // hosts), each)
 
 
 def device(

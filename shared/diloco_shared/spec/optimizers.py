@@ -63,6 +63,8 @@ _STATE = {
     "sm3": 8.0,
 }
 _TWO_MOMENTS = 8.0
+# Names of the built-in models' matrices of experts end so.
+EXPERTS = ("_ExDxF", "_ExFxD")
 # As outer optimizers some are given a momentum.
 _OUTER = {"nesterov": 4.0, "sgd": 4.0, "rmsprop": 8.0, "adafactor": 8.0}
 # Counters, and the header that names the arrays where they travel: per tensor.
@@ -74,10 +76,16 @@ def inner_state_bytes(name: str, tensors: Sequence[TensorSpec]) -> int:
 
     def per_value(tensor: TensorSpec) -> float:
         if name == "muon":  # orthogonalises matrices by one momentum, all else has two moments
-            return 4.0 if len(tensor.shape) == 2 and not tensor.embedding else _TWO_MOMENTS
+            return 4.0 if _is_matrices(tensor) else _TWO_MOMENTS
         return _STATE.get(name, _TWO_MOMENTS)
 
     return sum(int(per_value(t) * math.prod(t.shape)) + STATE_EXTRA for t in tensors)
+
+
+def _is_matrices(tensor: TensorSpec) -> bool:
+    """One, or one for each expert of a built-in model."""
+    experts = len(tensor.shape) == 3 and tensor.name.endswith(EXPERTS)
+    return experts or (len(tensor.shape) == 2 and not tensor.embedding)
 
 
 def outer_state_bytes(name: str, momentum: float) -> float:

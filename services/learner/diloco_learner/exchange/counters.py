@@ -69,7 +69,7 @@ class Counters:
 
         Whether a step was skipped is known one step later. So the skipped ones are those of a span
         that began and ended one step earlier, and a life's newest step is taken to be as the one
-        before: who skips all its steps has no sound one.
+        before: who skips all its steps has no sound one. Of a life's very first step nobody knows.
         """
         skipped = self.skipped - self.skipped_at_P[p]
         unknown = skipped > 0 and self.step_at_P[p] == self.began_at

@@ -39,7 +39,8 @@ def on_mesh(
     """`plain`, optax's Muon at rate 1, for leaves that lie as `placement` says.
 
     `beta` and `scale`: its momentum's, and its `consistent_rms`. `steps`: whether a leaf, by its
-    name, is orthogonalised. Optax does so where devices cannot share a matrix evenly.
+    name, is orthogonalised. Optax does so where no devices share a matrix,
+    or not evenly.
     """
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -49,7 +50,9 @@ def on_mesh(
         found, given, momenta = to_named(updates), to_named(grads), to_named(own.mu)
         for name, grad in given.items():
             lies = placement.parameters[name]
-            if not steps(name, grad) or (grad.ndim == 2 and not _shared_evenly(grad, lies)):
+            alone = _devices(_cut(grad, lies)) == 1  # nothing to hand around
+            uneven = grad.ndim == 2 and not _shared_evenly(grad, lies)
+            if alone or uneven or not steps(name, grad):
                 continue
             ahead = _ahead(momenta[name], grad, beta, own.count)
             rate = -scale * math.sqrt(max(grad.shape[-2:]))

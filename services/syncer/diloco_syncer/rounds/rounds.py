@@ -231,7 +231,7 @@ class Rounds:
         if p.epoch != self.history.epoch:
             return f"is in epoch {p.epoch}, the run in {self.history.epoch}"
         if fragment >= len(p.c_steps) or p.c_steps[fragment] < 1:
-            return "no steps since it adopted the fragment"
+            return "no step that counts since it adopted the fragment"
         # Whoever holds, to drain or in a pause, has not heard yet that its work was merged.
         if not self.history.ledger.tokens_new(fragment, m.learner, m.incarnation, 0, p.tokens):
             return "no steps since a round merged all that it has done"
