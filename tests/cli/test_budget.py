@@ -230,7 +230,8 @@ def test_each_host_of_a_learner_has_its_part_of_the_anchors(
     one, four = memory(), memory("--hosts", "4")
     assert "learner, other hosts" not in one
     for name in ("learner", "learner, other hosts"):
-        assert four[name]["anchors"] == -(-one["learner"]["anchors"] // 4)
+        # And a first evaluation holds its part of what was adopted before, while hosts compile.
+        assert four[name]["anchors"] == -(-2 * one["learner"]["anchors"] // 4)
     assert four["learner, other hosts"]["a transfer"] < one["learner"]["a transfer"]
     assert run(monkeypatch, str(large), "--mesh", "fsdp=4", "--hosts", "2") == 0
     assert "share its work as fsdp=4, on 2 hosts" in capsys.readouterr().out

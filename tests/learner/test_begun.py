@@ -120,7 +120,7 @@ def test_the_folder_is_wanted_where_the_run_begins_with_it(
 def test_tokens_that_the_weights_do_not_know_are_refused_before_it_begins(
     begun: RunSpec, root: Path, read: list[str]
 ) -> None:
-    (root / "llama" / "tokenizer.model").write_bytes(b"of somebody else")
+    (root / "llama" / "tokenizer.json").write_bytes(b"of somebody else")
     for name, content in files_of(ByteTokenizer()).items():
         (root / name).write_bytes(content)
     data = begun.data.model_copy(update={"tokenizer": "tokenizer.json"})

@@ -46,7 +46,7 @@ def tokenizer_of(data: Data, root: Root, vocabulary: int | None = None) -> Token
     `vocabulary`: rows of the model, if they are known. Raises ValueError where nothing on this
     machine tells what made the tokens: another tokenizer would do for other numbers.
     """
-    unknown, corpora = "", list[tuple[Corpus, str]]()
+    unknown, damaged, corpora = "", "", list[tuple[Corpus, str]]()
     for part in data.sources:
         try:
             corpus = _prepared(part, root)
@@ -55,10 +55,9 @@ def tokenizer_of(data: Data, root: Root, vocabulary: int | None = None) -> Token
             elif said := _says_nothing(part, root):
                 unknown = unknown or said
         except (ValueError, OSError) as error:  # out of reach, or damaged: another part may tell
-            unknown = unknown or str(error)
+            damaged = damaged or str(error)
     # All of a run have one tokenizer; that of conversations has the template that wrote them, too.
     corpora.sort(key=lambda one: (_is_other(*one), not one[0].masked))
-    damaged = ""
     for corpus, wanted in corpora:
         try:
             if (found := _of_corpus(corpus, wanted)) is not None:

@@ -198,8 +198,9 @@ def test_one_part_that_cannot_be_read_here_hides_no_other(tmp_path: Path, kind: 
         assert tokenizer_of(data, root).digest == tokenizer.digest
         assert ends_of_answers(data, root) == (256,)
     alone = Data(source=source)
-    with pytest.raises(ValueError, match=r"and data\.tokenizer names no tokenizer"):
-        tokenizer_of(alone, root, 257)
+    for rows in (256, 257):  # it may have been made by any tokenizer, also one of as many tokens
+        with pytest.raises(ValueError, match="outside the folders|is damaged"):
+            tokenizer_of(alone, root, rows)
     assert ends_of_answers(alone, root) == ()
 
 
