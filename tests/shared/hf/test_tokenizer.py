@@ -199,7 +199,7 @@ def test_one_part_that_cannot_be_read_here_hides_no_other(tmp_path: Path, kind: 
         assert ends_of_answers(data, root) == (256,)
     alone = Data(source=source)
     for rows in (256, 257):  # it may have been made by any tokenizer, also one of as many tokens
-        with pytest.raises(ValueError, match="may not use|is damaged"):
+        with pytest.raises(ValueError, match=r"may not use|is damaged"):
             tokenizer_of(alone, root, rows)
     assert ends_of_answers(alone, root) == ()
 
