@@ -134,6 +134,25 @@ def test_cudnn_gets_a_mask_with_the_window_in_it_and_only_even_lengths(
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+def test_cudnn_gets_the_window_itself_where_no_documents_are_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A window of w tokens is the token itself and w - 1 before it, there as here."""
+    windows: list[Any] = []
+    plain = jax.nn.dot_product_attention
+
+    def recorded(*arrays: Any, **options: Any) -> Any:
+        windows.append(options["local_window_size"])
+        assert options["mask"] is None
+        return plain(*arrays, **options | {"implementation": "xla"})
+
+    wanted = logits(LOCAL, BOTH, None)
+    monkeypatch.setattr(attention, "implementation", lambda *_: "cudnn")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", recorded)
+    np.testing.assert_allclose(logits(LOCAL, BOTH, None), wanted, atol=1e-6)
+    assert (LOCAL.window - 1, 0) in windows
+
+
 def test_where_nothing_is_kept_apart_nothing_is_computed_for_it() -> None:
     def program(separator: int | None) -> str:
         model = build(Model(preset="nano"), separator)
