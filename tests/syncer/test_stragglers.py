@@ -65,6 +65,25 @@ def test_what_builds_on_a_rounds_own_version_is_no_answer_to_it(driver_of: Any) 
     assert driver.machine.refused["late"] == 2
 
 
+def test_a_round_leaves_ever_more_time_to_whoever_misses_one_after_another(driver_of: Any) -> None:
+    """An upload over a slow link is given up with its round: none would ever arrive."""
+    driver = driver_of(quorum=1)
+    driver.start("a", "b")
+    given_s = dict[int, float]()
+    for n in range(4):
+        for learner in "ab":
+            driver.step(learner, 4)
+        pull = next(pull for pull in driver.pulls if pull.round == n)
+        assert "b" in pull.participants
+        given_s[n] = pull.timeout_s
+        driver.answer(pull, "a")
+        while len(driver.rounds) <= n:
+            driver.wait(2.0)
+            driver.step("b")  # it lives, and its answer is on its way
+        assert {v.learner: v.outcome for v in driver.rounds[n].verdicts}["b"] == "missed"
+    assert given_s[3] >= 2 * given_s[0]
+
+
 def test_the_rest_have_what_is_left_of_the_overlap_counted_from_the_opening() -> None:
     roster: Any = SimpleNamespace(members={}, step_s=lambda now: 2.0)
     timings, algorithm = Timings(), spec(overlap_steps=20, grace_factor=1.0).algorithm
