@@ -13,7 +13,7 @@ from diloco_coordinator.runs import statuses as standings
 from diloco_coordinator.runs.ending_io import end_overdue
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared import ambient
-from diloco_shared.bus.run_streams import ensure_buckets
+from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
 from diloco_shared.bus.status_key import Standing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
@@ -326,3 +326,20 @@ async def test_keys_of_a_run_are_removed_several_at_once(
         assert answer.status_code == 204, answer.text
         assert not await world.bus.kv_all(subjects.PLACES, "demo.>")
         assert 1 < most <= ending.AT_ONCE
+
+
+async def test_a_stream_that_is_made_again_after_a_deletion_goes(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a syncer that has yet to hear of it; the coordinator looks for that by itself."""
+    monkeypatch.setattr(ending, "LEFTOVERS_LOOK_S", 0.2)
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", spec())
+        await asyncio.sleep(1.0)  # until a look has seen the run
+        await desk.ask("POST", "/v1/runs/demo/stop")
+        await until(lambda: _state(desk, "stopped"))
+        answer = await desk.ask("DELETE", "/v1/runs/demo")
+        assert answer.status_code == 204, answer.text
+        await ensure_run_streams(world.bus, "demo", {"UP": 1 << 20})
+        name = subjects.run_stream("demo", "UP")
+        await until(lambda: not world.broker.exists(name))
