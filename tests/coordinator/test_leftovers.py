@@ -19,19 +19,19 @@ from diloco_simulator.hub.bus import MemoryBus
 pytestmark = pytest.mark.virtual
 
 
-@pytest.fixture(autouse=True)
-def ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records are their ids here."""
-    monkeypatch.setattr(leftovers, "run_id_of", lambda record: record)
-
-
 class World:
     """A coordinator that knows one run."""
 
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryBroker(), "c")
         self.told: list[str] = []
-        self.registry: Any = SimpleNamespace(bus=self.bus, runs={"r": "id"}, tell=self._tell)
+        runs = {"r": "id"}
+        self.registry: Any = SimpleNamespace(
+            bus=self.bus,
+            runs=runs,
+            tell=self._tell,
+            is_run=lambda run, run_id: runs.get(run) == run_id,
+        )
         self.leftovers = Leftovers(self.registry)
 
     async def _tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
@@ -41,9 +41,10 @@ class World:
         """The run is seen, and goes; a syncer makes UP anew."""
         for bucket in (subjects.RUNS, subjects.DELETED):
             await self.bus.ensure_bucket(bucket)
-        await self.leftovers.look()
         # An earlier run of this name was deleted long ago.
-        await self.bus.kv_put(subjects.DELETED, "other", encode(Deleted(run="r", at=1.0)))
+        long_ago = ambient.wall() - 2 * leftovers.WATCHED_S
+        await self.bus.kv_put(subjects.DELETED, "other", encode(Deleted(run="r", at=long_ago)))
+        await self.leftovers.look()
         if deleted:
             await self.bus.kv_put(subjects.DELETED, "id", encode(Deleted(run="r", at=1.0)))
         self.registry.runs.pop("r")
@@ -55,6 +56,11 @@ class World:
     @property
     def there(self) -> bool:
         return bool(self.bus.broker.exists(subjects.up_stream("r")))
+
+
+def watched(looking: Leftovers) -> set[tuple[str, str]]:
+    """Runs and ids that are looked after now."""
+    return {place for place, end in looking.until.items() if ambient.monotonic() < end}
 
 
 async def test_what_is_made_again_goes_however_late() -> None:
@@ -100,11 +106,11 @@ async def test_a_coordinator_that_begins_anew_knows_what_was_deleted_just_before
         await world.bus.kv_put(subjects.DELETED, run_id, value)
     again = Leftovers(world.registry)
     await again.look()
-    assert not world.there and again.until.keys() == {("r", "id"), ("s", "ahead")}
+    assert not world.there and watched(again) == {("r", "id"), ("s", "ahead")}
     assert max(again.until.values()) <= ambient.monotonic() + leftovers.WATCHED_S
     await asyncio.sleep(leftovers.WATCHED_S / 2)
     await again.look()
-    assert again.until.keys() == {("s", "ahead")}
+    assert watched(again) == {("s", "ahead")}
 
 
 async def test_what_was_deleted_long_ago_is_not_looked_for_again() -> None:
@@ -114,7 +120,7 @@ async def test_what_was_deleted_long_ago_is_not_looked_for_again() -> None:
     await world.bus.kv_put(subjects.DELETED, "id", encode(Deleted(run="r", at=at)))
     again = Leftovers(world.registry)
     await again.look()
-    assert world.there and not again.until
+    assert world.there and not watched(again)
 
 
 async def test_a_first_look_that_fails_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,16 +141,33 @@ async def test_a_first_look_that_fails_is_taken_again(monkeypatch: pytest.Monkey
     assert not world.there
 
 
-async def test_nothing_is_asked_where_no_run_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_comes_and_goes_between_two_looks_is_looked_after() -> None:
     world = World()
+    world.registry.runs.pop("r")
+    await world.bus.ensure_bucket(subjects.RUNS)
     await world.bus.ensure_bucket(subjects.DELETED)
-    await world.leftovers.look()  # the first look asks what had gone before
-
-    async def asked(*what: Any) -> dict[str, Any]:
-        raise AssertionError("nobody is to be asked")
-
-    monkeypatch.setattr(world.bus, "kv_all", asked)
     await world.leftovers.look()
+    await world.bus.kv_put(subjects.DELETED, "id", encode(Deleted(run="r", at=ambient.wall())))
+    await world.make()
+    await world.leftovers.look()
+    assert not world.there
+
+
+async def test_a_deletion_that_takes_long_is_watched_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leftovers, "WATCHED_S", 30.0)
+    world = World()
+    await world.bus.ensure_bucket(subjects.RUNS)
+    await world.bus.ensure_bucket(subjects.DELETED)
+    await world.leftovers.look()
+    await world.bus.kv_put(subjects.DELETED, "id", encode(Deleted(run="r", at=ambient.wall())))
+    await world.leftovers.look()
+    await asyncio.sleep(leftovers.WATCHED_S)
+    world.registry.runs.pop("r")
+    await world.make()
+    await world.leftovers.look()
+    assert not world.there
 
 
 async def test_it_looks_by_itself() -> None:

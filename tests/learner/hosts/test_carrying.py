@@ -495,6 +495,24 @@ async def test_whatever_fails_at_a_host_process_0_is_told(
             await state.whole()
 
 
+async def test_an_errand_with_too_few_values_is_answered_as_well(broker: MemoryBroker) -> None:
+    heard: list[tuple[Any, ...]] = []
+    carrier = Carrier(None, lambda *what: heard.append(what), lambda *_: None)  # type: ignore[arg-type]
+    carrier.loop = asyncio.get_running_loop()
+    carrier.told("put", 3)
+    await until(lambda: bool(heard), "an answer")
+    assert heard[0][:3] == (ERRAND, "carried", 3) and "TypeError" in heard[0][3]
+
+
+@pytest.mark.filterwarnings("error")
+async def test_an_errand_that_is_dropped_at_once_leaves_nothing(broker: MemoryBroker) -> None:
+    async with an_island(broker) as island:
+        carrier = island.hosts[1]
+        carrier.told("put", 3, "subject", 1, 1, 1, "digest", None)
+        carrier.told("drop", 3)
+        await until(lambda: not carrier.working, "the end of the errand")
+
+
 async def test_one_who_dies_ends_what_waits_for_a_state(broker: MemoryBroker) -> None:
     async with an_island(broker) as island:
         bus, state = await own_bus(broker), island.state()

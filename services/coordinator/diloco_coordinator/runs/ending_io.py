@@ -25,8 +25,7 @@ log = structlog.get_logger()
 
 # Between two looks, in seconds.
 LOOK_S = 0.5
-# And between two for streams that were made again, in seconds. Nothing is asked unless a run has
-# gone.
+# And between two for streams that were made again, in seconds.
 LEFTOVERS_LOOK_S = 10.0
 # Keys of a run that are removed together. It has two for each data shard, perhaps hundreds, and a
 # hub far away answers each request after a third of a second.
@@ -148,39 +147,42 @@ class Leftovers:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.known: dict[str, str] = {}  # runs that there were at the last look -> their ids
-        # Run that has gone since, and its id -> end of its watch, monotonic.
+        # Run that has gone, and its id -> end of its watch, monotonic. While its mark is kept.
         self.until: dict[tuple[str, str], float] = {}
         self.begun = False  # whether those are known that had gone before the first look
 
     async def look(self) -> None:
         """One look, and what follows from it. Raises BusError."""
-        now, runs = ambient.monotonic(), dict(self.registry.runs)
-        if not self.begun:
-            self.until |= await self._gone_before(now)
-            self.begun = True
-        self.until |= {
-            place: now + WATCHED_S for place in self.known.items() if place[0] not in runs
+        now = ambient.monotonic()
+        # The marks are asked, and not what this coordinator saw: a run may come and go between two
+        # looks, and one that is only gone may have been lost by the hub, and this is all of it.
+        marks = await self._marks()
+        self.until = {
+            place: self.until[place] if place in self.until else now + self._watched_s(mark)
+            for place, mark in marks.items()
         }
-        self.until = {p: end for p, end in self.until.items() if now < end and p[0] not in runs}
-        self.known = {run: run_id_of(record) for run, record in runs.items()}
-        if not self.until:
-            return
-        # One that is only gone may have been lost by the hub, and this is all that is left of it.
-        deleted = await self.registry.bus.kv_all(subjects.DELETED)
-        for run in sorted(run for run, run_id in self.until if run_id in deleted):
-            await self._remove(run)
+        self.begun = True
+        runs = self.registry.runs
+        for run in sorted(run for (run, _), end in self.until.items() if now < end):
+            if run not in runs:
+                await self._remove(run)
 
-    async def _gone_before(self, now: float) -> dict[tuple[str, str], float]:
-        """Runs that an earlier life of the coordinator deleted, or another one did, and until when
-        they are watched: their marks say when that was. Raises BusError."""
-        found, wall = {}, ambient.wall()
+    async def _marks(self) -> dict[tuple[str, str], Deleted]:
+        """Of runs that are deleted, and not still being deleted. Raises BusError."""
+        found = {}
         for run_id, entry in (await self.registry.bus.kv_all(subjects.DELETED)).items():
             mark = readable(entry.value, Deleted)
-            # Whose clock was ahead had deleted it at most just now.
-            if mark is not None and (left_s := mark.at + WATCHED_S - wall) > 0:
-                found[mark.run, run_id] = now + min(left_s, WATCHED_S)
+            if mark is not None and not self.registry.is_run(mark.run, run_id):
+                found[mark.run, run_id] = mark
         return found
+
+    def _watched_s(self, mark: Deleted) -> float:
+        """For how long from now, in seconds. Of those that had gone before the first look, deleted
+        by an earlier life of the coordinator or by another one, the mark says when that was."""
+        if self.begun:
+            return WATCHED_S
+        # Whose clock was ahead had deleted it at most just now.
+        return min(mark.at + WATCHED_S - ambient.wall(), WATCHED_S)
 
     async def _remove(self, run: str) -> None:
         bus = self.registry.bus

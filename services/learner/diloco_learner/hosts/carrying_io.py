@@ -471,15 +471,16 @@ class Carrier:
             "get": self._get,
             "give": self._give_kept,
         }
-        work = self._tried(number, works[what](number, *values))
+        # Begun there: an errand may be dropped before its task has its first turn.
+        work = self._tried(number, lambda: works[what](number, *values))
         task = asyncio.get_running_loop().create_task(work)
         self.working[number] = task
         task.add_done_callback(lambda _: self.working.pop(number, None))
 
-    async def _tried(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+    async def _tried(self, number: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Whatever it raises, process 0 is told, which would wait for it for ever."""
         try:
-            await work
+            await work()
         except Exception as error:
             log.error("an errand failed", error=repr(error), exc_info=error)
             fault = f"{type(error).__name__}: {error}"[:300]
