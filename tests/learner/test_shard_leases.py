@@ -97,6 +97,16 @@ def fleet(broker: MemoryBroker, spec: RunSpec) -> Fleet:
     return Fleet(broker, spec)
 
 
+def desk_of(fleet: Fleet, leader: MemoryBus) -> DataLeases:
+    """Of a leader that has written all places."""
+
+    async def written() -> None:
+        pass
+
+    context = syncer_context(fleet.spec, leader)
+    return DataLeases(context, lambda: fleet.live, lambda: True, lambda _: None, written)
+
+
 async def ready(fleet: Fleet) -> None:
     for bucket in (subjects.SHARDS, subjects.PLACES):
         await fleet.bus.ensure_bucket(bucket)
@@ -521,9 +531,7 @@ async def test_a_learner_with_credentials_of_its_own_has_the_leader_write_its_le
     await ready(fleet)
     leader, written = NamedBus(fleet.broker, "s"), list[str]()
     fleet.live = ("a", "b")
-    desk = DataLeases(
-        syncer_context(fleet.spec, leader), lambda: fleet.live, lambda: True, lambda _: None
-    )
+    desk = desk_of(fleet, leader)
     task = asyncio.create_task(desk.serve())
     fleet.bus_of = NamedBus
     fleet.broker.on_store = lambda stream, message: written.append(message.subject)
@@ -553,9 +561,7 @@ async def test_a_leader_writes_as_many_leases_as_small_shards_need_and_none_twic
     fleet.small(64, 3, batch=8)
     fleet.live, fleet.bus_of = ("a",), NamedBus
     leader = NamedBus(fleet.broker, "s")
-    desk = DataLeases(
-        syncer_context(fleet.spec, leader), lambda: fleet.live, lambda: True, lambda _: None
-    )
+    desk = desk_of(fleet, leader)
     task = asyncio.create_task(desk.serve())
     async with fleet.learner("a") as a:
         await a.first()
@@ -573,9 +579,7 @@ async def test_a_learner_waits_for_a_leader_that_asks_a_far_hub(
     await ready(fleet)
     fleet.live = ("a",)
     leader = NamedBus(fleet.broker, "s")
-    desk = DataLeases(
-        syncer_context(fleet.spec, leader), lambda: fleet.live, lambda: True, lambda _: None
-    )
+    desk = desk_of(fleet, leader)
     written, asked = desk._written, list[str]()
 
     async def slowly(wish: LeaseWish, learner: str) -> LeaseReply:

@@ -17,6 +17,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import Event, Malformed
+from diloco_syncer.history.tape_io import Deposed
 from diloco_syncer.messages.data_leases_io import HELD_MAX, DataLeases, granted, why_not
 
 LIVE = ("a", "b")
@@ -105,9 +106,20 @@ class Desk:
         self.bus = bus
         self.leading = True
         self.told: list[Event] = []
+        self.unwritten: dict[str, Place] = {}  # of this leader, by key
         self.leases = DataLeases(
-            context(spec, bus, shard=shard), lambda: LIVE, lambda: self.leading, self.told.append
+            context(spec, bus, shard=shard),
+            lambda: LIVE,
+            lambda: self.leading,
+            self.told.append,
+            self.places,
         )
+
+    async def places(self) -> None:
+        if not self.leading:
+            raise Deposed("another one appended")
+        for key, place in self.unwritten.items():
+            await self.bus.kv_put(subjects.PLACES, key, encode(place))
 
     async def ask(self, learner: str, wished: ShardLease, revision: int = 0) -> LeaseReply:
         wish = encode(LeaseWish(lease=wished, revision=revision))
@@ -143,6 +155,21 @@ async def test_what_is_asked_for_is_written_and_told_with_its_revision() -> None
         assert back.lease is not None
         assert (await at.ask("b", lease("b"), back.revision)).lease is not None
         assert at.told == []
+
+
+async def test_what_is_merged_and_not_written_yet_is_written_before_a_lease() -> None:
+    async with desk() as at:
+        at.unwritten["r.3.0"] = Place(shard=3, sequences=6, passes=0)
+        reply = await at.ask("a", lease("a", began=(0, 9)))
+        assert reply.lease == lease("a", began=(0, 6))
+
+
+async def test_whoever_is_deposed_while_it_writes_grants_nothing() -> None:
+    async with desk() as at:
+        at.leases.leading = lambda: True  # it has yet to hear
+        at.leading = False
+        assert (await at.ask("a", lease("a"))).reason == "another syncer leads"
+        assert await record_at(at.bus, subjects.SHARDS, "r.3", ShardLease) is None
 
 
 async def test_whoever_speaks_for_another_is_counted() -> None:

@@ -13,13 +13,15 @@ from syncer.contexts import context
 
 from diloco_shared import ambient
 from diloco_shared.budget import assumed, limits
-from diloco_shared.bus.port import StreamSpec
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
+from diloco_shared.bus.stored_records import record_at
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Join, Restored, TensorSpec
+from diloco_shared.protocol.messages import Grant, Join, Restored, TensorSpec
+from diloco_shared.protocol.records import Place
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.events import JoinSeen, TimePassed
+from diloco_syncer.events import JoinSeen, SendGrant, TimePassed
 from diloco_syncer.history.follow_io import Recovered
 from diloco_syncer.history.history import History
 from diloco_syncer.history.tape_io import Tape
@@ -117,6 +119,39 @@ async def test_what_was_sent_to_an_earlier_leader_is_not_heard_again(leader: Lea
     for n in range(3):
         await leader.data.append(f"up.t.a.{n}", b"")
     assert await leader._up_info() == 3
+
+
+@pytest.mark.virtual
+async def test_a_newcomer_is_let_in_behind_the_places_of_what_is_merged(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads on behind them, where its life before has read."""
+    await ensure_buckets(leader.control)
+    monkeypatch.setattr(leader.lease, "ours", AsyncMock())
+    leader.machine.history.ledger.places[3] = 0, 40
+    grant = Grant(
+        learner="a",
+        incarnation=1,
+        nonce="n",
+        accepted=True,
+        reason="",
+        epoch=0,
+        term=1,
+        versions=(),
+        donor="",
+        stamp=leader.machine.history.stamp,
+    )
+    effect = SendGrant(grant)
+    said, full = AsyncMock(), AsyncMock(side_effect=Unavailable("no space left on device"))
+    monkeypatch.setattr(leader.outbox, "send", said)
+    with monkeypatch.context() as patched:
+        patched.setattr(leader.control, "kv_create", full)
+        await leader._let_in(effect)
+    assert not said.called, "it asks again"
+    await leader._let_in(effect)
+    said.assert_awaited_once_with(effect)
+    there = await record_at(leader.control, subjects.PLACES, "t.3.0", Place)
+    assert there is not None and there.record.sequences == 40
 
 
 async def test_what_its_shard_owes_a_checkpoint_is_waited_for(

@@ -13,7 +13,7 @@ from diloco_shared import ambient
 from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import payloads
 from diloco_shared.bus.port import BusError
-from diloco_shared.bus.repeating import again_and_again, until_done
+from diloco_shared.bus.repeating import again_and_again, left_undone, until_done
 from diloco_shared.checkpoints.tape_archive_io import archives_of
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
@@ -67,7 +67,7 @@ from diloco_syncer.messages.arrivals_io import Arrivals
 from diloco_syncer.messages.data_leases_io import DataLeases
 from diloco_syncer.messages.inbox_io import Inbox
 from diloco_syncer.messages.merged_positions_io import MergedPositions
-from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.messages.outbox_io import Control, Outbox
 from diloco_syncer.rounds.round import Phase
 from diloco_syncer.snapshots.handover_io import SnapshotSender
 from diloco_syncer.status.status import size
@@ -142,6 +142,7 @@ class Leader:
             lambda: self.machine.roster.holders(ambient.monotonic()),
             lambda: not self.lease.lapsed,
             self._put,
+            self.merged_positions.write,
         )
         self.horizon = Horizon()
         self.tasks: asyncio.TaskGroup
@@ -374,7 +375,8 @@ class Leader:
                     return
                 if isinstance(effect, SendPull):
                     self.horizon.pulled(effect.pull.round, self.inbox.up_seq)
-                self.tasks.create_task(self.outbox.send(effect))
+                granted = isinstance(effect, SendGrant) and effect.grant.accepted
+                self.tasks.create_task((self._let_in if granted else self.outbox.send)(effect))
             case Append():
                 self.tasks.create_task(self._append(effect))
             case Stage() | Unstage() | Install() | InstallInit() | Publish() | Drop():
@@ -411,6 +413,13 @@ class Leader:
                 self.tasks.create_task(self._end())
             case _:
                 assert_never(effect)
+
+    async def _let_in(self, effect: Control) -> None:
+        """Behind the places in the data: a newcomer takes up again what its life before has read,
+        and a hub that takes nothing may have refused the place up to which that is merged."""
+        with left_undone("places in the data"):  # it asks again
+            await self.merged_positions.write()
+            await self.outbox.send(effect)
 
     async def _append(self, effect: Append) -> None:
         if isinstance(effect.record, TapeRestore):

@@ -7,7 +7,7 @@ Where all share one secret, learners write leases themselves. Both is by compare
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 import structlog
 
@@ -18,6 +18,7 @@ from diloco_shared.protocol.records import LeaseReply, LeaseWish, Place, ShardLe
 from diloco_shared.protocol.wire import WireError, decode, encode
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import Event, Malformed
+from diloco_syncer.history.tape_io import Deposed
 
 log = structlog.get_logger()
 
@@ -76,13 +77,16 @@ class DataLeases:
         live: Callable[[], Collection[str]],
         leading: Callable[[], bool],
         put: Callable[[Event], None],
+        places: Callable[[], Awaitable[None]],
     ) -> None:
+        """`places`: writes how far each data shard is merged, where that is not written yet."""
         self.run, self.shard = context.spec.name, context.shard
         self.shards = context.spec.data.virtual_shards
         self.bus = context.control
         self.live = live
         self.leading = leading
         self.put = put
+        self.places = places
         self.refused: Counter[str] = Counter()
         self.asking: set[str] = set()  # one question of each learner at a time: a flood waits alone
 
@@ -105,6 +109,8 @@ class DataLeases:
         self.asking.add(learner)
         try:
             return encode(await self._written(wish, learner))
+        except Deposed:
+            return _refused("another syncer leads")
         except (BusError, WireError) as error:
             return _refused(f"it cannot be written: {error}")
         finally:
@@ -128,6 +134,8 @@ class DataLeases:
             self._note(learner, shard, refusal)
             return LeaseReply(reason=refusal[:500])
         record = there.record if there else None
+        # What this leader has merged, also where a hub that takes nothing refused it until now.
+        await self.places()
         lease = granted(wish.lease, record, await self._merged(shard))
         try:
             revision = await write_if(self.bus, subjects.SHARDS, key, encode(lease), wish.revision)
