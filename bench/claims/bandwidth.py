@@ -12,6 +12,7 @@ from typing import Any
 from written import write
 
 from diloco_planner.bandwidth import CODEC_BITS, KEYFRAME_CODEC, Link, required
+from diloco_shared.spec.algorithm import Algorithm
 
 # The published 4-bit format is not known; 0.43 of 1.67 fits blocks with scales of 32 bits.
 INT4 = 4.125
@@ -123,15 +124,19 @@ def of_runs() -> dict[str, float]:
                 needed = required(_run(codec, whole))[f"gbit_per_s_{name}"]
                 found[f"{name}_{codec}_keyframes_{whole}"] = needed
                 print(f"{name:<13}{codec}, keyframes in {whole}{needed:>8.3f}")
+        # Of a run that says nothing of fragments.
+        fewer = required(_run(codec, fragments=Algorithm.model_fields["fragments"].default))
+        found[f"shared_link_{codec}_fragments_of_a_run"] = fewer["gbit_per_s_shared_link"]
     print()
     return found
 
 
-def _run(codec: str, whole: str = KEYFRAME_CODEC, learners: int = 2) -> Link:
+def _run(codec: str, whole: str = KEYFRAME_CODEC, learners: int = 2, fragments: int = 24) -> Link:
     bits = CODEC_BITS[codec]
     return Link(
         "decoupled",
         learners=learners,
+        fragments=fragments,
         up_bits=bits,
         down_bits=bits,
         keyframe_bits=CODEC_BITS[whole],

@@ -83,7 +83,7 @@ class Link:
     learners: int = 2  # M data centers
     step_s: float = 1.0  # T
     sync_every_steps: int = 24  # H
-    fragments: int = 24  # P
+    fragments: int = 24  # P of published figures; a run has fewer unless it says so
     overlap_steps: int = 2  # tau
     utilisation: float = 0.95
     up_bits: float = 16.0  # per value; all-reduces use it both ways

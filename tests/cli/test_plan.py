@@ -7,6 +7,7 @@ import pytest
 
 from diloco_cli.__main__ import main
 from diloco_cli.words import INVALID
+from diloco_shared.spec.run import RunSpec
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -44,8 +45,14 @@ def test_models_answer_in_json(
 ) -> None:
     assert run(monkeypatch, "sim", "bandwidth", "--method", "dp", "--json") == 0
     assert json.loads(capsys.readouterr().out)["gbit_per_s"] > 100
-    assert run(monkeypatch, "sim", "bandwidth", "--link-gbit-per-s", "5", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["keeps_up"] is True
+    assert run(monkeypatch, "sim", "bandwidth", "--link-gbit-per-s", "11", "--json") == 0
+    said = capsys.readouterr().out
+    assert json.loads(said)["keeps_up"] is True
+    # A figure for more fragments than a run has is too small.
+    run_of = RunSpec.model_validate({"name": "x", "budget": {"steps": 24}}).algorithm
+    given = json.loads(said)["settings"]
+    for setting in ("sync_every_steps", "fragments", "overlap_steps", "keyframe_every"):
+        assert given[setting] == getattr(run_of, setting)
     few = ("--chips", "1000", "--learners", "2", "--seeds", "2", "--json")
     assert run(monkeypatch, "sim", "goodput", *few) == 0
     found = json.loads(capsys.readouterr().out)

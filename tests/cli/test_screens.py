@@ -93,7 +93,7 @@ WORDS = {
     "doctor": "",
     "sim train": "--learners 2 --steps 481",
     "sim goodput": "--chips 1000 --learners 2 --seeds 2",
-    "sim bandwidth": "--link-gbit-per-s 5",
+    "sim bandwidth": "--link-gbit-per-s 11",
 }
 # What one may type besides, by the name of the screen.
 BESIDES = {

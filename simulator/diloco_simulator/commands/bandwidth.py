@@ -11,6 +11,11 @@ import typer
 from diloco_cli.lines import say
 from diloco_planner import bandwidth as model
 from diloco_planner.bandwidth import BadSetting
+from diloco_shared.spec.algorithm import Algorithm
+
+# What a run has that says nothing of it: whoever asks without a setting asks for such a run. A
+# figure for more fragments than it has would be too small (published figures are for 24).
+OF_A_RUN = Algorithm.model_validate({})
 
 # --------------------------------------------------------------------------------------------------
 # How models take lists, show a result, and tell what is wrong with a setting.
@@ -74,11 +79,13 @@ def bandwidth(
     step_seconds: Annotated[float, typer.Option(help="Seconds of an inner step.")] = 1.0,
     sync_every: Annotated[
         int, typer.Option(help="Inner steps between two merges of a fragment.")
-    ] = 24,
-    fragments: Annotated[int, typer.Option(help="Parts that the parameters are cut into.")] = 24,
+    ] = OF_A_RUN.sync_every_steps,
+    fragments: Annotated[
+        int, typer.Option(help="Parts that the parameters are cut into; published figures have 24.")
+    ] = OF_A_RUN.fragments,
     overlap_steps: Annotated[
         int, typer.Option(help="Steps that a merge may overlap with training.")
-    ] = 2,
+    ] = OF_A_RUN.overlap_steps,
     utilisation: Annotated[
         float, typer.Option(help="Compute utilisation to reach; Decoupled never stalls.")
     ] = 0.95,
