@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import inspect
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ from docs.ours import COMMANDS, diloco, of_commands_and_services, of_compose, pa
 from docs.shell import Typed, commands
 from docs.shown import PAGES, ROOT, codes, is_placeholder, paragraphs, shown
 
+from diloco_shared.protocol import subjects
 from diloco_shared.spec.run import RunSpec
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -251,3 +253,31 @@ def test_every_port_of_this_machine_is_one_that_something_here_listens_to(page: 
     known = set(re.findall(r"\b\d{4,5}\b", config)) | {"4333", "8333"}
     named = re.findall(r"(?:127\.0\.0\.1|localhost):(\d+)", page.read_text("utf-8"))
     assert {*named} <= known
+
+
+# --------------------------------------------------------------------------------------------------
+# What goes over the wire.
+
+# What stands in a subject, by the parameter of the function that makes it.
+_SAID = "run learner epoch term incarnation version donor newcomer nonce target shard syncer kind"
+_PARTS = {"fragment": "<p>", "round_": "<n>"} | {name: f"<{name}>" for name in _SAID.split()}
+_ON_THE_WIRE = ("ctl.", "up.", "dn.", "state.", "tape.", "ev.")
+
+
+def subjects_of_messages() -> set[str]:
+    """As a table writes them. A filter, which has a star, is no message's."""
+    made = (
+        function(*(_PARTS[name] for name in named))
+        for function in vars(subjects).values()
+        if inspect.isfunction(function)
+        and _PARTS.keys() >= (named := inspect.signature(function).parameters).keys()
+    )
+    return {s for s in made if str(s).startswith(_ON_THE_WIRE) and "*" not in s}
+
+
+def test_the_table_of_messages_has_every_subject_and_bucket() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    table = text.partition("| message | subject |")[2].partition("\n\n")[0]
+    wanted = subjects_of_messages() | {*subjects.BUCKETS, *subjects.PRIVATE_BUCKETS}
+    assert len(wanted) > 30
+    assert wanted <= {*re.findall(r"`([^`]+)`", table)}
