@@ -120,9 +120,10 @@ def test_the_thinnest_link_carries_what_every_process_says(
     monkeypatch.setattr(Net, "send", counted)
     found = world.one(5, CALM)
     assert found.violations == []
+    assert min(THIN_LINKS) / 1.5 == 10_000, "docs/how-to/tuning.md says four to ten thousand"
     assert 4000 < max(said.values()) / found.virtual_s < min(THIN_LINKS) / 1.5
     learners = [said[f"learner-{n}"] / found.virtual_s for n in range(4)]
-    assert min(learners) > 1000 and max(learners) < 2000, "docs/how-to/tuning.md says 1,500"
+    assert min(learners) > 1000 and max(learners) < 2000, "docs/how-to/tuning.md says so"
 
 
 @pytest.mark.long
@@ -148,4 +149,4 @@ def test_one_learner_behind_too_thin_a_link_slows_the_run(monkeypatch: pytest.Mo
         seconds[rate] = found.virtual_s
     # Its first answer is awaited for as long as a few steps take; after that nobody waits for it.
     assert seconds[5000.0] < 1.1 * seconds[math.inf]
-    assert seconds[1500.0] > 1.3 * seconds[math.inf]
+    assert seconds[1500.0] > 4 / 3 * seconds[math.inf]
