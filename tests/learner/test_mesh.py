@@ -4,6 +4,7 @@ What needs the devices runs in `on_mesh.py`, a process of its own.
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from diloco_learner.models import ModelDef, build
 from diloco_learner.models.sharding import divided
+from diloco_learner.settings import Settings
 from diloco_learner.training.mesh import Placement, mesh_over
 from diloco_shared.spec.codecs import NAMES
 from diloco_shared.spec.mesh import AXES, MeshSizes, WrongMesh
@@ -198,3 +200,9 @@ def test_what_cannot_be_cut_is_told() -> None:
 
 def test_one_device_has_no_mesh() -> None:
     assert mesh_over(MeshSizes(), jax.devices()) is None
+
+
+def test_the_setting_names_every_axis_that_it_takes() -> None:
+    said = Settings.model_fields["mesh"].description or ""
+    axes = said.partition("axes are ")[2].partition(".")[0]
+    assert re.split(r", | and ", axes) == [*AXES]

@@ -9,7 +9,7 @@ from diloco_learner.hosts.place import checkpoints_at
 from diloco_learner.training.compilation_cache import KEPT_BYTES_MAX, OFF
 from diloco_shared.process.settings import WorkerSettings
 from diloco_shared.reach.local import DataRoots, Factories, Reach
-from diloco_shared.spec.mesh import mesh_of
+from diloco_shared.spec.mesh import AXES, mesh_of
 
 # In which a process stops when nothing else is said, in seconds: Docker kills after 10, and to take
 # leave may take CLOSES_S more (`stopping`). 'diloco up' and the files for deployment say more.
@@ -41,8 +41,9 @@ class Settings(WorkerSettings):
     mesh: str = Field(
         "auto",
         description="How the devices of this process share the work, as 'fsdp=8' or "
-        "'data=2,fsdp=4'; axes are data, fsdp and tensor. 'auto': fsdp over the devices there are, "
-        "as many of them as a step's sequences can be spread over evenly. 'fsdp=1': one device.",
+        f"'data=2,fsdp=4'; axes are {', '.join(AXES[:-1])} and {AXES[-1]}. 'auto': fsdp over the "
+        "devices there are, as many of them as a step's sequences can be spread over evenly. "
+        "'fsdp=1': one device.",
     )
     hosts: str = Field(
         "1",

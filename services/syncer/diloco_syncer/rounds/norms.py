@@ -32,9 +32,9 @@ HISTORY = 256
 MAD_TO_SIGMA = 1.4826
 # Deviations below this share of the median are noise, whatever the spread so far.
 SPREAD_MIN = 0.05
-# So many times the median of its own round is an outlier, whatever was seen before. In fleets of
-# honest learners of nano, warm-up included, the largest per root step was 5.9 times the median: one
-# had taken 12 steps and the others 2. Per step it was 2.3 times there (docs/results/poisoned.md).
+# So many times the median of its own round is an outlier, whatever was seen before. Among honest
+# learners the longest per root step was 5.0 times the median, where one of six was six times as
+# fast as the others (docs/results/poisoned.md): a sixth of this.
 FAR = 30.0
 # With two, nobody knows who is right.
 FAR_LEARNERS_MIN = 3
