@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,14 +25,14 @@ def printed(*words: str) -> dict[str, Any]:
     return answer
 
 
-def command(page: Any, begins: tuple[str, ...]) -> tuple[str, ...]:
+def command(page: Path, begins: tuple[str, ...]) -> tuple[str, ...]:
     """The one command of a page's blocks that begins so, without the program."""
     typed = [t.words[1:] for text in shown(page) if text.whole for t in commands(text.text)]
     (found,) = [words for words in typed if words[: len(begins)] == begins]
     return found
 
 
-def sentences(page: Any, about: str) -> str:
+def sentences(page: Path, about: str) -> str:
     """The one paragraph of a page in which a text stands."""
     (found,) = [text for text in paragraphs(page) if about in text]
     return found
