@@ -107,6 +107,8 @@ def newest_rounds(client: Client, run: dict[str, Any], count: int) -> list[dict[
 
 # Answers that a moment's trouble gives: the message server, or what stands before the API, is away.
 PASSING = (502, 503, 504)
+# What a coordinator answers that cannot read a record of the tape.
+UNREADABLE = 409
 # What a coordinator does that is there and tells no rounds: it reads them there.
 WAITS = "it may be waiting for the message server, so try again in a few seconds"
 T = TypeVar("T")
@@ -119,17 +121,20 @@ def passes(error: ApiError | Unreachable) -> bool:
     return not isinstance(error, Untrusted)
 
 
-def rounds_or_why(ask: Callable[[], list[T]]) -> tuple[list[T], str]:
+def rounds_or_why(ask: Callable[[], list[T]], *, damaged: bool = True) -> tuple[list[T], str]:
     """The rounds and "", or none and why there are none now: a coordinator reads them from the
-    message server, and while that is away it tells all the same what it has heard."""
+    message server, and while that is away it tells all the same what it has heard.
+
+    `damaged`: likewise of a tape that holds a record which it cannot read. That does not pass.
+    """
     try:
         return ask(), ""
     except Silent as error:
         return [], f"{error}: {WAITS}"
     except ApiError as error:
-        if error.status not in PASSING:
-            raise
-        return [], str(error)
+        if error.status in PASSING or (damaged and error.status == UNREADABLE):
+            return [], str(error)
+        raise
 
 
 class Patience:

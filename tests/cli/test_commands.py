@@ -177,8 +177,22 @@ def test_status_says_what_is_known_while_the_message_server_is_away(
     why = "The bus does not answer: no answer; try again in a few seconds"
     assert out.endswith(f"\nthe rounds cannot be read now: {why}\n")
     assert json.loads(diloco("status", "--json")[1])["state"] == "running"
-    server.answers["GET /v1/runs/demo/rounds"] = (409, {"title": "Written by another release"})
-    assert diloco("status")[0] == CONFLICT, "that does not pass"
+
+
+def test_status_and_report_say_what_is_known_of_a_run_whose_tape_cannot_be_read(
+    server: Server, diloco: Diloco, tmp_path: Path
+) -> None:
+    """That does not pass, and one record is no reason to show nothing."""
+    strange = {"title": "Written by another release", "detail": "record 7 cannot be read"}
+    server.answers["GET /v1/runs/demo/rounds"] = (409, strange)
+    for command in ("status", "report"):
+        status, out, _ = diloco(command)
+        assert status == 0
+        assert "the rounds cannot be read now: Written by another release: record 7" in out
+    assert diloco("rounds")[0] == CONFLICT, "whoever asks for them alone"
+    page = tmp_path / "r.html"
+    status, out, told = diloco("report", "--html", str(page))
+    assert status == CONFLICT and not out and not page.exists() and "record 7" in told
 
 
 def test_a_report_without_rounds_has_no_figure_that_needs_them(

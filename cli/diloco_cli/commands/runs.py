@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from datetime import date, time
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
@@ -291,7 +292,8 @@ def report(
         found = only_run(client, run)
         events = readable(client.events(found["name"]))
         rounds = client.each_round(found["name"]) if found["status"] else iter(())
-        read, unread = rounds_or_why(lambda: [Tally.of(found, rounds, events)])
+        tallied = partial(Tally.of, found, rounds, events)
+        read, unread = rounds_or_why(lambda: [tallied()], damaged=html is None)
     if unread and html is not None:
         text = f"{html} is not written, since the rounds cannot be read: {unread}"
         raise CliError(text, NO_CLUSTER)

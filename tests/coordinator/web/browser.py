@@ -57,7 +57,8 @@ def script(name: str) -> str:
 
 
 class Page:
-    """One tab. `answers`: what the coordinator says, by "METHOD path"."""
+    """One tab. `answers`: what the coordinator says, by "METHOD path"; with (status, body) it may
+    refuse."""
 
     def __init__(self, answers: dict[str, Any], address: str = "#token=t") -> None:
         tree = Tree()
@@ -74,7 +75,10 @@ class Page:
         self._settle()
 
     def _server(self) -> str:
-        told = {place: [200, body] for place, body in self.answers.items()}
+        told = {
+            place: body if isinstance(body, tuple) else (200, body)
+            for place, body in self.answers.items()
+        }
         return f"server.answers = {json.dumps(told)};"
 
     def _settle(self) -> None:

@@ -440,6 +440,45 @@ def test_the_newest_rounds_are_asked_for_by_their_number_and_then_those_after_th
     assert page.ask('items("rounds")')[0].startswith("Round 7777")
 
 
+AWAY = (503, {"title": "The tape's archive cannot be read", "detail": "it does not answer"})
+STRANGE = (409, {"title": "Written by another release", "detail": "record 7 cannot be read"})
+
+
+@pytest.mark.parametrize("refusal", [AWAY, STRANGE])
+def test_rounds_that_cannot_be_read_take_nothing_else_from_the_page(
+    answers: dict[str, Any], run: str, refusal: tuple[int, dict[str, str]]
+) -> None:
+    """The coordinator reads them elsewhere, and tells all else by itself."""
+    whole = Page(answers)
+    page = Page(answers | {f"GET /v1/runs/{run}/rounds": refusal})
+    for place in ("link", "name", "state", "reason", "figures", "learners", "services", "losses"):
+        shown = page.ask(f"seen({json.dumps(place)})")
+        assert shown == whole.ask(f"seen({json.dumps(place)})") and shown is not None
+    why = f"The rounds cannot be read now: {refusal[1]['detail']}"
+    assert page.ask('seen("unread")') == why and page.ask('items("rounds")') == []
+    told = deepcopy(answers)
+    told[f"GET /v1/runs/{run}"]["reason"] = "as it is a second later"
+    page.answers = told | {f"GET /v1/runs/{run}/rounds": refusal}
+    page.second()
+    assert page.ask('seen("reason")').startswith("as it is a second later")
+    page.answers = told
+    page.second()
+    assert page.ask('seen("unread")') == ""
+    assert page.ask('items("rounds")') == whole.ask('items("rounds")')
+
+
+def test_a_token_that_is_refused_for_rounds_alone_is_asked_for_anew(
+    page: Page, answers: dict[str, Any], run: str
+) -> None:
+    """It was revoked between two answers of one look."""
+    told = deepcopy(answers)
+    told[f"GET /v1/runs/{run}"]["status"]["rounds_committed"] += 1
+    page.answers = told | {f"GET /v1/runs/{run}/rounds": (401, {})}
+    page.do(f"{page._server()} const act = due; due = null; act()")
+    assert page.ask('seen("refused")') == "This token is not accepted."
+    assert page.ask('seen("run")') is None
+
+
 def test_an_answer_that_breaks_off_is_of_a_coordinator_that_is_away(page: Page, run: str) -> None:
     page.do("server.torn = true")
     page.second()

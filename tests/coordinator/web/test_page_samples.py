@@ -47,6 +47,20 @@ def test_a_sample_is_shown_as_it_comes(answers: dict[str, Any], run: str) -> Non
     assert "Sample" in page.ask('buttons("sampling")') and page.ask('seen("unsampled")') == ""
 
 
+def test_exports_that_cannot_be_read_are_said_where_they_are_shown(
+    answers: dict[str, Any], run: str
+) -> None:
+    page = sampled(answers, run, EXPORT)
+    made = page.answers[f"GET /v1/runs/{run}/exports"]
+    page.answers[f"GET /v1/runs/{run}/exports"] = (503, {"detail": "its disk is away"})
+    page.second()
+    assert page.ask('seen("sampled")') == "The exports cannot be read now: its disk is away"
+    assert page.ask('seen("link")') == "connected"
+    page.answers[f"GET /v1/runs/{run}/exports"] = made
+    page.second()
+    assert page.ask('seen("sampled")').startswith("Of the export at step 48, made ")
+
+
 def test_without_an_export_the_page_offers_to_make_one(answers: dict[str, Any], run: str) -> None:
     page = sampled(answers, run)
     assert page.ask('seen("sampled")').startswith("There is no export yet")

@@ -1,6 +1,6 @@
 /* Asks once a second what is new, shows it, and carries out what buttons say. */
 
-import { Refusal, Unreachable, call, dropToken, explained, get, hasToken, keepToken, memberPath, runPath, sameRun, takeTokenFromAddress } from "./api.js";
+import { Refusal, Trouble, Unreachable, call, dropToken, explained, get, hasToken, keepToken, memberPath, runPath, sameRun, takeTokenFromAddress } from "./api.js";
 import { $, make, reconcile, say } from "./dom.js";
 import { offerPlans } from "./plan.js";
 import { lookForExports, offerSamples } from "./sample.js";
@@ -19,6 +19,7 @@ function forgetRun() {
   Object.assign(seen, { run: null, rounds: [], closed: -1, events: [], evaluations: [] });
   $("chart").replaceChildren();
   showRounds([]);
+  say($("unread"), "");
   showEvents([]);
 }
 
@@ -61,18 +62,34 @@ async function lookOnce() {
   for (const table of [$("learners"), $("services")]) table.className = seen.cutOff ? "folding old" : "folding";
   showLearners(members, mayChangeMember, ask);
   showServices(members, mayChangeMember, ask);
+  $("login").hidden = true;
+  $("run").hidden = false;
   const run = seen.run ? await get(runPath(seen.run.name)) : null;
   turnTo(run); // it may have become another one since they were listed
   $("empty").hidden = Boolean(run);
   $("overview").hidden = !run;
   await lookForEvents();
+  showLosses(seen.evaluations);
   if (run) {
-    await lookForRounds(run);
     showRun(run, seen.evaluations.at(-1));
     $("verbs").hidden = !mayChangeRun(run.name);
+    const unread = await whyNot(lookForRounds(run));
+    say($("unread"), unread && `The rounds cannot be read now: ${unread}`);
   }
-  await lookForExports(run && mayChangeRun(run.name) ? seen.run : null);
-  showLosses(seen.evaluations);
+  const unread = await whyNot(lookForExports(run && mayChangeRun(run.name) ? seen.run : null));
+  if (unread) say($("sampled"), `The exports cannot be read now: ${unread}`);
+}
+
+/* Why this could not be looked at, or "". Rounds and exports lie in places of their own. One of these may
+   be away, or damaged, while the coordinator tells all else: what is told is shown all the same. */
+async function whyNot(looking) {
+  try {
+    await looking;
+    return "";
+  } catch (error) {
+    if (!(error instanceof Trouble) || error.status === 401) throw error;
+    return explained(error);
+  }
 }
 
 function chooseRun(runs) {
@@ -99,9 +116,9 @@ async function lookForRounds(run) {
     const after = page?.next ?? seen.rounds.at(-1)?.seq ?? 0;
     page = await get(`${runPath(run.name)}/rounds?newest=${ROUNDS_SHOWN}&after=${after}`);
     seen.rounds = [...seen.rounds, ...page.rounds].slice(-ROUNDS_SHOWN);
+    showRounds(seen.rounds);
   } while (page.next !== null);
   seen.closed = closed;
-  showRounds(seen.rounds);
 }
 
 async function lookForEvents() {
@@ -202,8 +219,6 @@ async function loop() {
   if (!hasToken()) return askForToken("");
   try {
     if (!document.hidden) await look();
-    $("login").hidden = true;
-    $("run").hidden = false;
     linked(!seen.cutOff, seen.cutOff || "connected");
   } catch (error) {
     if (error instanceof Refusal && error.status === 401) {
