@@ -154,6 +154,12 @@ async function piece(pieces, signal) {
   return pieces.length ? { done: false, value: pieces.shift() } : { done: true };
 }
 
+/* As the coordinator tells events: whoever has read beyond their end is told what came instead. */
+function told(events, after) {
+  const again = events.length > 0 && after > events.at(-1).seq;
+  return { events: events.filter((e) => again || e.seq > after), again };
+}
+
 /* What the coordinator answers: [status, body] by "METHOD path"; what was asked is kept. `away`: the
    link is lost before an answer comes, `torn`: while it comes. */
 const server = { away: false, torn: false, answers: {}, asked: [] };
@@ -166,8 +172,8 @@ async function fetch(path, { method, headers, body, signal }) {
   // Of a stream: its pieces as they come, until a test says that more is there.
   if (found.pieces) return { ok: true, status, body: { getReader: () => ({ read: () => piece(found.pieces, signal) }) } };
   const answer = typeof found === "string" ? found : { ...found };
-  for (const kind of ["rounds", "events"])
-    if (Array.isArray(answer[kind])) answer[kind] = answer[kind].filter((x) => x.seq > after);
+  if (Array.isArray(answer.rounds)) answer.rounds = answer.rounds.filter((x) => x.seq > after);
+  if (Array.isArray(answer.events)) Object.assign(answer, told(answer.events, after));
   // Not JSON, as a proxy between may answer, or what it is.
   const written = typeof found === "string" ? found : JSON.stringify(answer);
   const text = async () => {

@@ -89,22 +89,31 @@ def test_an_evaluation_without_its_figures_is_left_out(answers: dict[str, Any]) 
     assert page.ask('seen("link")') == "connected" and losses(page)[0] == ["300", "1.2500"]
 
 
-def test_events_that_are_told_again_from_their_beginning_are_shown_once(
-    answers: dict[str, Any],
+def test_a_hub_that_was_put_back_shows_what_came_since_in_place_of_what_is_lost(
+    page: Page, answers: dict[str, Any], run: str
 ) -> None:
-    """The hub was put back from a backup, and counts its events anew."""
-    page = Page(answers)
+    """It counts its events and rounds anew: others have the numbers of those that are shown."""
     told = deepcopy(answers)
-    first, newest = (
-        told["GET /v1/events"]["events"][:3],
-        told["GET /v1/events"]["events"][-1]["seq"],
-    )
-    # As told by a server that answers whatever is asked of it: with numbers that it would not have.
-    later = [{**e, "seq": newest + n} for n, e in enumerate(first, 1)]
-    told["GET /v1/events"] |= {"events": later, "again": True}
+    events = told["GET /v1/events"]["events"]
+    assert page.ask('items("events").length') == len(events) > 3 and len(losses(page)) == 3
+    told["GET /v1/events"]["events"] = [
+        {**events[0], "text": "submitted anew"},
+        evaluation(2, steps=12, val_loss=5.0),
+        {**events[2], "text": "joined anew"},
+    ]
+    rounds = told[f"GET /v1/runs/{run}/rounds"]
+    rounds["rounds"] = [{**r, "round": 9000 + r["round"]} for r in rounds["rounds"][:2]]
     page.answers = told
+    for _ in range(2):
+        page.second()
+        shown = page.ask('items("events")')
+        assert [text.endswith("anew") for text in shown] == [True, False, True]
+        assert losses(page) == [["12", "5.0000"]]
+        assert all(text.startswith("Round 90") for text in page.ask('items("rounds")'))
+    told["GET /v1/events"]["events"] = [{**events[0], "text": "submitted anew"}]
     page.second()
-    assert len(page.ask('items("events")')) == 3
+    assert page.ask('seen("losses")') is None and losses(page) == [], "nothing is evaluated yet"
+    assert page.ask('id("chart").children.length') == 0
 
 
 def test_two_evaluations_that_say_the_same_are_two_rows_at_every_look(

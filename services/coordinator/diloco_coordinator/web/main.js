@@ -10,17 +10,26 @@ const EVERY_MS = 1000;
 /* Shown at once: what a person may scroll through; the command line shows all. */
 const ROUNDS_SHOWN = 30, EVENTS_SHOWN = 100;
 
+/* Of the run, as told so far. `after`: number of the newest event that was read. */
+const nothing = () => ({ rounds: [], closed: -1, after: 0, events: [], evaluations: [] });
+
 /* `cutOff`: why what is shown may be old, else empty. `run`: whose rounds and events these are, { name, created_at }; null for none. */
-const seen = { access: null, cutOff: "", run: null, rounds: [], closed: -1, events: [], evaluations: [] };
+const seen = { access: null, cutOff: "", run: null, ...nothing() };
 
 let wanted = ""; // the run that was just chosen
 
-function forgetRun() {
-  Object.assign(seen, { run: null, rounds: [], closed: -1, events: [], evaluations: [] });
-  $("chart").replaceChildren();
+/* Nothing of it stays on the page either: what comes now may have the same numbers. */
+function forgetTold() {
+  Object.assign(seen, nothing());
   showRounds([]);
   say($("unread"), "");
   showEvents([]);
+  showLosses([]);
+}
+
+function forgetRun() {
+  seen.run = null;
+  forgetTold();
 }
 
 /* Look at this run from now on. What was seen stays only while it is the same one: of another one of its
@@ -125,10 +134,13 @@ async function lookForEvents() {
   const about = seen.run ? `&run=${encodeURIComponent(seen.run.name)}` : "";
   let page;
   do {
-    const after = seen.events.at(-1)?.seq ?? 0;
-    page = await get(`/v1/events?limit=1000&after=${after}${about}`);
-    // The hub was put back, say: events are counted anew, and what is told comes from the beginning.
-    if (page.again) Object.assign(seen, { events: [], evaluations: [] });
+    page = await get(`/v1/events?limit=1000&after=${seen.after}${about}`);
+    if (page.again && seen.after > 0) {
+      // The hub lost its newest events, or was put back, and others may have their numbers: all are asked for anew.
+      forgetTold();
+      return lookForEvents();
+    }
+    seen.after = page.events.at(-1)?.seq ?? seen.after;
     seen.evaluations.push(...evaluationsOf(page.events));
     seen.events = [...seen.events, ...page.events].slice(-EVENTS_SHOWN);
   } while (page.events.length === 1000);

@@ -99,14 +99,14 @@ export function evaluationsOf(events) {
 
 export function showLosses(evaluations) {
   const points = evaluations.map((e) => ({ seq: e.seq, x: e.steps, y: e.val_loss, each: perCorpus(e.each), versions: [e.versions].flat().filter(isNumber) }));
-  $("losses").hidden = points.length === 0;
-  if (!points.length) return;
   points.sort((a, b) => a.x - b.x);
+  const row = (p) => make("tr", {}, make("td", {}, count(p.x)), make("td", {}, p.y.toFixed(4), p.each && ` (${p.each})`), make("td", {}, p.versions.join(" ") || "–"));
+  reconcile($("values").querySelector("tbody"), [...points].reverse(), (p) => p.seq, row);
+  $("losses").hidden = points.length === 0;
+  if (!points.length) return $("chart").replaceChildren();
   const first = points[0], last = points[points.length - 1];
   const describe = `Validation loss from ${loss(first.y)} at ${count(first.x)} steps to ${loss(last.y)} at ${count(last.x)} steps`;
   lineChart($("chart"), points, { xLabel: "steps", describe });
-  const row = (p) => make("tr", {}, make("td", {}, count(p.x)), make("td", {}, p.y.toFixed(4), p.each && ` (${p.each})`), make("td", {}, p.versions.join(" ") || "–"));
-  reconcile($("values").querySelector("tbody"), [...points].reverse(), (p) => p.seq, row);
 }
 
 /* --- members ------------------------------------------------------------------------------ */
