@@ -30,22 +30,33 @@ class Seen:
         run = client.run(self.name)
         if self.run and run.get("created_at") != self.run.get("created_at"):
             self.rounds, self.events = [], []  # it was deleted, and another one has its name
+        elif _went_back(self.status, run.get("status") or {}):
+            self.rounds = []
         self.run = run
-        if self.status:  # before that there is no tape
-            known = self.rounds[-1]["seq"] if self.rounds else 0
-            # A few are asked for by their number: of a long run only all others take as long.
-            newest = self.rounds_max if self.rounds_max < ROUNDS_MAX else 0
-            more, self.unread = rounds_or_why(
-                lambda: client.rounds(self.name, after=known, newest=newest)
-            )
-            self.rounds += more
+        self._look_for_events(client)
+        self._look_for_rounds(client)
+
+    def _look_for_events(self, client: Client) -> None:
         after = self.events[-1]["seq"] if self.events else 0
         told = client.events(self.name, after=after)
         if told and told[0]["seq"] <= after:
-            self.events = []  # the hub was put back, say: they are counted anew
+            # The hub was put back, say: events and rounds are counted anew.
+            self.rounds, self.events = [], []
         self.events += readable(told)
-        del self.rounds[: -self.rounds_max]
         del self.events[:-EVENTS_MAX]
+
+    def _look_for_rounds(self, client: Client) -> None:
+        self.unread = ""
+        if not self.status:
+            return  # before that there is no tape
+        known = self.rounds[-1]["seq"] if self.rounds else 0
+        # A few are asked for by their number: of a long run only all others take as long.
+        newest = self.rounds_max if self.rounds_max < ROUNDS_MAX else 0
+        more, self.unread = rounds_or_why(
+            lambda: client.rounds(self.name, after=known, newest=newest)
+        )
+        self.rounds += more
+        del self.rounds[: -self.rounds_max]
 
     @property
     def status(self) -> dict[str, Any]:
@@ -60,3 +71,15 @@ class Seen:
     def over(self) -> bool:
         """Whether the run has ended."""
         return self.run.get("state") in ("finished", "stopped")
+
+
+def _went_back(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether rounds that were read may be lost: the hub was put back, say, and the run with it.
+
+    Then other rounds have their numbers on the tape, and nobody tells of these to whoever asks for
+    what follows the lost ones.
+    """
+    epoch, committed = "epoch", "rounds_committed"
+    if not before or not now or now.get(epoch) != before.get(epoch):
+        return bool(before)
+    return int(now.get(committed, 0)) < int(before.get(committed, 0))

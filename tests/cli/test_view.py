@@ -331,6 +331,45 @@ def test_a_run_that_was_submitted_anew_begins_anew(run: Row, rounds: list[Row]) 
     assert view.rounds == rounds[:2]
 
 
+@pytest.mark.parametrize("back", ["fewer committed", "another epoch", "not begun", "events"])
+def test_rounds_of_a_run_that_went_back_are_read_anew(
+    run: Row, rounds: list[Row], events: list[Row], back: str
+) -> None:
+    """The hub was put back. Other rounds have the numbers of those that were read."""
+    status, events = run["status"], [e | {"seq": n} for n, e in enumerate(events, 1)]
+    now: dict[str, Row | None] = {
+        "fewer committed": status | {"rounds_committed": status["rounds_committed"] - 1},
+        "another epoch": status | {"epoch": status.get("epoch", 0) + 1},
+        "not begun": None,
+        "events": status,
+    }
+
+    class Told:
+        put_back = False
+
+        def run(self, name: str) -> Row:
+            return run | {"status": now[back]} if self.put_back else run
+
+        def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
+            there = [r | {"round": 9000} for r in rounds[:2]] if self.put_back else rounds
+            return [r for r in there if r["seq"] > (after or -1)]
+
+        def events(self, name: str, after: int = 0) -> list[Row]:
+            anew = back == "events" and self.put_back
+            return events[:2] if anew else [e for e in events if e["seq"] > after]
+
+    told = Told()
+    client: Any = told
+    view = Seen("demo")
+    view.look(client)
+    assert view.rounds == rounds and view.events == events
+    told.put_back = True
+    for _ in range(2):
+        view.look(client)
+        assert [r["round"] for r in view.rounds] == ([] if back == "not begun" else [9000] * 2)
+        assert view.events == (events[:2] if back == "events" else events)
+
+
 @pytest.mark.parametrize(("forced", "dumb"), [(True, False), (False, True)])
 def test_there_is_no_screen_where_nobody_could_see_one(forced: bool, dumb: bool) -> None:
     """Colours that are forced upon a file, and a terminal without a cursor."""

@@ -116,6 +116,31 @@ def test_a_hub_that_was_put_back_shows_what_came_since_in_place_of_what_is_lost(
     assert page.ask('id("chart").children.length') == 0
 
 
+@pytest.mark.parametrize("back", ["fewer committed", "another epoch", "not begun"])
+def test_rounds_of_a_run_that_went_back_are_read_anew(
+    page: Page, answers: dict[str, Any], run: str, back: str
+) -> None:
+    """Others have their numbers then, and those that were shown may be lost."""
+    told = deepcopy(answers)
+    view = told[f"GET /v1/runs/{run}"]
+    if back == "fewer committed":  # and as many more were skipped
+        view["status"]["rounds_committed"] -= 1
+        view["status"]["rounds_skipped"] += 1
+    elif back == "another epoch":
+        view["status"]["epoch"] += 1
+    else:
+        view |= {"status": None, "state": "queued"}
+    rounds = told[f"GET /v1/runs/{run}/rounds"]
+    rounds["rounds"] = [{**r, "round": 9000 + r["round"]} for r in rounds["rounds"][:2]]
+    page.answers = told
+    for _ in range(2):
+        page.second()
+        shown = page.ask('items("rounds")')
+        assert len(shown) == (0 if back == "not begun" else 2)
+        assert all(text.startswith("Round 90") for text in shown)
+    assert page.ask('seen("unread")') == ""
+
+
 def test_two_evaluations_that_say_the_same_are_two_rows_at_every_look(
     answers: dict[str, Any],
 ) -> None:

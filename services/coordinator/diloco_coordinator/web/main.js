@@ -10,19 +10,25 @@ const EVERY_MS = 1000;
 /* Shown at once: what a person may scroll through; the command line shows all. */
 const ROUNDS_SHOWN = 30, EVENTS_SHOWN = 100;
 
-/* Of the run, as told so far. `after`: number of the newest event that was read. */
-const nothing = () => ({ rounds: [], closed: -1, after: 0, events: [], evaluations: [] });
+/* Of the run, as told so far. `closed`: its status when the rounds were read last; `after`: number of the
+   newest event that was read. */
+const nothing = () => ({ rounds: [], closed: null, after: 0, events: [], evaluations: [] });
 
 /* `cutOff`: why what is shown may be old, else empty. `run`: whose rounds and events these are, { name, created_at }; null for none. */
 const seen = { access: null, cutOff: "", run: null, ...nothing() };
 
 let wanted = ""; // the run that was just chosen
 
+function forgetRounds() {
+  Object.assign(seen, { rounds: [], closed: null });
+  showRounds([]);
+  say($("unread"), "");
+}
+
 /* Nothing of it stays on the page either: what comes now may have the same numbers. */
 function forgetTold() {
   Object.assign(seen, nothing());
-  showRounds([]);
-  say($("unread"), "");
+  forgetRounds();
   showEvents([]);
   showLosses([]);
 }
@@ -116,18 +122,21 @@ function chooseRun(runs) {
   if (select.value !== shown && document.activeElement !== select) select.value = shown;
 }
 
-async function lookForRounds(run) {
-  if (!run.status) return;
-  const closed = run.status.rounds_committed + run.status.rounds_skipped;
-  if (closed === seen.closed) return;
+/* Whether rounds that were read may be lost: the hub was put back, say, and the run went back with it. */
+const wentBack = (before, now) => !now || now.epoch !== before.epoch || now.rounds_committed < before.rounds_committed;
+const closedIn = (status) => status.rounds_committed + status.rounds_skipped;
+
+async function lookForRounds({ name, status }) {
+  if (seen.closed && wentBack(seen.closed, status)) forgetRounds();
+  if (!status || (seen.closed && closedIn(seen.closed) === closedIn(status))) return;
   let page;
   do {
     const after = page?.next ?? seen.rounds.at(-1)?.seq ?? 0;
-    page = await get(`${runPath(run.name)}/rounds?newest=${ROUNDS_SHOWN}&after=${after}`);
+    page = await get(`${runPath(name)}/rounds?newest=${ROUNDS_SHOWN}&after=${after}`);
     seen.rounds = [...seen.rounds, ...page.rounds].slice(-ROUNDS_SHOWN);
     showRounds(seen.rounds);
   } while (page.next !== null);
-  seen.closed = closed;
+  seen.closed = status;
 }
 
 async function lookForEvents() {
