@@ -64,7 +64,9 @@ ANSWERS = {
     "GET /v1/members/{member}": MEMBER,
     "POST /v1/members/{member}/drain": MEMBER,
     "DELETE /v1/members/{member}/drain": MEMBER,
-    "GET /v1/events": f"`events`: a list, each of them {EVENT}; `next`: the cursor to go on with",
+    "GET /v1/events": f"`events`: a list, each of them {EVENT}; `next`: the cursor to go on with; "
+    "`mark`: goes with it, and tells the event there from others that may get its number; `again`: "
+    "events up to the cursor were lost, so begin anew",
     "GET /v1/events/stream": STREAM.format(EVENT),
     "GET /v1/access": "`name`, `scopes`, `runs`, `sites` and `expires_at` as of a "
     "[token](#a-token); `chaos`: whether faults may be inflicted",
@@ -96,6 +98,7 @@ PARAMETERS = {
     "if-match": "ETag that the run must still have, else 412",
     "last-event-id": "as `after`, where a connection is made again",
     "limit": "so many at most",
+    "mark": "of the event at `after`, as an answer told it",
     "member": "name of the member",
     "name": "of the token",
     "newest": "of those the newest so many alone; 0: all",

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diloco_cli.api import rounds_or_why
-from diloco_client import Client
+from diloco_client import Client, Cursor
+from diloco_client.answers import BEGINNING
 from diloco_shared.protocol.telling import readable
 
 # Kept for charts and lanes: an hour or more of the liveliest run; the oldest go first.
@@ -24,25 +25,28 @@ class Seen:
     events: list[dict[str, Any]] = field(default_factory=list)
     rounds_max: int = ROUNDS_MAX
     unread: str = ""  # why the newest rounds could not be read
+    cursor: Cursor = BEGINNING  # how far events were read
 
     def look(self, client: Client) -> None:
         """Fetch what is new; raises what the client raises."""
         run = client.run(self.name)
         if self.run and run.get("created_at") != self.run.get("created_at"):
-            self.rounds, self.events = [], []  # it was deleted, and another one has its name
+            self._forget()  # it was deleted, and another one has its name
         elif _went_back(self.status, run.get("status") or {}):
             self.rounds = []
         self.run = run
         self._look_for_events(client)
         self._look_for_rounds(client)
 
+    def _forget(self) -> None:
+        self.rounds, self.events, self.cursor = [], [], BEGINNING
+
     def _look_for_events(self, client: Client) -> None:
-        after = self.events[-1]["seq"] if self.events else 0
-        told = client.events(self.name, after=after)
-        if told and told[0]["seq"] <= after:
-            # The hub was put back, say: events and rounds are counted anew.
-            self.rounds, self.events = [], []
-        self.events += readable(told)
+        told = client.events_since(self.name, self.cursor)
+        if told.again:
+            self._forget()  # the hub was put back, say: events and rounds are counted anew
+        self.cursor = told.cursor
+        self.events += readable(told.events)
         del self.events[:-EVENTS_MAX]
 
     def _look_for_rounds(self, client: Client) -> None:

@@ -19,18 +19,22 @@ from urllib.parse import quote
 import httpx
 
 from diloco_client.answers import (
+    BEGINNING,
     CHECKPOINT_S,
     DELETE_S,
     LIST_S,
     PAGE,
     REMOVE_S,
     SUBMIT_S,
+    began_anew,
     read,
     refusal,
 )
 from diloco_client.answers import ApiError as ApiError
+from diloco_client.answers import Cursor as Cursor
 from diloco_client.answers import Lost as Lost
 from diloco_client.answers import Silent as Silent
+from diloco_client.answers import Told as Told
 from diloco_client.answers import Unanswered as Unanswered
 from diloco_client.answers import Unreachable as Unreachable
 from diloco_client.answers import Untrusted as Untrusted
@@ -400,15 +404,24 @@ class Client:
         self._call("DELETE", f"/v1/members/{_part(name)}")
 
     def events(self, run: str = "", after: int = 0) -> list[dict[str, Any]]:
-        """Every event after the cursor `after`, of one run or of all."""
-        found: list[dict[str, Any]] = []
+        """Every event after the number `after`, of one run or of all."""
+        return self.events_since(run, (after, "")).events
+
+    def events_since(self, run: str = "", cursor: Cursor = BEGINNING) -> Told:
+        """As `events`, for whoever asks now and then; all of them where events were lost."""
+        found, again = list[dict[str, Any]](), False
         while True:
-            params = {"run": run, "after": after, "limit": 1000}
+            after, mark = cursor
+            params = {"run": run, "after": after, "mark": mark, "limit": 1000}
             page = self._call("GET", "/v1/events", has=("events",), params=params)
+            if after > 0 and began_anew(page, after):
+                found, cursor, again = [], BEGINNING, True
+                continue
             found += page["events"]
+            newest = page["events"][-1]["seq"] if page["events"] else after
+            cursor = (newest, page.get("mark", ""))
             if len(page["events"]) < 1000:
-                return found
-            after = page["next"]
+                return Told(found, cursor, again)
 
     def chaos(
         self, kind: str, target: str, *, idempotency_key: str = "", **settings: Any

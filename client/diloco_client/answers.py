@@ -1,5 +1,6 @@
 """What comes of a request, an answer or an error, and how long it is waited for."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -27,6 +28,32 @@ SUBMIT_S = 2 * 30.0 + 60.0 + MARGIN_S
 DELETE_S = 600.0
 # Checkpoints are listed by so many: each is a manifest to read within the 60 seconds.
 PAGE = 100
+
+
+# Where a reader of events stands: the number of the newest one that it has read, and that event's
+# mark, which tells it from another that may get its number.
+Cursor = tuple[int, str]
+BEGINNING: Cursor = (0, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Events after a cursor, and the cursor to go on with.
+
+    `again`: events up to the cursor were lost, and others may have their numbers. Forget what was
+    read: these are all that there are.
+    """
+
+    events: list[dict[str, Any]]
+    cursor: Cursor
+    again: bool
+
+
+def began_anew(page: dict[str, Any], after: int) -> bool:
+    """Whether a page of events says that those up to the number `after` were lost. A coordinator
+    before 0.3 does not say so, and tells of what came instead."""
+    events = page["events"]
+    return bool(page.get("again")) or bool(events and events[0]["seq"] <= after)
 
 
 class ApiError(Exception):

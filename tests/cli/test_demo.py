@@ -14,7 +14,7 @@ from diloco_cli.seen import Seen
 from diloco_cli.up.folder import Folder
 from diloco_cli.up.stack import Stack
 from diloco_cli.words import FAILED, CliError
-from diloco_client import Silent
+from diloco_client import Cursor, Silent, Told
 
 
 def test_a_demo_takes_a_free_name_and_no_learners_from_others(tmp_path: Path) -> None:
@@ -157,8 +157,9 @@ class Cluster:
         self.there += [self.to_come.pop(0)] if self.to_come else []
         return {"name": name, "state": "running", "status": None}
 
-    def events(self, name: str, after: int) -> list[dict[str, Any]]:
-        return [e for e in self.there if e["seq"] > after]
+    def events_since(self, name: str, cursor: Cursor) -> Told:
+        new = [e for e in self.there if e["seq"] > cursor[0]]
+        return Told(new, (new[-1]["seq"], "") if new else cursor, again=False)
 
 
 class Slow(Cluster):

@@ -13,7 +13,7 @@ from diloco_cli.live import Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.view import event_lines, learners_table, lines, screen, speed_lines, speeds_line
 from diloco_cli.words import plain
-from diloco_client import ApiError, Unreachable
+from diloco_client import ApiError, Cursor, Told, Unreachable
 
 Row = dict[str, Any]
 
@@ -194,7 +194,7 @@ def test_a_view_keeps_the_newest_round_and_nothing_twice(
 ) -> None:
     """It is up as long as the cluster: rounds are several kB each."""
 
-    class Told:
+    class Cluster:
         shown = 2
 
         def run(self, name: str) -> Row:
@@ -203,10 +203,11 @@ def test_a_view_keeps_the_newest_round_and_nothing_twice(
         def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
             return [r for r in rounds[: self.shown] if r["seq"] > (after or -1)]
 
-        def events(self, name: str, after: int = 0) -> list[Row]:
-            return [e for e in events if e["seq"] > (after or -1)]
+        def events_since(self, name: str, cursor: Cursor) -> Told:
+            newest = max(e["seq"] for e in events)
+            return Told([e for e in events if e["seq"] > (cursor[0] or -1)], (newest, ""), False)
 
-    client: Any = Told()
+    client: Any = Cluster()
     view, whole = Seen("demo", rounds_max=ROUNDS_VIEWED), Seen("demo")
     for client.shown in (2, 3, 5):
         view.look(client)
@@ -215,7 +216,7 @@ def test_a_view_keeps_the_newest_round_and_nothing_twice(
     assert view.events == whole.events == events
     assert lines(view) == lines(whole)
     # The hub was put back from a backup, and counts its events anew.
-    client.events = lambda name, after=0: events[:2]
+    client.events_since = lambda name, cursor: Told(events[:2], (0, ""), again=True)
     whole.look(client)
     assert whole.events == events[:2]
 
@@ -237,8 +238,8 @@ def test_a_coordinator_that_does_not_answer_is_told_of(
         def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
             return []
 
-        def events(self, name: str, after: int = 0) -> list[Row]:
-            return []
+        def events_since(self, name: str, cursor: Cursor) -> Told:
+            return Told([], cursor, again=False)
 
     def passes(seconds: float) -> None:
         nonlocal now
@@ -268,8 +269,8 @@ def test_rounds_that_cannot_be_read_are_told_of_and_the_rest_is_shown(
                 raise ApiError(503, "The message server does not answer", "try again")
             return [r for r in rounds if r["seq"] > (after or -1)]
 
-        def events(self, name: str, after: int = 0) -> list[Row]:
-            return []
+        def events_since(self, name: str, cursor: Cursor) -> Told:
+            return Told([], cursor, again=False)
 
     def passes(seconds: float) -> None:
         nonlocal now
@@ -291,17 +292,18 @@ def test_json_lines_tell_of_changes_alone(
 ) -> None:
     states = iter(["running"] * 3 + ["paused"] * 2 + ["finished"])
 
-    class Told:
+    class Cluster:
         def run(self, name: str) -> Row:
             return run | {"state": next(states)}
 
         def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
             return []
 
-        events = rounds
+        def events_since(self, name: str, cursor: Cursor) -> Told:
+            return Told([], cursor, again=False)
 
     monkeypatch.setattr(live.time, "sleep", lambda _: None)
-    client: Any = Told()
+    client: Any = Cluster()
     live.follow(client, "demo", as_json=True)
     told = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
     assert told == ["running", "paused", "finished"]
@@ -310,7 +312,7 @@ def test_json_lines_tell_of_changes_alone(
 def test_a_run_that_was_submitted_anew_begins_anew(run: Row, rounds: list[Row]) -> None:
     """Its rounds and events have the numbers of those of the deleted one."""
 
-    class Told:
+    class Cluster:
         created_at = 1.0
 
         def run(self, name: str) -> Row:
@@ -319,10 +321,10 @@ def test_a_run_that_was_submitted_anew_begins_anew(run: Row, rounds: list[Row]) 
         def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
             return [r for r in rounds[: 5 if self.created_at == 1.0 else 2] if r["seq"] > after]
 
-        def events(self, name: str, after: int = 0) -> list[Row]:
-            return []
+        def events_since(self, name: str, cursor: Cursor) -> Told:
+            return Told([], cursor, again=False)
 
-    client: Any = Told()
+    client: Any = Cluster()
     view = Seen("demo")
     view.look(client)
     assert len(view.rounds) == 5
@@ -344,7 +346,7 @@ def test_rounds_of_a_run_that_went_back_are_read_anew(
         "events": status,
     }
 
-    class Told:
+    class Cluster:
         put_back = False
 
         def run(self, name: str) -> Row:
@@ -354,11 +356,12 @@ def test_rounds_of_a_run_that_went_back_are_read_anew(
             there = [r | {"round": 9000} for r in rounds[:2]] if self.put_back else rounds
             return [r for r in there if r["seq"] > (after or -1)]
 
-        def events(self, name: str, after: int = 0) -> list[Row]:
-            anew = back == "events" and self.put_back
-            return events[:2] if anew else [e for e in events if e["seq"] > after]
+        def events_since(self, name: str, cursor: Cursor) -> Told:
+            if back == "events" and self.put_back:
+                return Told(events[:2] if cursor[0] != 2 else [], (2, ""), again=cursor[0] != 2)
+            return Told([e for e in events if e["seq"] > cursor[0]], (len(events), ""), again=False)
 
-    told = Told()
+    told = Cluster()
     client: Any = told
     view = Seen("demo")
     view.look(client)

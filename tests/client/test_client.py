@@ -54,6 +54,50 @@ def test_events_are_read_until_a_page_is_not_full() -> None:
         assert [e["seq"] for e in c.events("demo")] == list(range(1, 1501))
 
 
+def told_by(there: list[dict[str, Any]], release: str) -> Handler:
+    """Events as a coordinator tells them, which has seen where the hub lost the newest of them. The
+    mark of each is its text."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        after, mark = int(request.url.params["after"]), request.url.params["mark"]
+        texts = {e["seq"]: e["text"] for e in there}
+        others = release != "0.2" and bool(mark) and texts.get(after, mark) != mark
+        goes_on = 0 if others else min(after, len(there) - 50)
+        again = others or after > len(there)
+        found = [e for e in there if e["seq"] > (goes_on if again else after)][:1000]
+        page: dict[str, Any] = {"events": found, "next": found[-1]["seq"] if found else after}
+        if release != "0.2":
+            page |= {"mark": texts[page["next"]] if found else mark, "again": again}
+        return httpx.Response(200, json=page)
+
+    return handle
+
+
+@pytest.mark.parametrize("release", ["0.2", "0.3"])
+def test_who_asks_for_events_now_and_then_is_told_to_begin_anew(release: str) -> None:
+    there = [{"seq": n, "text": f"first {n}"} for n in range(1, 1501)]
+    with client(told_by(there, release)) as c:
+        told = c.events_since("demo")
+        assert (told.events, told.again) == (there, False)
+        nothing = c.events_since("demo", told.cursor)
+        assert (nothing.events, nothing.cursor, nothing.again) == ([], told.cursor, False)
+        del there[1200:]
+        fewer = c.events_since("demo", told.cursor)
+        assert (fewer.events, fewer.again) == (there, True)
+        assert c.events("demo", after=1500) == there
+
+
+def test_who_asks_for_events_learns_that_others_have_come_up_to_its_cursor() -> None:
+    there = [{"seq": n, "text": f"first {n}"} for n in range(1, 1501)]
+    with client(told_by(there, "0.3")) as c:
+        told = c.events_since("demo")
+        there[1400:] = [{"seq": n, "text": f"then {n}"} for n in range(1401, 1600)]
+        anew = c.events_since("demo", told.cursor)
+        assert (anew.events, anew.again) == (there, True)
+        assert anew.cursor == (1599, "then 1599")
+        assert not c.events_since("demo", anew.cursor).again
+
+
 def test_a_refusal_carries_the_servers_words_and_paths() -> None:
     errors = [{"path": "algorithm.quorum", "message": "too small"}]
     problem = {"title": "Invalid run", "detail": "1 fault", "status": 422, "errors": errors}

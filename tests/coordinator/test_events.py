@@ -173,6 +173,28 @@ def test_a_reader_beyond_the_end_goes_on_where_the_stream_began_anew() -> None:
     assert [told.events.going_on(after) for after in (5, 8, 10)] == [5, 8, 7]
 
 
+def test_a_reader_begins_anew_where_another_event_stands_at_its_cursor() -> None:
+    told = Told()
+    for n in range(10):
+        told.by("oslo", at=float(n))
+    marks = {seq: told.events.mark(seq) for seq in range(1, 12)}
+    assert len(set(marks.values())) == 11 and marks[11] == "", "nobody knows it here"
+    told.seq = 7
+    for n in range(9):
+        told.by("rome", at=100.0 + n)
+    assert told.events.newest == 16
+    assert [told.events.going_on(seq, marks[seq]) for seq in (7, 8, 10, 11)] == [7, 0, 0, 11]
+    assert told.events.going_on(10, told.events.mark(10)) == 10
+    assert told.events.going_on(10) == 10, "it does not say what it has read"
+
+
+def test_a_mark_is_the_same_in_every_process() -> None:
+    """Another coordinator may be asked next, or one that was started anew."""
+    events = Events()
+    events.take(3, "ev.r.join", b"of no release", 0.0, RUNS)
+    assert events.mark(3) == "d9b14bd88b28a939"
+
+
 def test_events_of_a_run_that_is_deleted_are_not_told_again() -> None:
     told = Told()
     assert told.by("oslo") and told.by("oslo", run="cluster")

@@ -331,7 +331,7 @@ async def test_events_come_by_cursor_and_by_run(world: Any) -> None:
         mine = await desk.get("/v1/events?run=demo")
         assert [e["data"]["n"] for e in mine["events"]] == [1, 3]
         none = await desk.get(f"/v1/events?after={rest['next']}")
-        assert none == {"events": [], "next": rest["next"], "again": False}
+        assert none == {"events": [], "next": rest["next"], "mark": "", "again": False}
 
 
 async def test_a_coordinator_that_is_behind_tells_nothing_again(
@@ -345,7 +345,7 @@ async def test_a_coordinator_that_is_behind_tells_nothing_again(
         read = desk.registry.told.newest
         monkeypatch.setattr(desk.registry.told, "newest", read - 1)
         ahead = await desk.get(f"/v1/events?after={read}")
-        assert ahead == {"events": [], "next": read, "again": False}
+        assert ahead == {"events": [], "next": read, "mark": "", "again": False}
         chunks = desk.streams.events(read, "").body_iterator
         assert await anext(chunks) == ": open\n\n"
         await world.tells("join", n=3)
@@ -412,7 +412,33 @@ async def test_a_reader_beyond_the_end_of_the_stream_is_told_what_came_instead(w
         await chunks.aclose()
         desk.registry.ready = False  # what is read until now is not all
         page = await desk.get("/v1/events?after=5000")
-        assert page == {"events": [], "next": 5000, "again": False}
+        assert page == {"events": [], "next": 5000, "mark": "", "again": False}
+
+
+async def test_a_reader_whose_cursor_others_have_overtaken_is_told_to_begin_anew(
+    world: Any,
+) -> None:
+    """A killed server lost its newest events, and others have got their numbers since."""
+    async with world.coordinator() as desk:
+        for n in range(5):
+            await world.tells("join", n=n)
+        await until(lambda: len(desk.registry.events) == 5)
+        read = await desk.get("/v1/events")
+        assert read["next"] == 5 and len(read["mark"]) == 16
+        cursor = f"after=5&mark={read['mark']}"
+        same = await desk.get(f"/v1/events?{cursor}")
+        assert same == {"events": [], "next": 5, "mark": read["mark"], "again": False}
+        for seq in range(4, 9):
+            event = Event(run="demo", kind="leave", source="a", text="t", data={"n": -seq}, at=9.0)
+            told = desk.registry.told
+            assert told.take(seq, subjects.event("demo", "leave"), encode(event), 0.0, ("demo",))
+        page = await desk.get(f"/v1/events?{cursor}&limit=6")
+        assert page["again"] and [e["data"]["n"] for e in page["events"]] == [0, 1, 2, -4, -5, -6]
+        rest = await desk.get(f"/v1/events?after={page['next']}&mark={page['mark']}")
+        assert not rest["again"] and [e["data"]["n"] for e in rest["events"]] == [-7, -8]
+        for unmarked in ("after=5", f"after=5000&mark={read['mark']}"):
+            page = await desk.get(f"/v1/events?{unmarked}&run=other")
+            assert page["events"] == [] and page["mark"] == "", "nothing of what it cannot see"
 
 
 async def test_the_cursor_of_a_deleted_runs_last_event_is_still_one_after_a_restart(

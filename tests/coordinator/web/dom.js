@@ -154,10 +154,13 @@ async function piece(pieces, signal) {
   return pieces.length ? { done: false, value: pieces.shift() } : { done: true };
 }
 
-/* As the coordinator tells events: whoever has read beyond their end is told what came instead. */
-function told(events, after) {
-  const again = events.length > 0 && after > events.at(-1).seq;
-  return { events: events.filter((e) => again || e.seq > after), again };
+/* As the coordinator tells events: whoever has read beyond their end, or others, is told what came instead. */
+const markOf = (event) => `${event.at}+${event.text}`;
+function told(events, after, mark) {
+  const there = events.find((e) => e.seq === after);
+  const again = (events.length > 0 && after > events.at(-1).seq) || Boolean(mark && there && markOf(there) !== mark);
+  const found = events.filter((e) => again || e.seq > after);
+  return { events: found, mark: found.length ? markOf(found.at(-1)) : again ? "" : mark, again };
 }
 
 /* What the coordinator answers: [status, body] by "METHOD path"; what was asked is kept. `away`: the
@@ -173,7 +176,7 @@ async function fetch(path, { method, headers, body, signal }) {
   if (found.pieces) return { ok: true, status, body: { getReader: () => ({ read: () => piece(found.pieces, signal) }) } };
   const answer = typeof found === "string" ? found : { ...found };
   if (Array.isArray(answer.rounds)) answer.rounds = answer.rounds.filter((x) => x.seq > after);
-  if (Array.isArray(answer.events)) Object.assign(answer, told(answer.events, after));
+  if (Array.isArray(answer.events)) Object.assign(answer, told(answer.events, after, decodeURIComponent(/mark=([^&]*)/.exec(query)?.[1] ?? "")));
   // Not JSON, as a proxy between may answer, or what it is.
   const written = typeof found === "string" ? found : JSON.stringify(answer);
   const text = async () => {

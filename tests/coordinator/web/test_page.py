@@ -116,6 +116,22 @@ def test_a_hub_that_was_put_back_shows_what_came_since_in_place_of_what_is_lost(
     assert page.ask('id("chart").children.length') == 0
 
 
+def test_events_that_have_overtaken_what_is_shown_are_shown_in_its_place(
+    page: Page, answers: dict[str, Any]
+) -> None:
+    """The tab was hidden while the hub lost its newest events, and as many others came."""
+    told = deepcopy(answers)
+    events = told["GET /v1/events"]["events"]
+    newest = events[-1]["seq"]
+    events[-2:] = [evaluation(newest + n, steps=600 + n, val_loss=1.5) for n in range(-1, 4)]
+    page.answers = told
+    for _ in range(2):
+        page.second()
+        assert page.ask('items("events").length') == len(events)
+        lines = [text.split("learner-9")[-1] for text in page.ask('items("events")')[:5]]
+        assert lines == [f"told as {newest + n}" for n in range(3, -2, -1)]
+
+
 @pytest.mark.parametrize("back", ["fewer committed", "another epoch", "not begun"])
 def test_rounds_of_a_run_that_went_back_are_read_anew(
     page: Page, answers: dict[str, Any], run: str, back: str
@@ -221,7 +237,7 @@ def test_without_a_run_nothing_is_fetched_or_built_again(answers: dict[str, Any]
     page.do('var kept = id("events").children')
     assert page.ask("kept.length") > 0
     page.second()
-    assert page.asked("GET")[-1]["path"] == f"/v1/events?limit=1000&after={newest}"
+    assert page.asked("GET")[-1]["path"].startswith(f"/v1/events?limit=1000&after={newest}&")
     assert page.ask('id("events").children.every((node, n) => node === kept[n])')
 
 

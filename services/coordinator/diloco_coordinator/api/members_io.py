@@ -19,6 +19,8 @@ from diloco_shared.bus.port import BusError
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[int, Query(ge=0)]
+# It has 16 characters; another release may make longer ones.
+Mark = Annotated[str, Query(max_length=64)]
 # Of a sequence: 64 bits. Python reads no number of thousands of digits.
 DIGITS_MAX = 20
 
@@ -113,21 +115,31 @@ class Members:
 
     # --- events --------------------------------------------------------------------------------
 
-    async def events(self, run: str = "", after: After = 0, limit: Limit = 200) -> dict[str, Any]:
+    async def events(
+        self, run: str = "", after: After = 0, mark: Mark = "", limit: Limit = 200
+    ) -> dict[str, Any]:
         """Events after the cursor `after`, oldest first; `next` is the cursor to go on with.
 
+        `mark` goes with `next`, and tells the event there from others that may get its number.
         `again`: the message server lost events up to the cursor, or was put back from a backup.
-        What is told now came instead, and some of it may have been told before.
+        What is told now came instead, and some of it may have been told before. Whoever gives no
+        `mark` is not told so once others have come up to the cursor.
         """
         token, registry, asked = asker(), self.registry, after
         with suppress(BusError):  # whoever asks again is told then
-            after = await going_on(registry, after)
+            after = await going_on(registry, after, mark)
         newer = registry.events_after(after, run)
         found = [(seq, e) for seq, e in newer if sees(token, e.run)][:limit]
+        again = after < asked
+        if found:
+            after, mark = found[-1][0], registry.told.mark(found[-1][0])
+        elif again:
+            mark = ""  # what is there may be an event that this token must not see
         return {
             "events": [event_view(seq, e) for seq, e in found],
-            "next": found[-1][0] if found else after,
-            "again": after < asked,
+            "next": after,
+            "mark": mark,
+            "again": again,
         }
 
     async def stream(

@@ -180,15 +180,18 @@ class _State:
     text: str
 
 
-async def going_on(registry: Registry, after: int) -> int:
+async def going_on(registry: Registry, after: int, mark: str = "") -> int:
     """The cursor to go on from, for a reader of events that has read up to `after` and asks anew.
 
     Beyond the newest event that is known here, the stream may have lost its end since: then it is a
     smaller one. Or only this coordinator is behind, cut off or slower than the one that was asked
-    before: that the hub knows. Raises BusError where it does not answer.
+    before: that the hub knows. Raises BusError where it does not answer. `mark`: of the event at
+    `after`, as the reader has read it; "" where it does not say.
     """
-    if not registry.ready or after <= registry.told.newest:
+    if not registry.ready:
         return after
+    if after <= registry.told.newest:
+        return registry.told.going_on(after, mark)
     info = await registry.bus.stream_info(subjects.EVENTS_STREAM)
     return after if info.last_seq >= after else registry.told.going_on(after)
 

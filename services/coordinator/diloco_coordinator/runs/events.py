@@ -10,6 +10,7 @@ the learner said stays. A coordinator that starts finds the newest ones alone in
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import takewhile
 
 import structlog
@@ -71,14 +72,14 @@ class Events:
         self.newest = 0  # sequence that was read last
         # How often the stream lost its end, and where it began anew the last time.
         self.lost, self.again_from = 0, 0
-        self._read: dict[int, int] = {}  # sequence -> what tells its message from another
+        self._read: dict[int, int] = {}  # sequence -> what tells its message from another (_digest)
         self._shares: dict[str, _Share] = {}  # of learners: as many as the hub has let in
 
     def take(
         self, seq: int, subject: str, payload: bytes, now: float, runs: Collection[str]
     ) -> bool:
         """Whether it is one to show. `now`: seconds of a clock that only goes on."""
-        said = hash((subject, payload))
+        said = _digest(subject, payload)
         if seq <= self.newest:
             if self._read.get(seq) == said:
                 return False  # a repeat after a reconnect
@@ -140,12 +141,23 @@ class Events:
         newer = list(takewhile(lambda item: item[0] > seq, reversed(self.kept)))
         return [item for item in reversed(newer) if not run or item[1].run == run]
 
-    def going_on(self, after: int) -> int:
+    def mark(self, seq: int) -> str:
+        """What tells the message of this sequence from others, for every coordinator alike; ""
+        where that is not known here."""
+        said = self._read.get(seq)
+        return "" if said is None else f"{said:016x}"
+
+    def going_on(self, after: int, mark: str = "") -> int:
         """The cursor to go on from, for a reader that has read up to `after` and asks anew.
 
         Beyond the newest event it is of a stream that has lost its end since. The reader goes on
-        where the stream began anew, or from its beginning where nobody here saw that happen.
+        where the stream began anew, or from its beginning where nobody here saw that happen. Where
+        the message at `after` has another `mark` than the one that the reader has read, the stream
+        has lost its end and has grown beyond that place again. Nobody knows how much of what the
+        reader has read was lost: it begins anew.
         """
+        if mark and self.mark(after) not in ("", mark):
+            return 0
         return after if after <= self.newest else max(self.again_from - 1, 0)
 
     def _lose(self, seq: int) -> None:
@@ -168,6 +180,12 @@ class Events:
         there = Counter(event.source for _, event in self.kept)
         for teller, share in self._shares.items():
             share.kept = min(share.kept, there[teller])
+
+
+def _digest(subject: str, payload: bytes) -> int:
+    """Of 64 bits. The same in every process, which `hash` is not: readers hand it back."""
+    said = blake2b(subject.encode() + b"\n" + payload, digest_size=8)
+    return int.from_bytes(said.digest(), "big")
 
 
 def _between(told: Iterable[tuple[int, Event]]) -> set[int]:

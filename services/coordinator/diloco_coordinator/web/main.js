@@ -11,8 +11,8 @@ const EVERY_MS = 1000;
 const ROUNDS_SHOWN = 30, EVENTS_SHOWN = 100;
 
 /* Of the run, as told so far. `closed`: its status when the rounds were read last; `after`: number of the
-   newest event that was read. */
-const nothing = () => ({ rounds: [], closed: null, after: 0, events: [], evaluations: [] });
+   newest event that was read; `mark`: what tells it from another one that gets its number. */
+const nothing = () => ({ rounds: [], closed: null, after: 0, mark: "", events: [], evaluations: [] });
 
 /* `cutOff`: why what is shown may be old, else empty. `run`: whose rounds and events these are, { name, created_at }; null for none. */
 const seen = { access: null, cutOff: "", run: null, ...nothing() };
@@ -143,13 +143,14 @@ async function lookForEvents() {
   const about = seen.run ? `&run=${encodeURIComponent(seen.run.name)}` : "";
   let page;
   do {
-    page = await get(`/v1/events?limit=1000&after=${seen.after}${about}`);
+    page = await get(`/v1/events?limit=1000&after=${seen.after}&mark=${encodeURIComponent(seen.mark)}${about}`);
     if (page.again && seen.after > 0) {
       // The hub lost its newest events, or was put back, and others may have their numbers: all are asked for anew.
       forgetTold();
       return lookForEvents();
     }
     seen.after = page.events.at(-1)?.seq ?? seen.after;
+    seen.mark = page.mark ?? "";
     seen.evaluations.push(...evaluationsOf(page.events));
     seen.events = [...seen.events, ...page.events].slice(-EVENTS_SHOWN);
   } while (page.events.length === 1000);
