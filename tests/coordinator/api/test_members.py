@@ -378,6 +378,25 @@ async def test_events_are_streamed_from_a_cursor_on(world: Any) -> None:
         assert desk.streams.open == 0
 
 
+async def test_an_event_that_comes_while_a_slow_reader_is_sent_another_is_not_held_back(
+    world: Any,
+) -> None:
+    """Else it would come with the next one, whenever that is."""
+    async with world.coordinator() as desk:
+        await world.tells("join", n=0)
+        await until(lambda: len(desk.registry.events) == 1)
+        chunks = desk.streams.events(0, "").body_iterator
+        assert await anext(chunks) == ": open\n\n"
+        assert '"n": 0' in await anext(chunks)
+        await world.tells("join", n=1)
+        await until(lambda: len(desk.registry.events) == 2)
+        assert '"n": 1' in await anext(chunks)
+        waiting = asyncio.create_task(anext(chunks))
+        await world.tells("join", n=2)
+        assert '"n": 2' in await waiting
+        await chunks.aclose()
+
+
 async def test_events_are_streamed_that_came_again_after_a_server_was_killed(world: Any) -> None:
     """It had lost its last ones, and gave their sequences to others."""
     async with world.coordinator() as desk:

@@ -101,6 +101,7 @@ class Streams:
         yield ": open\n\n"
         said_at = ambient.monotonic()
         while True:
+            changes = self.registry.changes
             if lost != told.lost:  # other events have the sequences that this reader has read
                 lost, after = told.lost, min(after, told.again_from - 1)
             if self.registry.ready and not asked:  # it may have read them before it came here
@@ -112,7 +113,8 @@ class Streams:
                     continue
                 yield f"id: {seq}\ndata: {json.dumps(event_view(seq, event))}\n\n"
                 said_at = ambient.monotonic()
-            if not await self._change(said_at):
+            # Nobody tells once more of what came while this reader was sent the ones before.
+            if changes == self.registry.changes and not await self._change(said_at):
                 yield ": still here\n\n"
                 said_at = ambient.monotonic()
 
