@@ -157,6 +157,52 @@ def test_rounds_of_a_run_that_went_back_are_read_anew(
     assert page.ask('seen("unread")') == ""
 
 
+def test_the_curve_is_drawn_when_an_evaluation_comes_and_else_stays(
+    page: Page, answers: dict[str, Any]
+) -> None:
+    """What is shown while one hovers over a point would vanish with it."""
+    page.do('var kept = id("chart").firstElementChild')
+    page.second()
+    assert page.ask('id("chart").firstElementChild === kept')
+    told = deepcopy(answers)
+    newest = told["GET /v1/events"]["events"][-1]["seq"]
+    told["GET /v1/events"]["events"].append(evaluation(newest + 1, steps=600, val_loss=1.25))
+    page.answers = told
+    page.second()
+    assert not page.ask('id("chart").firstElementChild === kept')
+    assert losses(page)[0] == ["600", "1.2500"]
+
+
+def test_the_curve_of_a_long_run_is_thinned_evenly_and_keeps_both_ends() -> None:
+    page = Page({}, address="")
+    page.do("var curve = new modules.views.Thinned(10), after = []")
+    page.do("for (let n = 0; n < 1000; n += 1) { curve.add(n); after.push(curve.all.length); }")
+    assert page.ask("Math.max(...after)") == 11
+    kept = page.ask("curve.all")
+    assert kept == [*range(0, 1000, 128), 999] and page.ask("curve.newest") == 999
+    assert page.ask("new modules.views.Thinned(10).all") == []
+
+
+def test_a_page_keeps_no_more_evaluations_than_its_curve_shows(answers: dict[str, Any]) -> None:
+    told = deepcopy(answers)
+    told["GET /v1/events"]["events"] = [
+        evaluation(n, steps=n, val_loss=1.0) for n in range(1, 2503)
+    ]
+    page = Page(told)
+    assert len(losses(page)) == 1252 and losses(page)[0] == ["2502", "1.0000"]
+    assert losses(page)[-1] == ["1", "1.0000"]
+
+
+def test_a_curve_may_have_more_points_than_a_browser_takes_arguments() -> None:
+    page = Page({}, address="")
+    page.do(
+        "var box = new Element('p');"
+        "var points = Array.from({ length: 100000 }, (_, n) => ({ x: n, y: 1 + n }));"
+        "modules.chart.lineChart(box, points, { xLabel: 'steps', describe: 'many' })"
+    )
+    assert page.ask("box.children.length") == 1
+
+
 def test_two_evaluations_that_say_the_same_are_two_rows_at_every_look(
     answers: dict[str, Any],
 ) -> None:

@@ -22,13 +22,17 @@ export function ticks(low, high, wanted) {
   return found;
 }
 
+/* Given to Math.max one by one, a browser's stack would bound how many there may be. */
+const least = (numbers) => numbers.reduce((a, b) => Math.min(a, b));
+const most = (numbers) => numbers.reduce((a, b) => Math.max(a, b));
+
 /* `points`: [{x, y}] by x. Replaces what `parent` shows; says the same in words. */
 export function lineChart(parent, points, { xLabel, describe }) {
   const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": describe });
   const xs = points.map((p) => p.x), ys = points.map((p) => p.y);
-  const xLow = 0, xHigh = Math.max(...xs, 1);
-  const spread = Math.max(...ys) - Math.min(...ys) || Math.abs(ys[0]) || 1;
-  const yLow = Math.min(...ys) - 0.06 * spread, yHigh = Math.max(...ys) + 0.06 * spread;
+  const xLow = 0, xHigh = Math.max(most(xs), 1);
+  const spread = most(ys) - least(ys) || Math.abs(ys[0]) || 1;
+  const yLow = least(ys) - 0.06 * spread, yHigh = most(ys) + 0.06 * spread;
   const x = (v) => LEFT + ((v - xLow) / (xHigh - xLow)) * (WIDTH - LEFT - RIGHT);
   const y = (v) => HEIGHT - BOTTOM - ((v - yLow) / (yHigh - yLow)) * (HEIGHT - TOP - BOTTOM);
   const yTicks = ticks(yLow, yHigh, 5);

@@ -4,15 +4,18 @@ import { Refusal, Trouble, Unreachable, call, dropToken, explained, get, hasToke
 import { $, make, reconcile, say } from "./dom.js";
 import { offerPlans } from "./plan.js";
 import { lookForExports, offerSamples } from "./sample.js";
-import { evaluationsOf, showEvents, showLearners, showLosses, showRounds, showRun, showServices } from "./views.js";
+import { Thinned, evaluationsOf, showEvents, showLearners, showLosses, showRounds, showRun, showServices } from "./views.js";
 
 const EVERY_MS = 1000;
 /* Shown at once: what a person may scroll through; the command line shows all. */
 const ROUNDS_SHOWN = 30, EVENTS_SHOWN = 100;
+/* Points of the curve: more than it has pixels. A tab may be open for weeks. */
+const POINTS_MAX = 2000;
 
 /* Of the run, as told so far. `closed`: its status when the rounds were read last; `after`: number of the
-   newest event that was read; `mark`: what tells it from another one that gets its number. */
-const nothing = () => ({ rounds: [], closed: null, after: 0, mark: "", events: [], evaluations: [] });
+   newest event that was read; `mark`: what tells it from another one that gets its number;
+   `drawn`: how many evaluations had come when the curve was drawn. */
+const nothing = () => ({ rounds: [], closed: null, after: 0, mark: "", events: [], evaluations: new Thinned(POINTS_MAX), drawn: 0 });
 
 /* `cutOff`: why what is shown may be old, else empty. `run`: whose rounds and events these are, { name, created_at }; null for none. */
 const seen = { access: null, cutOff: "", run: null, ...nothing() };
@@ -84,9 +87,8 @@ async function lookOnce() {
   $("empty").hidden = Boolean(run);
   $("overview").hidden = !run;
   await lookForEvents();
-  showLosses(seen.evaluations);
   if (run) {
-    showRun(run, seen.evaluations.at(-1));
+    showRun(run, seen.evaluations.newest);
     $("verbs").hidden = !mayChangeRun(run.name);
     const unread = await whyNot(lookForRounds(run));
     say($("unread"), unread && `The rounds cannot be read now: ${unread}`);
@@ -151,10 +153,13 @@ async function lookForEvents() {
     }
     seen.after = page.events.at(-1)?.seq ?? seen.after;
     seen.mark = page.mark ?? "";
-    seen.evaluations.push(...evaluationsOf(page.events));
+    for (const evaluation of evaluationsOf(page.events)) seen.evaluations.add(evaluation);
     seen.events = [...seen.events, ...page.events].slice(-EVENTS_SHOWN);
   } while (page.events.length === 1000);
   showEvents(seen.events);
+  if (seen.drawn === seen.evaluations.seen) return; // drawn anew, the curve would lose what is shown while one hovers
+  seen.drawn = seen.evaluations.seen;
+  showLosses(seen.evaluations.all);
 }
 
 /* --- doing -------------------------------------------------------------------------------- */

@@ -97,6 +97,24 @@ export function evaluationsOf(events) {
   return told.map((e) => ({ ...e.data, seq: e.seq }));
 }
 
+/* At most `most` of what comes and the newest, evenly spread over it: `kept` is every `every`-th of `seen`. */
+export class Thinned {
+  constructor(most) {
+    Object.assign(this, { most, every: 1, seen: 0, kept: [], newest: null });
+  }
+  add(one) {
+    if (this.seen % this.every === 0) this.kept.push(one);
+    this.seen += 1;
+    this.newest = one;
+    if (this.kept.length <= this.most) return;
+    this.kept = this.kept.filter((_, n) => n % 2 === 0);
+    this.every *= 2;
+  }
+  get all() {
+    return this.seen === 0 || this.kept.at(-1) === this.newest ? this.kept : [...this.kept, this.newest];
+  }
+}
+
 export function showLosses(evaluations) {
   const points = evaluations.map((e) => ({ seq: e.seq, x: e.steps, y: e.val_loss, each: perCorpus(e.each), versions: [e.versions].flat().filter(isNumber) }));
   points.sort((a, b) => a.x - b.x);
