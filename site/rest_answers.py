@@ -60,7 +60,7 @@ ANSWERS = {
     "GET /v1/runs/{run}/exports/{export}/files/{file}": "the bytes of the file",
     "POST /v1/runs/{run}/samples": STREAM.format("`begun`, `text`, `done` or `failed`"),
     "GET /v1/members": f"`members`: a list, each of them {MEMBER}; `cut_off`: why that may be "
-    "old by now, else empty",
+    "old by now, else empty; `now`: the time by the coordinator's clock, in seconds since 1970",
     "GET /v1/members/{member}": MEMBER,
     "POST /v1/members/{member}/drain": MEMBER,
     "DELETE /v1/members/{member}/drain": MEMBER,

@@ -184,6 +184,14 @@ async def test_the_dead_stay_assigned_until_they_are_forgotten(world: Any) -> No
         assert (await desk.ask("GET", "/v1/members/a")).status_code == 404
 
 
+async def test_members_are_told_with_the_time_by_the_coordinators_clock(world: Any) -> None:
+    """Since when one is gone is by that clock, and whoever reads it may have another."""
+    async with world.coordinator() as desk:
+        before = ambient.wall()
+        told = (await desk.get("/v1/members"))["now"]
+        assert before <= told <= ambient.wall()
+
+
 async def test_a_member_that_renews_its_key_no_more_is_gone_and_can_be_forgotten(
     world: Any,
 ) -> None:

@@ -6,6 +6,7 @@ for itself. How the page looks is for eyes: this is about what it says and does.
 
 import json
 import re
+import time
 from copy import deepcopy
 from typing import Any
 
@@ -391,6 +392,23 @@ def test_who_is_gone_is_told_and_can_be_forgotten(page: Page, answers: dict[str,
     assert "Kill learner-2" not in page.ask('buttons("learners")')
     page.do('press("learners", "Forget learner-2")')
     assert [a["path"] for a in page.asked("DELETE")] == ["/v1/members/learner-2"]
+
+
+@pytest.mark.parametrize("fast_s", [0, 86_400, -86_400])
+def test_ages_are_by_the_coordinators_clock_whatever_the_browsers_says(
+    answers: dict[str, Any], run: str, fast_s: int
+) -> None:
+    now = time.time() + fast_s
+    gone = next(m for m in answers["GET /v1/members"]["members"] if m["id"] == "learner-2")
+    gone |= {"alive": False, "gone_since": now - 7200}
+    answers["GET /v1/members"]["now"] = now
+    made = {"id": "ab", "state": "complete", "steps": 48, "ended_at": now - 7200, "progress": None}
+    page = Page(answers | {f"GET /v1/runs/{run}/exports": {"exports": [made]}})
+    page.do('id("sample").open = true')
+    page.second()
+    (row,) = [row for row in page.ask('rows("learners")') if row[0] == "learner-2"]
+    assert row[1] == "gonefor 2 h"
+    assert page.ask('seen("sampled")').startswith("Of the export at step 48, made 2 h ago.")
 
 
 def test_a_syncer_that_drains_says_what_it_waits_for(answers: dict[str, Any]) -> None:

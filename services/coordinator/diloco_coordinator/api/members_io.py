@@ -15,6 +15,7 @@ from diloco_coordinator.api.sse_io import Streams, going_on
 from diloco_coordinator.api.views import event_view, member_view
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared import ambient
 from diloco_shared.bus.port import BusError
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -73,13 +74,18 @@ class Members:
         `speed` of a learner that trains: tokens per second, utilisation of its devices, memory and
         wait for data, as it said within the last ten seconds; null where it is not known.
         `cut_off`: why what is told may be old by now, as while the message server is away; else
-        empty.
+        empty. `now`: the time by the coordinator's clock, in seconds since 1970, as `gone_since` of
+        a member is.
         """
         look = Look(self.registry)
         known = [look.known(m) for m in self._shown(look)]
         # A thousand of them take a while to write down.
         views = await asyncio.to_thread(lambda: [member_view(*of_one) for of_one in known])
-        return {"members": views, "cut_off": cut_off(self.registry.bus)}
+        return {
+            "members": views,
+            "cut_off": cut_off(self.registry.bus),
+            "now": ambient.wall(),
+        }
 
     async def show(self, member: str) -> dict[str, Any]:
         """One member; 404 names the known ones."""

@@ -63,8 +63,14 @@ export function moment(at) {
   return make("time", { dateTime: date.toISOString(), title: date.toLocaleString() }, time);
 }
 
+/* By how many seconds the coordinator's clock is ahead of this browser's: what it tells of is by its own. */
+let ahead = 0;
+export function itIs(now) {
+  ahead = isNumber(now) ? now - Date.now() / 1000 : 0;
+}
+
 export function ago(at) {
-  const s = Math.max(0, Date.now() / 1000 - at);
+  const s = Math.max(0, Date.now() / 1000 + ahead - at);
   if (s < 90) return `${s.toFixed(0)} s`;
   if (s < 5400) return `${(s / 60).toFixed(0)} min`;
   return s < 129600 ? `${(s / 3600).toFixed(0)} h` : `${(s / 86400).toFixed(0)} d`;

@@ -1,7 +1,7 @@
 /* Asks once a second what is new, shows it, and carries out what buttons say. */
 
 import { Refusal, Trouble, Unreachable, call, dropToken, explained, get, hasToken, keepToken, memberPath, runPath, sameRun, takeTokenFromAddress } from "./api.js";
-import { $, make, reconcile, say } from "./dom.js";
+import { $, itIs, make, reconcile, say } from "./dom.js";
 import { offerPlans } from "./plan.js";
 import { lookForExports, offerSamples } from "./sample.js";
 import { Thinned, evaluationsOf, showEvents, showLearners, showLosses, showRounds, showRun, showServices } from "./views.js";
@@ -73,8 +73,9 @@ async function lookOnce() {
     forgetRun(); // another token may see other events
     seen.access = await get("/v1/access");
   }
-  const [runs, { members, cut_off }] = await Promise.all([get("/v1/runs?brief=true&limit=1000"), get("/v1/members")]);
+  const [runs, { members, cut_off, now }] = await Promise.all([get("/v1/runs?brief=true&limit=1000"), get("/v1/members")]);
   seen.cutOff = cut_off ?? "";
+  itIs(now);
   chooseRun(runs.runs);
   // Whoever is alive there was so when the coordinator heard of it last.
   for (const table of [$("learners"), $("services")]) table.className = seen.cutOff ? "folding old" : "folding";
