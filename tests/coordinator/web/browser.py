@@ -105,6 +105,12 @@ class Page:
         return [a for a in self.ask("server.asked") if a["method"] == method]
 
 
+def losses(page: Page) -> list[list[str]]:
+    """Of the table below the chart: steps and loss, newest first."""
+    table = 'lines(id("values").querySelector("tbody"))'
+    return [row[:2] for row in page.ask(table)]
+
+
 def evaluation(seq: int, **data: Any) -> dict[str, Any]:
     told = {"at": 1.7e9, "source": "learner-9", "text": f"told as {seq}", "kind": "evaluation"}
     return told | {"seq": seq, "run": "break", "data": data}

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from coordinator.web.browser import VIEWER, WEB, Page, again, evaluation
+from coordinator.web.browser import VIEWER, WEB, Page, again
 
 from diloco_coordinator.api.plans_io import _planned
 from diloco_coordinator.api.views import unfit
@@ -44,182 +44,6 @@ def test_it_shows_the_run_its_members_its_rounds_and_events(
     assert "Validation loss from" in page.ask(
         'id("chart").firstElementChild.getAttribute("aria-label")'
     )
-
-
-def test_the_loss_on_each_corpus_of_a_mixture_is_shown(answers: dict[str, Any]) -> None:
-    told = deepcopy(answers)
-    made = [e for e in told["GET /v1/events"]["events"] if e["kind"] == "evaluation"]
-    made[-1]["data"] |= {"val_loss": 2.0, "each": {"code": 1.5, "talk": 2.25}}
-    page = Page(told)
-    assert "nats per token, newest; code 1.5000, talk 2.2500" in page.ask('seen("figures")')
-    table = page.ask('seen("values")')
-    assert table.count("2.0000 (code 1.5000, talk 2.2500)") == table.count(" (code") == 1
-
-
-def losses(page: Page) -> list[list[str]]:
-    """Of the table below the chart: steps and loss, newest first."""
-    table = 'lines(id("values").querySelector("tbody"))'
-    return [row[:2] for row in page.ask(table)]
-
-
-def test_an_evaluation_without_its_figures_is_left_out(answers: dict[str, Any]) -> None:
-    """Of another release, say: in the list of events its words stand, and the rest is drawn."""
-    before = Page(answers)
-    told = deepcopy(answers)
-    strange: list[dict[str, Any]] = [
-        {"val_loss": 2.0},
-        {"steps": 300},
-        {"steps": None, "val_loss": 2.0},
-        {"steps": "300", "val_loss": 2.0},
-        {"steps": 300, "val_loss": None},
-        {},
-    ]
-    told["GET /v1/events"]["events"] += [
-        evaluation(1000 + n, **data) for n, data in enumerate(strange)
-    ]
-    page = Page(told)
-    assert page.ask('seen("link")') == "connected" and page.ask("console.said") == []
-    label = 'id("chart").firstElementChild.getAttribute("aria-label")'
-    assert page.ask(label) == before.ask(label) and losses(page) == losses(before)
-    assert page.ask('seen("figures")') == before.ask('seen("figures")'), "the newest with figures"
-    assert page.ask('items("events")')[0].endswith("told as 1005")
-    odd = {"steps": 300, "val_loss": 1.25, "each": [None], "versions": {"toString": 1}}
-    told["GET /v1/events"]["events"].append(evaluation(1006, **odd))
-    page.answers = told
-    page.second()
-    assert page.ask('seen("link")') == "connected" and losses(page)[0] == ["300", "1.2500"]
-
-
-def test_a_hub_that_was_put_back_shows_what_came_since_in_place_of_what_is_lost(
-    page: Page, answers: dict[str, Any], run: str
-) -> None:
-    """It counts its events and rounds anew: others have the numbers of those that are shown."""
-    told = deepcopy(answers)
-    events = told["GET /v1/events"]["events"]
-    assert page.ask('items("events").length') == len(events) > 3 and len(losses(page)) == 3
-    told["GET /v1/events"]["events"] = [
-        {**events[0], "text": "submitted anew"},
-        evaluation(2, steps=12, val_loss=5.0),
-        {**events[2], "text": "joined anew"},
-    ]
-    rounds = told[f"GET /v1/runs/{run}/rounds"]
-    rounds["rounds"] = [{**r, "round": 9000 + r["round"]} for r in rounds["rounds"][:2]]
-    page.answers = told
-    for _ in range(2):
-        page.second()
-        shown = page.ask('items("events")')
-        assert [text.endswith("anew") for text in shown] == [True, False, True]
-        assert losses(page) == [["12", "5.0000"]]
-        assert all(text.startswith("Round 90") for text in page.ask('items("rounds")'))
-    told["GET /v1/events"]["events"] = [{**events[0], "text": "submitted anew"}]
-    page.second()
-    assert page.ask('seen("losses")') is None and losses(page) == [], "nothing is evaluated yet"
-    assert page.ask('id("chart").children.length') == 0
-
-
-def test_events_that_have_overtaken_what_is_shown_are_shown_in_its_place(
-    page: Page, answers: dict[str, Any]
-) -> None:
-    """The tab was hidden while the hub lost its newest events, and as many others came."""
-    told = deepcopy(answers)
-    events = told["GET /v1/events"]["events"]
-    newest = events[-1]["seq"]
-    events[-2:] = [evaluation(newest + n, steps=600 + n, val_loss=1.5) for n in range(-1, 4)]
-    page.answers = told
-    for _ in range(2):
-        page.second()
-        assert page.ask('items("events").length') == len(events)
-        lines = [text.split("learner-9")[-1] for text in page.ask('items("events")')[:5]]
-        assert lines == [f"told as {newest + n}" for n in range(3, -2, -1)]
-
-
-@pytest.mark.parametrize("back", ["fewer committed", "another epoch", "not begun"])
-def test_rounds_of_a_run_that_went_back_are_read_anew(
-    page: Page, answers: dict[str, Any], run: str, back: str
-) -> None:
-    """Others have their numbers then, and those that were shown may be lost."""
-    told = deepcopy(answers)
-    view = told[f"GET /v1/runs/{run}"]
-    if back == "fewer committed":  # and as many more were skipped
-        view["status"]["rounds_committed"] -= 1
-        view["status"]["rounds_skipped"] += 1
-    elif back == "another epoch":
-        view["status"]["epoch"] += 1
-    else:
-        view |= {"status": None, "state": "queued"}
-    rounds = told[f"GET /v1/runs/{run}/rounds"]
-    rounds["rounds"] = [{**r, "round": 9000 + r["round"]} for r in rounds["rounds"][:2]]
-    page.answers = told
-    for _ in range(2):
-        page.second()
-        shown = page.ask('items("rounds")')
-        assert len(shown) == (0 if back == "not begun" else 2)
-        assert all(text.startswith("Round 90") for text in shown)
-    assert page.ask('seen("unread")') == ""
-
-
-def test_the_curve_is_drawn_when_an_evaluation_comes_and_else_stays(
-    page: Page, answers: dict[str, Any]
-) -> None:
-    """What is shown while one hovers over a point would vanish with it."""
-    page.do('var kept = id("chart").firstElementChild')
-    page.second()
-    assert page.ask('id("chart").firstElementChild === kept')
-    told = deepcopy(answers)
-    newest = told["GET /v1/events"]["events"][-1]["seq"]
-    told["GET /v1/events"]["events"].append(evaluation(newest + 1, steps=600, val_loss=1.25))
-    page.answers = told
-    page.second()
-    assert not page.ask('id("chart").firstElementChild === kept')
-    assert losses(page)[0] == ["600", "1.2500"]
-
-
-def test_the_curve_of_a_long_run_is_thinned_evenly_and_keeps_both_ends() -> None:
-    page = Page({}, address="")
-    page.do("var curve = new modules.views.Thinned(10), after = []")
-    page.do("for (let n = 0; n < 1000; n += 1) { curve.add(n); after.push(curve.all.length); }")
-    assert page.ask("Math.max(...after)") == 11
-    kept = page.ask("curve.all")
-    assert kept == [*range(0, 1000, 128), 999] and page.ask("curve.newest") == 999
-    assert page.ask("new modules.views.Thinned(10).all") == []
-
-
-def test_a_page_keeps_no_more_evaluations_than_its_curve_shows(answers: dict[str, Any]) -> None:
-    told = deepcopy(answers)
-    told["GET /v1/events"]["events"] = [
-        evaluation(n, steps=n, val_loss=1.0) for n in range(1, 2503)
-    ]
-    page = Page(told)
-    assert len(losses(page)) == 1252 and losses(page)[0] == ["2502", "1.0000"]
-    assert losses(page)[-1] == ["1", "1.0000"]
-
-
-def test_a_curve_may_have_more_points_than_a_browser_takes_arguments() -> None:
-    page = Page({}, address="")
-    page.do(
-        "var box = new Element('p');"
-        "var points = Array.from({ length: 100000 }, (_, n) => ({ x: n, y: 1 + n }));"
-        "modules.chart.lineChart(box, points, { xLabel: 'steps', describe: 'many' })"
-    )
-    assert page.ask("box.children.length") == 1
-
-
-def test_two_evaluations_that_say_the_same_are_two_rows_at_every_look(
-    answers: dict[str, Any],
-) -> None:
-    told = deepcopy(answers)
-    told["GET /v1/events"]["events"] += [
-        evaluation(seq, steps=300, val_loss=1.5) for seq in (1000, 1001)
-    ]
-    page = Page(told)
-    for _ in range(3):
-        assert losses(page)[:2] == [["300", "1.5000"]] * 2 and len(losses(page)) == 5
-        page.second()
-    told["GET /v1/events"]["events"].append(evaluation(1002, steps=300, val_loss=1.5, versions=[7]))
-    page.answers = told
-    page.second()
-    versions = page.ask('lines(id("values").querySelector("tbody")).map((row) => row[2])')
-    assert versions[:3] == ["7", "–", "–"], "each has a row of its own"
 
 
 def test_children_of_equal_keys_stay_as_many_and_in_order() -> None:
@@ -296,28 +120,6 @@ def test_another_token_shows_its_own_events(answers: dict[str, Any]) -> None:
     page.do(f'{page._server()} id("token").value = "other"; id("login").happens("submit")')
     (shown,) = page.ask('items("events")')
     assert shown.endswith(event["text"])
-
-
-def test_a_run_that_was_submitted_again_under_its_name_is_another_one(
-    page: Page, answers: dict[str, Any], run: str
-) -> None:
-    assert len(losses(page)) == 3
-    page.answers = again(answers, run)
-    page.second()
-    assert page.ask('seen("name")') == run
-    assert [r.split("fragment")[0] for r in page.ask('items("rounds")')] == ["Round 1", "Round 0"]
-    assert losses(page) == [["12", "5.0000"]], "no curve of both"
-    (event,) = page.ask('items("events")')
-    assert "told as" in event
-
-
-def test_a_run_that_was_replaced_while_the_page_looked_is_another_one(
-    page: Page, answers: dict[str, Any], run: str
-) -> None:
-    """The list still told of the old one."""
-    page.answers = again(answers, run) | {"GET /v1/runs": answers["GET /v1/runs"]}
-    page.second()
-    assert len(page.ask('items("rounds")')) == 2 and losses(page) == [["12", "5.0000"]]
 
 
 def test_whoever_wanted_to_stop_a_run_stops_no_later_one_of_its_name(
@@ -554,45 +356,6 @@ def test_the_newest_rounds_are_asked_for_by_their_number_and_then_those_after_th
     assert page.ask('items("rounds")')[0].startswith("Round 7777")
 
 
-AWAY = (503, {"title": "The tape's archive cannot be read", "detail": "it does not answer"})
-STRANGE = (409, {"title": "Written by another release", "detail": "record 7 cannot be read"})
-
-
-@pytest.mark.parametrize("refusal", [AWAY, STRANGE])
-def test_rounds_that_cannot_be_read_take_nothing_else_from_the_page(
-    answers: dict[str, Any], run: str, refusal: tuple[int, dict[str, str]]
-) -> None:
-    """The coordinator reads them elsewhere, and tells all else by itself."""
-    whole = Page(answers)
-    page = Page(answers | {f"GET /v1/runs/{run}/rounds": refusal})
-    for place in ("link", "name", "state", "reason", "figures", "learners", "services", "losses"):
-        shown = page.ask(f"seen({json.dumps(place)})")
-        assert shown == whole.ask(f"seen({json.dumps(place)})") and shown is not None
-    why = f"The rounds cannot be read now: {refusal[1]['detail']}"
-    assert page.ask('seen("unread")') == why and page.ask('items("rounds")') == []
-    told = deepcopy(answers)
-    told[f"GET /v1/runs/{run}"]["reason"] = "as it is a second later"
-    page.answers = told | {f"GET /v1/runs/{run}/rounds": refusal}
-    page.second()
-    assert page.ask('seen("reason")').startswith("as it is a second later")
-    page.answers = told
-    page.second()
-    assert page.ask('seen("unread")') == ""
-    assert page.ask('items("rounds")') == whole.ask('items("rounds")')
-
-
-def test_a_token_that_is_refused_for_rounds_alone_is_asked_for_anew(
-    page: Page, answers: dict[str, Any], run: str
-) -> None:
-    """It was revoked between two answers of one look."""
-    told = deepcopy(answers)
-    told[f"GET /v1/runs/{run}"]["status"]["rounds_committed"] += 1
-    page.answers = told | {f"GET /v1/runs/{run}/rounds": (401, {})}
-    page.do(f"{page._server()} const act = due; due = null; act()")
-    assert page.ask('seen("refused")') == "This token is not accepted."
-    assert page.ask('seen("run")') is None
-
-
 def test_an_answer_that_breaks_off_is_of_a_coordinator_that_is_away(page: Page, run: str) -> None:
     page.do("server.torn = true")
     page.second()
@@ -658,30 +421,3 @@ def test_a_plan_is_asked_for_in_the_servers_own_words(answers: dict[str, Any]) -
     planned = page.ask('seen("planned")')
     assert "Sync every steps" in planned and "In other circumstances" in planned
     assert "undefined" not in planned and "NaN" not in planned
-
-
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(0.0, 1.0), (1.4, 5.3), (0.0, 123_456.0), (2.0, 2.0), (1e16, 1e16 + 2), (1e300, 1e300)],
-)
-def test_ticks_are_round_and_lie_within(low: float, high: float) -> None:
-    page = Page({}, address="")
-    ticks = page.ask(f"modules.chart.ticks({low}, {high}, 5)")
-    assert 1 <= len(ticks) <= 7 and all(low - 1e-9 <= t <= high * (1 + 1e-9) + 1e-9 for t in ticks)
-
-
-@pytest.mark.parametrize(
-    ("low", "high"), [(1e16, 1e16 + 2), (1e300, 1.5e300), (1e-200, 2e-200), (-1e308, 1e308), (0, 0)]
-)
-def test_a_curve_of_any_finite_figures_is_drawn(
-    answers: dict[str, Any], low: float, high: float
-) -> None:
-    """A learner whose numbers overflow may tell of such."""
-    told = deepcopy(answers)
-    told["GET /v1/events"]["events"] = [
-        evaluation(1, steps=1, val_loss=low),
-        evaluation(2, steps=2, val_loss=high),
-    ]
-    page = Page(told)
-    assert page.ask('seen("link")') == "connected" and page.ask("console.said") == []
-    assert page.ask('id("chart").children.length') == 1
