@@ -14,8 +14,11 @@ import socket
 import time
 from typing import Any
 
-# What it says of a file that it cannot write for want of disk.
-NO_SPACE = b"no space left on device"
+# So end its lines about a file that it cannot write for want of disk.
+NO_SPACE = b": no space left on device"
+# In lines about a client, a site's server or another node. They repeat what was sent, even by
+# somebody who is not let in.
+OF_OTHERS = (b" - cid:", b" - lid:", b" - rid:")
 # What it says once it listens to clients: it has read what it keeps by then.
 LISTENS = b"Listening for client connections on"
 # Free disk with which a start anew is worth it: several of the server's 8 MiB blocks.
@@ -66,9 +69,14 @@ class HubWatch:
         self.reading = FirstReading()
 
     def said(self, log: bytes) -> None:
-        """What its log says; lines may come in any portions that do not cut them."""
-        self.no_space = self.no_space or NO_SPACE in log
-        self.listened = self.listened or LISTENS in log
+        """What its log says; lines may come in any portions that do not cut off where they begin.
+
+        What others had it say counts for nothing: they could have it started anew for ever.
+        """
+        for line in log.splitlines():
+            if not any(mark in line for mark in OF_OTHERS):
+                self.no_space = self.no_space or line.endswith(NO_SPACE)
+                self.listened = self.listened or LISTENS in line
 
     def look(
         self, now: float, *, answers: bool | None, free_bytes: int, read_bytes: int | None = None

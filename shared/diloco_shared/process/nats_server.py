@@ -215,7 +215,9 @@ class NatsServer:
             # A shorter one is new: the server rotates.
             log.seek(self._read_up_to if size >= self._read_up_to else 0)
             said = log.read(LOG_BYTES_MAX)
-            self._read_up_to = log.tell()
+            # A line that is not whole yet is read again: where it begins says whose words it has.
+            left = len(said) - 1 - said.rfind(b"\n")
+            self._read_up_to = log.tell() - (left if left < LOG_BYTES_MAX else 0)
         return said
 
     async def terminate(self, *, timeout_s: float = 10.0) -> None:

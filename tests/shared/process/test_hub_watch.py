@@ -46,6 +46,40 @@ def test_a_server_that_says_nothing_for_long_is_started_anew(said: bytes, limit_
     assert silent(watch, 1000.0 + limit_s) == why
 
 
+FULL = b"[7] 2026/11/30 10:08:44.625 [ERR] Filestore [S] Critical write error: write /d/1.blk"
+SENT = b"[7] 2026/11/30 10:08:44.625 [ERR] 10.0.0.9:41862 - "
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        (FULL + NO_SPACE + b"\n", True),
+        (FULL + NO_SPACE, True),
+        (SENT + b'cid:6 - authentication error - User "no space left on device"\n', False),
+        (SENT + b"cid:6 - n" + NO_SPACE + b"\n", False),
+        (SENT + b"lid:6 - n" + NO_SPACE + b"\n", False),
+        (SENT + b"rid:6 - n" + NO_SPACE + b"\n", False),
+        # It writes others all the same.
+        (b"[7] [WRN] Stream create failed: mkdir /d" + NO_SPACE + b" (10077)\n", False),
+    ],
+)
+def test_nobody_who_reaches_its_port_makes_a_server_run_out_of_disk(
+    line: bytes, counts: bool
+) -> None:
+    """It logs what they send, whoever they are, and would be started anew again and again."""
+    watch = HubWatch()
+    watch.said(b"[7] [INF] all is well\n" + line)
+    assert watch.no_space is counts
+
+
+def test_nobody_who_reaches_its_port_makes_a_server_have_listened() -> None:
+    watch = HubWatch()
+    watch.said(SENT + b'cid:6 - authentication error - User "' + LISTENS + b'"\n')
+    assert not watch.listened
+    watch.said(b"[7] [INF] " + LISTENS + b" 10.0.0.1:4222\n")
+    assert watch.listened
+
+
 def test_a_server_that_has_not_answered_yet_may_read_what_it_keeps() -> None:
     """It would begin anew each time it is started anew."""
     watch = HubWatch()

@@ -43,6 +43,27 @@ def test_it_is_started_anew_once_there_is_room(
     assert bool(server.ails()) is ails
 
 
+def test_a_line_that_is_not_whole_yet_is_read_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what a client sent would stand alone, and seem to be the server's own."""
+    server = NatsServer(tmp_path, name="n")
+    server.log_path.write_bytes(b"[1] [INF] well\n[1] [ERR] 10.0.0.9:4 - cid:6 - ")
+    server._watch.said(server._read_log())
+    with server.log_path.open("ab") as log:
+        log.write(b"n" + NO_SPACE)
+    server._watch.said(server._read_log())
+    assert not server._watch.no_space
+    with server.log_path.open("ab") as log:
+        log.write(b"\n[1] [ERR] write" + NO_SPACE + b"\n")
+    assert server._read_log().startswith(b"[1] [ERR] 10.0.0.9:4"), "whole lines alone are behind"
+    assert server._read_log() == b""
+    line = b"one line that is as long as what is read at once"
+    monkeypatch.setattr(nats_server, "LOG_BYTES_MAX", len(line))
+    server.log_path.write_bytes(line)
+    assert (server._read_log(), server._read_log()) == (line, b"")
+
+
 async def test_a_start_waits_for_as_long_as_the_server_reads_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
