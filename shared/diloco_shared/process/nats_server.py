@@ -33,8 +33,9 @@ from diloco_shared.process.stopping import dies_with_parent
 
 # One message may be a manifest of 1 MiB plus headers; chunks are half a MiB.
 MAX_PAYLOAD_BYTES = 2 << 20
-# Reservations, not use: the sum of the limits of all streams. Each stream has its own limit.
-MAX_FILE_BYTES = 1 << 40
+# Reservations, not use: the sum of the limits of all streams, which nobody could raise here. Each
+# stream has its own limit, and the disk is full before this. The server counts with 63 bits.
+MAX_FILE_BYTES = 1 << 62
 # Nothing of ours is kept in memory but consumers' state.
 MAX_MEMORY_BYTES = 256 << 20
 # What the server has just stored stays in its memory as long as there is room: without a limit, ten
