@@ -6,8 +6,10 @@ from pathlib import Path
 
 from diloco_cli.lines import say
 from diloco_cli.words import INVALID, CliError, why
+from diloco_shared.budget.terms import shown
 from diloco_shared.bus.nats.hub_config import ACCOUNTS
 from diloco_shared.process import hub_folder
+from diloco_shared.process.disk_watch import free_bytes
 from diloco_shared.process.hub_nodes import Node
 
 HERE = Path("hub")
@@ -16,6 +18,24 @@ KEEPER = ("python", "-m", "diloco_shared.process.keep_hub")
 ITS_OWN = {"--at": "127.0.0.1:4222", "--monitor": "127.0.0.1:8222"}
 # Addresses at which a server listens on all that its machine has.
 EVERYWHERE = ("", "*", "0.0.0.0", "::")
+# Of what is free when a hub is made. A server that is told nothing takes as much of what is free
+# at each of its starts: its own streams would count against it, and it would promise ever less.
+SHARE = 0.75
+
+
+def room_at(store: Path) -> int:
+    """What all streams of a store may hold together, where nobody says; 0: nobody knows."""
+    whole = store.absolute()
+    there = next(path for path in (whole, *whole.parents) if path.exists())
+    return int(SHARE * (free_bytes(there) or 0))
+
+
+def counted_here(room: int, store: Path) -> str:
+    return (
+        f"all streams together may hold {shown(room)} (max_file_store): three quarters of what is "
+        f"free at {store} on this machine. If the message server runs elsewhere, write the number "
+        "for its disk there, or make the folder with --max-bytes"
+    )
 
 
 def to_start(folder: Path, nodes: Sequence[Node], *, listen: str, monitor: str) -> None:

@@ -162,6 +162,10 @@ def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert typed(monkeypatch, "data", "prepare", "text", "--to", "corpus") == 0
 
 
+def _roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diloco_cli.hub_files.free_bytes", lambda _: 400 * 10**9)
+
+
 def _hub(*more: tuple[str, ...]) -> Stage:
     def stage(monkeypatch: pytest.MonkeyPatch) -> None:
         for words in (("hub", "init", "hub", "--host", "hub.example.org"), *more):
@@ -357,6 +361,7 @@ STAGES: dict[str, Sequence[Stage]] = {
     "doctor": (_examined,),
     "export": (_exported,),
     "generate": (_written,),
+    "hub init": (_roomy,),
     "hub renew": (_hub(),),
     "hub backup": (_backed,),
     "hub restore": (_backed,),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from diloco_cli import hub_files
 from diloco_cli.__main__ import main
 from diloco_cli.words import INVALID
 from diloco_shared.bus.nats.keys import check_public_key, read_credentials
@@ -20,6 +21,44 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
     with pytest.raises(SystemExit) as stopped:
         main()
     return int(stopped.value.code or 0)
+
+
+@pytest.mark.parametrize("nodes", [(), ("--node", "a", "--node", "b", "--node", "c")])
+def test_what_a_hub_may_hold_is_counted_once(
+    nodes: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A server that is not told takes of what its own streams leave, at each start."""
+    looked, hub, store = list[Path](), tmp_path / "hub", tmp_path / "not" / "there"
+    monkeypatch.setattr(hub_files, "free_bytes", lambda at: looked.append(at) or 4000)
+    assert run(monkeypatch, "hub", "init", hub, "--store", store, *nodes) == 0
+    assert looked == [tmp_path], "the store is not there yet"
+    said = capsys.readouterr().out
+    assert "may hold 3 kB (max_file_store): three quarters of what is free at" in said
+    configs = [*hub.rglob("nats-server.conf")]
+    assert len(configs) == (len(nodes) // 2 or 1)
+    for config in configs:
+        assert "  max_file_store: 3000\n" in config.read_text()
+
+
+@pytest.mark.parametrize(("free", "line"), [(None, ""), (0, ""), (9, "max_file_store: 7\n")])
+def test_what_a_hub_may_hold_is_what_its_operator_says(
+    free: int | None,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where the file system says nothing, the server is left to its own rule."""
+    hub = tmp_path / "hub"
+    monkeypatch.setattr(hub_files, "free_bytes", lambda _: free)
+    given = ("--max-bytes", "7") if line else ()
+    assert run(monkeypatch, "hub", "init", hub, *given) == 0
+    said, config = capsys.readouterr().out, (hub / "nats-server.conf").read_text()
+    assert "max_file_store" not in said
+    assert line in config and ("max_file_store" in config) == bool(line)
 
 
 def test_a_hub_and_its_sites(

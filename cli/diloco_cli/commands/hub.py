@@ -9,7 +9,15 @@ import typer
 
 from diloco_cli.cluster import HERE as LOCAL
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
-from diloco_cli.hub_files import HERE, amiss, certified, reload, to_start
+from diloco_cli.hub_files import (
+    HERE,
+    amiss,
+    certified,
+    counted_here,
+    reload,
+    room_at,
+    to_start,
+)
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.message_server import Login, bus_of
@@ -18,7 +26,7 @@ from diloco_shared.budget.terms import shown
 from diloco_shared.bus.nats.backups import ServerStreams
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
-from diloco_shared.process.hub_nodes import nodes_at, url_of
+from diloco_shared.process.hub_nodes import Node, nodes_at, url_of
 from diloco_shared.process.nats_binary import BinaryError
 
 T = TypeVar("T")
@@ -73,17 +81,22 @@ def init(
     ] = "127.0.0.1:8222",
     leaf_listen: Leaves = "",
     max_bytes: Annotated[
-        int, typer.Option(min=0, help="What all streams may hold; 0: the server's own rule.")
+        int,
+        typer.Option(
+            min=0, help="What all streams may hold; 0: three quarters of what is free at its store."
+        ),
     ] = 0,
 ) -> None:
     """Write a message server's configuration, with credentials for the hub's own processes."""
     _check_certificates(cert, key, made_for=host or (), mutual=mutual_tls, nodes=node or ())
+    store = store or folder / "store"
+    room = max_bytes or room_at(store)
     try:
         nodes = nodes_at(node) if node else []
         made = hub_folder.create(
             folder,
             listen=listen,
-            store=store or folder / "store",
+            store=store,
             nodes=nodes,
             certificate=cert,
             key=key,
@@ -91,19 +104,33 @@ def init(
             mutual_tls=mutual_tls,
             monitor=monitor,
             leaves=leaf_listen,
-            file_bytes_max=max_bytes,
+            file_bytes_max=room,
         )
     except (ValueError, OSError) as error:
         raise amiss(folder, error) from None
     to_start(folder.resolve(), nodes, listen=listen, monitor=monitor)
+    if room != max_bytes:
+        say(counted_here(room, store))
+    _handed_out(folder, made, nodes, certificate=cert, hosts=host or ())
+
+
+def _handed_out(
+    folder: Path,
+    made: Sequence[Path],
+    nodes: Sequence[Node],
+    *,
+    certificate: str,
+    hosts: Sequence[str],
+) -> None:
+    """What processes are given, to find the message server, to trust it, and to be let in."""
     if nodes:
         say(f"every process finds them by DILOCO_NATS_URL={url_of(nodes, encrypted=True)}")
     for path in made:
         say(f"credentials of {path.name}: {path}")
         certified(folder, path.name)
-    if host or (nodes and not cert):
+    if hosts or (nodes and not certificate):
         say(f"{folder.resolve() / hub_folder.AUTHORITY}: every process trusts it by DILOCO_NATS_CA")
-    if not cert and not host and not nodes:
+    if not certificate and not hosts and not nodes:
         say("without --host, or --cert and --key, nothing is encrypted: others can read it all")
 
 
