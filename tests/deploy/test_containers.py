@@ -190,6 +190,16 @@ def test_the_secret_of_one_machine_lies_in_a_volume_of_those_who_connect() -> No
     assert "COPY compose/nats/with_secret.py /opt/hub/\n" in final
 
 
+def test_the_image_of_the_message_server_has_all_that_its_keeper_imports(tmp_path: Path) -> None:
+    """It has Python, and nothing of ours beside these files."""
+    _, final = stages(images()["diloco-nats"])
+    for file in re.findall(r"shared/(diloco_shared/\S+\.py)", final):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "shared" / file, tmp_path / file)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import diloco_shared.process.keep_hub"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code, str(tmp_path)], check=True)
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_what_is_kept_outlives_a_container_and_what_is_open_is_meant_to_be(file: str) -> None:
     text = yaml.safe_load((COMPOSE / file).read_text("utf-8"))

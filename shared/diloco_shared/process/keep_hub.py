@@ -9,8 +9,8 @@ wants a token is asked with that of --token-file: it logs each connection that h
 Where a file of --reload changes, such as accounts.conf of a hub's folder, the server reads its
 configuration again: `diloco site revoke` counts within seconds, wherever it was typed. A server
 that cannot read it goes on with what it knew, so it is asked until it says that it has.
-Its log passes through; its exit status is ours. Only the standard library: the image of the message
-server has nothing else.
+Its log passes through; its exit status is ours. It ends with this process, however that ends. Only
+the standard library: the image of the message server has nothing else.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from diloco_shared.process.hub_watch import (
     loaded_at,
     read_by,
 )
+from diloco_shared.process.stopping import dies_with_parent, stop_signals
 
 # For a server that is told to end, in seconds; then it is killed. One that holds a lock never ends.
 ENDS_S = 10.0
@@ -118,7 +119,9 @@ def run(
 ) -> int | None:
     """One life of the server: its exit status; None: it shall be started anew."""
     changes = Changes(_versions(files))
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    # It does not outlive this process: nobody would read what it says, or start it anew.
+    ends = dies_with_parent(signal.SIGTERM)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=ends)
     watch = HubWatch()
     reading = Rereading(process, at, monitor, files, _config_of(command))
     threading.Thread(target=_pass_on, args=(process.stderr, watch), daemon=True).start()
@@ -248,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     at, monitor = _place(args.at), _place(args.monitor) if args.monitor else None
     token = Path(args.token_file).read_text("ascii").strip() if args.token_file else ""
     told_to_stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda *_: told_to_stop.set())
     while True:
         status = run(args.store, at, args.command, told_to_stop, monitor, args.reload, token)

@@ -13,6 +13,14 @@ from functools import partial
 CLOSES_S = 2.0
 
 
+def stop_signals() -> list[int]:
+    """Those that tell this process to stop."""
+    numbers: list[int] = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+        numbers.append(signal.SIGHUP)  # its terminal is closed
+    return numbers
+
+
 async def until_stopped(
     work: Coroutine[object, object, None], *, once: bool = False
 ) -> frozenset[int]:
@@ -31,9 +39,7 @@ async def until_stopped(
         if first or not once:
             task.cancel()
 
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
-        numbers.append(signal.SIGHUP)  # its terminal is closed
+    numbers = stop_signals()
     for number in numbers:
         loop.add_signal_handler(number, stop, number)
     try:

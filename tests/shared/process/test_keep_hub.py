@@ -8,7 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+from waiting import wait_until
 
 from diloco_shared.process import hub_leaves, keep_hub
 from diloco_shared.process.hub_leaves import PASSWORD
@@ -179,3 +181,21 @@ def test_a_server_that_wants_a_token_is_asked_with_it(
     assert keep_hub.main(["--token-file", str(tmp_path / "token"), "/data", "nats-server"]) == 0
     assert keep_hub.main(["/data", "nats-server"]) == 0
     assert [given[-1] for given in asked] == ["s3cret", ""]
+
+
+# Takes no notice of a terminal that is closed, as nats-server, which reads its configuration again.
+SERVER = "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); time.sleep(600)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+def test_a_server_ends_with_its_keeper(number: signal.Signals, tmp_path: Path) -> None:
+    """Nobody would read what it says, and it would end at a word of it later."""
+    keeper = ["-m", "diloco_shared.process.keep_hub", "--monitor", "", str(tmp_path)]
+    with psutil.Popen([sys.executable, *keeper, sys.executable, "-c", SERVER]) as process:
+        (server,) = wait_until(process.children)
+        wait_until(lambda: "time.sleep" in " ".join(server.cmdline()))
+        process.send_signal(number)
+    # It was told to end by its keeper, whose exit status is that of the server.
+    assert process.returncode == (-number if number == signal.SIGKILL else 256 - signal.SIGTERM)
+    wait_until(lambda: not server.is_running())
