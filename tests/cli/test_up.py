@@ -222,6 +222,20 @@ def test_what_is_shown_to_nobody_is_appended_so_that_it_can_be_cut(
     assert flags[0] & os.O_APPEND and not out.stat().st_size
 
 
+def test_a_cluster_that_runs_keeps_what_it_has_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one in its folder would be refused; it had emptied the file by then."""
+    running, out = Folder(tmp_path), tmp_path / "logs" / DETACHED_OUT
+    running.take()
+    out.write_text("what has happened so far\n")
+    monkeypatch.setattr(local.subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
+    with pytest.raises(CliError, match=f"another instance works in .*process {os.getpid()}") as no:
+        local._detached(tmp_path, [])
+    running.release()
+    assert no.value.status == CONFLICT and out.read_text() == "what has happened so far\n"
+
+
 async def test_a_folder_that_cannot_be_used_is_said_alike_in_the_background(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

@@ -84,13 +84,15 @@ def up(
 
 def _detached(data: Path, given: list[str]) -> None:
     """Start `diloco up` as a process of its own; returns once the API answers."""
-    from diloco_cli.up.folder import DETACHED_OUT, unusable
+    from diloco_cli.up.folder import DETACHED_OUT, in_use, supervisor_of, unusable
     from diloco_cli.up.folder import Folder as DataFolder
     from diloco_cli.up.process import last_line
 
     folder = DataFolder(data)
     logs = folder.logs
     log = logs / DETACHED_OUT
+    if holder := supervisor_of(folder.path):  # whose output this is
+        raise in_use(folder.path, holder)
     try:
         logs.mkdir(parents=True, exist_ok=True)
         log.write_bytes(b"")

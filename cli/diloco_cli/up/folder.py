@@ -64,11 +64,7 @@ class Folder:
         if not _locked(self._lock):
             holder = _holder(self._lock)
             os.close(self._lock)
-            raise CliError(
-                f"another instance works in {self.path} (process {holder or 'unknown'}): stop it "
-                "with 'diloco down', or choose another folder with --data",
-                CONFLICT,
-            )
+            raise in_use(self.path, holder)
         if free < FREE_BYTES_MIN:
             self.release()
             raise CliError(
@@ -147,6 +143,15 @@ class Folder:
 
     def withdraw(self) -> None:
         (self.path / ENDPOINT).unlink(missing_ok=True)
+
+
+def in_use(path: Path, holder: int | str) -> CliError:
+    """What to do about a folder in which process `holder` works."""
+    return CliError(
+        f"another instance works in {path} (process {holder or 'unknown'}): stop it with 'diloco "
+        "down', or choose another folder with --data",
+        CONFLICT,
+    )
 
 
 def unusable(path: Path, error: OSError) -> CliError:
