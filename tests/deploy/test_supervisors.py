@@ -185,8 +185,14 @@ SCANCEL = """#!/bin/bash
 echo "scancel $*" >> "$SAID"
 kill -TERM "$(cat "$TASK")"
 """
-SQUEUE = '#!/bin/bash\ncat "$STATE"\n'
-SCONTROL = '#!/bin/bash\necho "scontrol $*" >> "$SAID"\n'
+# Its controller is away as often as a line of the file says so.
+AWAY = """#!/bin/bash
+read -r away < "$CONTROLLER" || true
+sed -i 1d "$CONTROLLER"
+[ "$away" != away ] || { echo "Unable to contact slurm controller" >&2; exit 1; }
+"""
+SQUEUE = AWAY + 'cat "$STATE"\n'
+SCONTROL = AWAY + 'echo "scontrol $*" >> "$SAID"\n'
 
 
 class Job:
@@ -207,13 +213,18 @@ class Job:
             (programs / name).chmod(0o755)
         self.said, self.status, self.state = (folder / n for n in ("said", "status", "state"))
         self.state.write_text("RUNNING\n")
+        self.controller = folder / "controller"
+        self.controller.write_text("")
         for file, text in (
             (self.said, ""),
             (self.status, ""),
             (folder / "credentials", "secret\n"),
         ):
             file.write_text(text)
-        script = SBATCH.read_text("utf-8").replace("AGAIN_S=10", "AGAIN_S=0")
+        script = SBATCH.read_text("utf-8")
+        for at_once in ("AGAIN_S=10", "ASKED_S=5"):
+            assert at_once in script
+            script = script.replace(at_once, f"{at_once.partition('=')[0]}=0")
         (folder / "script").write_text(script)
         self.environment = {
             "PATH": f"{programs}:{os.environ['PATH']}",
@@ -221,6 +232,7 @@ class Job:
             "SAID": str(self.said),
             "STATUS": str(self.status),
             "STATE": str(self.state),
+            "CONTROLLER": str(self.controller),
             "TASK": str(folder / "task"),
             "SITE_ENVIRONMENT": str(DEPLOY / "site.env"),
             "DILOCO_NATS_CREDENTIALS": str(folder / "credentials"),
@@ -296,6 +308,48 @@ def test_a_learner_that_slurm_stops_is_queued_again(job: Job) -> None:
     assert job.lines() == [STARTED, "scontrol requeue 7"]
 
 
+@pytest.mark.parametrize("often", [1, 14])
+def test_a_controller_that_is_away_is_asked_again(often: int, job: Job) -> None:
+    """Its silence does not say that somebody has cancelled the job."""
+    job.status.write_text("0\n")
+    job.controller.write_text("away\n" * often)
+    assert job.start().wait(timeout=60) == 0
+    assert job.lines() == [STARTED, "scontrol requeue 7"]
+
+
+def test_a_controller_that_is_away_when_a_job_is_to_come_back_is_told_again(job: Job) -> None:
+    job.status.write_text("0\n")
+    job.controller.write_text("here\naway\n")
+    assert job.start().wait(timeout=60) == 0
+    assert job.lines() == [STARTED, "scontrol requeue 7"]
+
+
+@pytest.mark.parametrize("answers", ["away\n" * 15, "here\n" + "away\n" * 15])
+def test_a_job_that_cannot_come_back_fails_and_says_so(answers: str, job: Job) -> None:
+    job.status.write_text("0\n")
+    job.controller.write_text(answers)
+    process = job.start()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1 and job.lines() == [STARTED]
+    assert "frankfurt-2 does not come back by itself, so submit it again" in error
+
+
+def test_a_step_that_is_only_on_its_way_is_told_to_stop_once_it_is_there(job: Job) -> None:
+    """The first word reaches nobody: it would train until Slurm kills it, and not come back."""
+    srun = job.folder / "bin" / "srun"
+    waits = 'while [ ! -e "$STATE.there" ]; do sleep 0.05; done\n'
+    srun.write_text(SRUN.replace('"$@" &', f'echo srun >> "$SAID"\n{waits}"$@" &'))
+    process = job.start(DILOCO_STOP_S="-4")  # so that it is told each second
+    wait_until(lambda: job.lines() == ["srun"])
+    process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: len(job.lines()) > 1)
+    (job.folder / "state.there").touch()
+    assert process.wait(timeout=60) == 0
+    first, told, *_, requeued = job.lines()
+    assert (first, told) == ("srun", "scancel --signal=TERM 7")
+    assert requeued == "scontrol requeue 7" and "killed" not in job.lines()
+
+
 def test_a_fault_starts_it_again_and_a_wrong_set_up_does_not(job: Job) -> None:
     job.status.write_text("1\n")
     process = job.start()
@@ -351,7 +405,9 @@ def test_the_script_tells_the_learner_settings_that_it_takes(tmp_path: Path) -> 
     found = re.fullmatch(r"B:USR1@(\d+)", directives["signal"])
     stop_s = re.search(r"export DILOCO_STOP_S=.*:-(\d+)", text)
     assert found is not None and stop_s is not None
-    assert int(found[1]) > 3 * int(stop_s[1]), "a busy controller takes a while, too"
+    asked_max, asked_s = re.findall(r"^ASKED_(?:MAX|S)=(\d+)$", text, flags=re.MULTILINE)
+    longest_s = int(stop_s[1]) + int(asked_max) * int(asked_s)
+    assert int(found[1]) > longest_s, "a busy controller takes a while, too"
     assert int(stop_s[1]) + 2 * CLOSES_S <= KILL_WAIT_S
 
 
