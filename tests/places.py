@@ -218,7 +218,7 @@ def env_file(path: Path) -> dict[str, str]:
 
 def unit(path: Path) -> Iterator[tuple[str, str]]:
     """Keys and values of a unit of systemd, in order; a key may come again."""
-    for line in path.read_text("utf-8").splitlines():
+    for line in path.read_text("utf-8").replace("\\\n", "").splitlines():
         if "=" in line and not line.startswith("#"):
             key, _, value = line.partition("=")
             yield key, value
@@ -232,4 +232,6 @@ def unit_environment(path: Path) -> dict[str, str]:
             told |= env_file(DEPLOY / Path(value).name)
         if key == "Environment":
             told |= dict(pair.split("=", 1) for pair in value.split())  # type: ignore[misc]
+        if key == "ExecStart":
+            told |= dict(re.findall(r"\s([A-Z_]+)=(\S+)", value))
     return {name: value.replace("%i", "a-name") for name, value in told.items()}

@@ -106,7 +106,9 @@ def test_a_unit_starts_its_process_with_settings_that_it_takes(path: Path, tmp_p
         assert made and f"process.keep_hub {made[1]} /opt/diloco/bin/" in said["ExecStart"]
         assert said["StateDirectory"] == "diloco-nats"
         return
-    assert said["ExecStart"] == f"/opt/diloco/bin/diloco-{program}"
+    first, *pairs, last = said["ExecStart"].split()
+    assert (first, last) == ("/usr/bin/env", f"/opt/diloco/bin/diloco-{program}")
+    assert all("=" in pair for pair in pairs)
     assert environment.keys() <= names_of(program) | FOREIGN
     settings: Any = understood(program, environment, tmp_path)
     assert settings.nats_token == "" and str(settings.data) == "/var/lib/diloco"
@@ -116,7 +118,7 @@ def test_a_unit_starts_its_process_with_settings_that_it_takes(path: Path, tmp_p
     handed = {v.partition(":")[0] for k, v in unit(path) if k == "LoadCredential"}
     secret = {k: v for k, v in environment.items() if k.endswith("_CREDENTIALS")}
     assert "DILOCO_NATS_CREDENTIALS" in secret
-    assert {*secret.values()} == {f"%d/{name}" for name in handed}
+    assert {*secret.values()} == {f"${{CREDENTIALS_DIRECTORY}}/{name}" for name in handed}
     assert environment["NUMBA_CACHE_DIR"].startswith("/var/lib/diloco/"), "or it compiles each time"
 
 
@@ -136,6 +138,20 @@ def test_a_unit_restarts_for_ever_and_may_do_little(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_says_nothing_that_an_older_systemd_drops(path: Path) -> None:
+    """%d is of systemd 250, and Ubuntu 22.04 has 249: processes would be without credentials."""
+    lines = [value for key, value in unit(path) if key not in ("Description", "Documentation")]
+    assert not [line for line in lines if "%d" in line]
+
+
+def test_a_learner_has_the_devices_of_its_machine() -> None:
+    """Before systemd 253, ProtectClock= allows the clock alone, and GPUs are shut out."""
+    (said,) = [dict(unit(path)) for path in UNITS if "learner" in path.name]
+    assert said["PrivateDevices"] == "no" and said["CapabilityBoundingSet"] == ""
+    assert not said.keys() & {"ProtectClock", "DevicePolicy", "DeviceAllow"}
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_systemd_takes_a_unit(path: Path, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
@@ -147,6 +163,8 @@ def test_systemd_takes_a_unit(path: Path, tmp_path: Path) -> None:
     for name in ("python", "nats-server", "diloco-coordinator", "diloco-syncer", "diloco-learner"):
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(0o755)
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    shutil.copy(programs / "python", tmp_path / "usr/bin/env")
     shutil.copy(path, units)
     instance = path.name.replace("@.", "@one.")
     done = subprocess.run(
