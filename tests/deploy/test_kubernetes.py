@@ -194,7 +194,13 @@ def test_probes_and_scrapes_ask_where_something_answers(place: str) -> None:
         for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
             probe = container[kind]
             if program == "nats":
-                assert probe["tcpSocket"]["port"] in ports
+                # It logs each connection to its port that speaks no TLS. As the container's own.
+                asked = probe["exec"]["command"]
+                monitor = re.search(r'http: "(\S+)"', configs(place)["nats"]["nats.conf"])
+                assert asked[:2] == ["python3", "-c"] and monitor is not None
+                assert f"'http://{monitor[1]}/" in asked[2]
+                patience = re.search(r"timeout=(\d+)\)$", asked[2])
+                assert patience is not None and int(patience[1]) < probe["timeoutSeconds"]
                 continue
             path = probe["httpGet"]["path"]
             assert probe["httpGet"]["port"] in ports

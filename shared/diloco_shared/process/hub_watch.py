@@ -157,11 +157,11 @@ def answers(
 
     One that wants TLS, or credentials that we have not, is asked at `monitor`, where its monitoring
     listens (`http` in its configuration), which reads the state of every stream. True also where
-    that cannot be asked. One whose monitoring says that it wants TLS is asked nowhere else once it
-    is known to have `listened`: it logs each connection that begins without.
+    that cannot be asked. One whose monitoring says that it wants either is asked nowhere else once
+    it is known to have `listened`: it logs each connection that comes without.
     """
     until = time.monotonic() + timeout_s
-    if monitor is not None and (server_id := _wants_tls(monitor, port, timeout_s / 2)):
+    if monitor is not None and (server_id := _closed(monitor, port, token, timeout_s / 2)):
         if not listened and _refuses(host, port, until):
             return None
         try:
@@ -227,14 +227,15 @@ def _asked(server: socket.socket, token: str, until: float) -> bool | None:
             server.sendall(b"PONG\r\n")
 
 
-def _wants_tls(monitor: tuple[str, int], port: int, timeout_s: float) -> str:
-    """The id of the server of that port, if this is its monitoring, and it wants TLS."""
+def _closed(monitor: tuple[str, int], port: int, token: str, timeout_s: float) -> str:
+    """The id of the server of that port, if this is its monitoring, and it lets us in nowhere: it
+    wants TLS, or to know who we are, and we have no `token`."""
     try:
         body = _got(monitor, "/varz", timeout_s)
     except (OSError, ValueError, http.client.HTTPException):
         return ""
-    ours = body.get("port") == port and body.get("tls_required")
-    return str(body.get("server_id", "")) if ours else ""
+    wants = body.get("tls_required") or (body.get("auth_required") and not token)
+    return str(body.get("server_id", "")) if wants and body.get("port") == port else ""
 
 
 def _monitored(monitor: tuple[str, int], server_id: str, timeout_s: float) -> bool:

@@ -226,20 +226,30 @@ def test_when_it_read_its_configuration_is_told_by_its_own_monitoring(
     assert loaded_at(monitoring.place, PORT) == ""
 
 
+TLS, AUTH = {"tls_required": True}, {"auth_required": True}
+
+
 @pytest.mark.parametrize(
-    ("port", "tls", "wants"),
-    [(PORT, True, "N1"), (PORT, False, ""), (PORT + 1, True, ""), (PORT + 1, False, "")],
+    ("port", "wants", "token", "closed"),
+    [
+        (PORT, TLS, "", "N1"),
+        (PORT, TLS, "t", "N1"),
+        (PORT, AUTH, "", "N1"),
+        (PORT, AUTH, "t", ""),
+        (PORT, {}, "", ""),
+        (PORT + 1, TLS | AUTH, "", ""),
+    ],
 )
-def test_it_wants_tls_if_its_own_monitoring_says_so(
-    monitoring: Monitoring, port: int, tls: bool, wants: str
+def test_it_lets_nobody_in_if_its_own_monitoring_says_so(
+    monitoring: Monitoring, port: int, wants: dict[str, bool], token: str, closed: str
 ) -> None:
-    monitoring.says["/varz"] = {"port": port, "tls_required": tls, "server_id": "N1"}
-    assert hub_watch._wants_tls(monitoring.place, PORT, 5.0) == wants
+    monitoring.says["/varz"] = {"port": port, "server_id": "N1"} | wants
+    assert hub_watch._closed(monitoring.place, PORT, token, 5.0) == closed
 
 
 @pytest.fixture
 def listening() -> Iterator[socket.socket]:
-    """A server that wants TLS: it says nothing, and takes down who begins without."""
+    """A server that wants TLS or credentials: it takes down who comes without."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         found.setblocking(False)
         yield found
@@ -260,13 +270,18 @@ SAID: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
+@pytest.mark.parametrize("wants", [TLS, AUTH])
 @pytest.mark.parametrize(("said", "lives"), SAID)
-def test_a_server_that_wants_tls_is_asked_by_its_monitoring(
-    monitoring: Monitoring, listening: socket.socket, said: dict[str, Any], lives: bool
+def test_a_server_that_is_closed_is_asked_by_its_monitoring(
+    monitoring: Monitoring,
+    listening: socket.socket,
+    said: dict[str, Any],
+    lives: bool,
+    wants: dict[str, bool],
 ) -> None:
-    """Alone, once it is known to listen: it logs each connection that begins without."""
+    """Alone, once it is known to listen: it logs each connection that comes without."""
     port = listening.getsockname()[1]
-    monitoring.says["/varz"] = {"port": port, "tls_required": True, "server_id": "N1"}
+    monitoring.says["/varz"] = {"port": port, "server_id": "N1"} | wants
     monitoring.says["/jsz"] = said
     assert answers("127.0.0.1", port, monitor=monitoring.place, listened=True) is lives
     assert not came(listening)
