@@ -117,6 +117,24 @@ def rendered_in(folder: Path) -> list[dict[str, Any]]:
     return rendered(folder.name, within=folder.parent)
 
 
+def test_the_hosts_of_an_island_meet_at_a_site_with_a_prefix(tmp_path: Path) -> None:
+    """With the example of docs/how-to/many-hosts.md, at the site of docs/how-to/kubernetes.md."""
+    page = (DOCS / "how-to" / "many-hosts.md").read_text("utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "island.yaml").write_text(example)
+    prefix = (DOCS / "how-to" / "kubernetes.md").read_text("utf-8")
+    (line,) = re.findall(r"^namePrefix: .*$", prefix, re.MULTILINE)
+    (tmp_path / "kustomization.yaml").write_text(f"{line}\nresources: [island.yaml]\n")
+    by_kind = {d["kind"]: d for d in kustomized(tmp_path)}
+    island, service = by_kind["StatefulSet"], by_kind["Service"]["metadata"]["name"]
+    name = island["metadata"]["name"]
+    assert island["spec"]["serviceName"] == service and name.startswith("frankfurt-")
+    (container,) = containers(island)
+    told = {e["name"]: e.get("value") for e in container["env"]}
+    assert told["DILOCO_ID"] == name and told["DILOCO_HOSTS"] == str(island["spec"]["replicas"])
+    assert told["DILOCO_HOST_ADDRESS"] == f"{name}-0.{service}:8470"
+
+
 def test_a_prefix_names_the_learners_of_a_site(tmp_path: Path) -> None:
     """As docs/how-to/kubernetes.md says: volumes and settings are found under the new names."""
     shutil.copytree(KUBERNETES, tmp_path / "all")
