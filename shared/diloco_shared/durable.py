@@ -1,4 +1,4 @@
-"""Files and names that a power cut leaves on the disk."""
+"""Files and names that a power cut leaves on the disk, and how much room there is for them."""
 
 import errno
 import os
@@ -125,3 +125,27 @@ def _replacing(path: Path, mode: int, like: Path | None = None) -> Iterator[Bina
         aside.unlink(missing_ok=True)  # half a file would take room on a disk that is full
         raise
     settle_names(path.parent)
+
+
+def free_bytes(folder: Path) -> int | None:
+    """What an ordinary user may still write there; None where the file system does not say.
+
+    No file can be made without an inode, however many bytes are left.
+    """
+    try:
+        there = _statvfs(folder)
+    except OSError:
+        return None
+    if not there.f_blocks:
+        return None
+    return 0 if there.f_files and not there.f_favail else there.f_bavail * there.f_frsize
+
+
+def _statvfs(folder: Path) -> os.statvfs_result:
+    """Of a folder, or of the nearest that is there above it."""
+    try:
+        return os.statvfs(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        if folder == folder.parent:
+            raise
+        return _statvfs(folder.parent)

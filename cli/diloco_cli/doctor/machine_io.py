@@ -15,8 +15,8 @@ from diloco_cli.doctor import judging
 from diloco_cli.doctor.judging import Finding
 from diloco_learner.preflight.findings import Finding as OfRun
 from diloco_shared.budget import Need
+from diloco_shared.durable import free_bytes
 from diloco_shared.gpus import gpus_here
-from diloco_shared.process.disk_watch import free_bytes
 
 # Eight GPUs take a minute to be found the first time; a driver that hangs never answers.
 DEVICES_S = 120.0

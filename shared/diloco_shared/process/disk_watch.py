@@ -1,7 +1,6 @@
 """Looks after a member's folder: says when its disk is full, removes files of deleted runs."""
 
 import asyncio
-import os
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import structlog
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.durable import free_bytes
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.process.membership import Registration
 from diloco_shared.protocol import subjects
@@ -44,30 +44,6 @@ async def watch_disk(
             elif here is not None:
                 await tell("room-again", f"{here.place} has room again")
         await asyncio.sleep(LOOK_S)
-
-
-def free_bytes(folder: Path) -> int | None:
-    """What an ordinary user may still write there; None where the file system does not say.
-
-    No file can be made without an inode, however many bytes are left.
-    """
-    try:
-        there = _statvfs(folder)
-    except OSError:
-        return None
-    if not there.f_blocks:
-        return None
-    return 0 if there.f_files and not there.f_favail else there.f_bavail * there.f_frsize
-
-
-def _statvfs(folder: Path) -> os.statvfs_result:
-    """Of a folder, or of the nearest that is there above it."""
-    try:
-        return os.statvfs(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        if folder == folder.parent:
-            raise
-        return _statvfs(folder.parent)
 
 
 # --------------------------------------------------------------------------------------------------

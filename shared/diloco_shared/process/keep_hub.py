@@ -207,7 +207,7 @@ def _cut_leaves(files: Sequence[str], config: str) -> None:
 def _free(store: str) -> int:
     """Bytes; none where nobody can say: this process must outlive whatever happens to the disk.
 
-    As `disk_watch.free_bytes`, which the image has not: a server that finds no inode for a file
+    As `durable.free_bytes`, which the image has not: a server that finds no inode for a file
     says that there is no space, however many bytes are left.
     """
     try:

@@ -19,8 +19,7 @@ from typing import Any
 import structlog
 
 from diloco_shared.bus.nats.hub_config import Routes, cluster, in_config
-from diloco_shared.durable import begin_folder
-from diloco_shared.process.disk_watch import free_bytes
+from diloco_shared.durable import begin_folder, free_bytes
 from diloco_shared.process.hub_watch import (
     UNANSWERED_S,
     FirstReading,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from diloco_shared.durable import free_bytes
 from diloco_shared.process import disk_watch
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.process.membership import Registration
@@ -67,7 +68,7 @@ async def test_a_reason_that_is_too_long_for_the_record_is_told_once(
 
 def test_what_is_free_is_that_of_the_nearest_folder_there_is(tmp_path: Path) -> None:
     there = os.statvfs(tmp_path)
-    found = disk_watch.free_bytes(tmp_path / "not" / "yet")
+    found = free_bytes(tmp_path / "not" / "yet")
     assert found is not None and 0 < found <= there.f_blocks * there.f_frsize
 
 
@@ -84,7 +85,7 @@ def test_without_inodes_nothing_is_free_and_what_is_not_said_is_not_known(
     for name, value in more.items():
         setattr(said, name, value)
     monkeypatch.setattr(os, "statvfs", lambda _: said)
-    assert disk_watch.free_bytes(tmp_path) == free
+    assert free_bytes(tmp_path) == free
 
 
 def test_a_folder_that_cannot_be_listed_ends_nobody(

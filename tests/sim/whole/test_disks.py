@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_shared.process.disk_watch import free_bytes
+from diloco_shared.durable import free_bytes
 from diloco_simulator.troubles import disks
 from diloco_simulator.worlds import world
 from diloco_simulator.worlds.options import Options

@@ -25,10 +25,9 @@ from diloco_learner.exporting.assembling import FP32_BYTES, TensorPlace, Values,
 from diloco_learner.exporting.files import WeightFile
 from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
-from diloco_shared.durable import settle
+from diloco_shared.durable import free_bytes, settle
 from diloco_shared.hf.names import HfTensor
 from diloco_shared.numerics.arrays import Layout
-from diloco_shared.process.disk_watch import free_bytes
 from diloco_shared.protocol.exports import Dtype, ExportedFile
 
 # Of a tensor that are converted, hashed and written at a time.
