@@ -1,22 +1,26 @@
 """A model that is still built for a run that was left: no thread can be ended from outside."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from learner.contexts import learner
 from learner.test_app import compiled, stepping
+from shared.corpora.texts import folder_of
 from waiting import until
 
 from diloco_learner import app as apps
 from diloco_learner.app import WAITS, Learner
+from diloco_learner.data.cache import CorpusCache
+from diloco_learner.data.corpus import digest, load
 from diloco_learner.training import computing_io
 from diloco_learner.training.computing_io import Check, LeftBehind, OnThisMachine, go_on
 from diloco_learner.training.trainer import Program
 from diloco_shared.reach.local import Reach
-from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.run import Data, RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 
 ANYWHERE = Reach(Path("/"))
@@ -151,3 +155,49 @@ def test_a_build_that_begins_too_late_touches_nothing(
     monkeypatch.setattr(computing_io, "load", lambda *of: pytest.fail("it reads"))
     with pytest.raises(LeftBehind):
         OnThisMachine(ANYWHERE).build(spec, check)
+
+
+def leaves_at(number: int) -> Callable[[], None]:
+    """A check that raises when it is made for the so-manieth time, and ever after."""
+    made = 0
+
+    def check() -> None:
+        nonlocal made
+        made += 1
+        if made >= number:
+            raise LeftBehind
+
+    return check
+
+
+def test_a_text_is_not_prepared_to_its_end_for_nobody(
+    spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes hours on all cores, and a disk, that the next run needs."""
+    monkeypatch.setattr("diloco_shared.corpora.prepare.CHUNK_BYTES", 100)
+    data = Data(source=str(folder_of(tmp_path / "a", 60)), validation_fraction=0.2)
+    mistaken = spec.model_copy(update={"data": data})
+    with pytest.raises(LeftBehind):
+        OnThisMachine(ANYWHERE, CorpusCache(tmp_path / "cache")).build(mistaken, leaves_at(5))
+    assert list((tmp_path / "cache").iterdir()) == [], "nothing of it takes room"
+
+
+def test_tokens_are_not_read_to_their_end_for_nobody(tmp_path: Path) -> None:
+    file, cache = tmp_path / "t.bin", CorpusCache(tmp_path / "cache")
+    np.arange(5000, dtype=np.uint16).tofile(file)
+    file.with_suffix(".json").write_text('{"vocabulary": 5000}')
+    data = Data(source=str(file))
+    wanted = data.model_copy(update={"digest": digest(load(data))})
+    with pytest.raises(LeftBehind):
+        load(wanted, cache=cache, check=leaves_at(3))
+    assert list(cache.folder.iterdir()) == [], "its digest is not known yet"
+    load(wanted, cache=cache)
+
+
+def test_who_waited_for_another_one_that_prepares_looks_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_learner.data.cache.prepare_locked", None)  # nobody may
+    data = Data(source=str(folder_of(tmp_path / "a", 60)))
+    with pytest.raises(LeftBehind):
+        load(data, cache=CorpusCache(tmp_path / "cache"), check=leaves_at(1))

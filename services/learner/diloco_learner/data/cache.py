@@ -65,8 +65,18 @@ class CorpusCache:
     bytes_max: int = BYTES_MAX
     tell: Callable[[str], None] | None = None
 
-    def corpus(self, source: Source, tokenizer: Tokenizer, fraction: float) -> Corpus:
-        """The corpus of this text, prepared now unless it is there. Raises ValueError."""
+    def corpus(
+        self,
+        source: Source,
+        tokenizer: Tokenizer,
+        fraction: float,
+        check: Callable[[], object] = lambda: None,
+    ) -> Corpus:
+        """The corpus of this text, prepared now unless it is there. Raises ValueError.
+
+        `check` is called again and again meanwhile. What it raises ends the work, which leaves
+        nothing behind: nobody can end a thread from outside.
+        """
         # Earlier builds counted a row for every token, and what they prepared says no other number.
         fewer = rows_for_text(tokenizer) < tokenizer.vocabulary
         counted = ("rows",) if fewer else ()  # all else they prepared is as good as ever
@@ -75,10 +85,11 @@ class CorpusCache:
         folder = self.folder / key
         try:
             with locked(folder, wait=True):
+                check()  # whoever had the lock may have had it for hours
                 if is_prepared(folder) and not self._damaged(folder):
                     os.utime(folder)  # used now
                     return opened(folder)
-                told = None if self.tell is None else _told(source.name, self.tell)
+                told = _told(source.name, self.tell, check)
                 try:
                     prepare_locked(source, tokenizer, folder, fraction, 0, told)
                 except BaseException:
@@ -95,10 +106,10 @@ class CorpusCache:
             ) from None
         return found
 
-    def digest(self, corpus: Corpus, path: Path) -> str:
+    def digest(self, corpus: Corpus, path: Path, check: Callable[[], object] = lambda: None) -> str:
         """Of the corpus that was opened at `path`; of tokens that came without one all is read, if
-        that was not done before. Raises ValueError."""
-        return corpus.digest or KeptDigests(self.folder, self.tell).of(corpus, path)
+        that was not done before. `check`: as of `corpus`. Raises ValueError."""
+        return corpus.digest or KeptDigests(self.folder, self.tell, check).of(corpus, path)
 
     def _damaged(self, folder: Path) -> bool:
         """Whether something of it is gone, as by whoever clears caches: then none of it is left."""
@@ -148,12 +159,13 @@ def _bytes(folder: Path) -> int:
     return total
 
 
-def _told(name: str, tell: Callable[[str], None]) -> Progress:
+def _told(name: str, tell: Callable[[str], None] | None, check: Callable[[], object]) -> Progress:
     said = 0
 
     def progress(done: int, total: int) -> None:
         nonlocal said
-        if (now := LINES * done // max(total, 1)) > said:
+        check()
+        if tell is not None and (now := LINES * done // max(total, 1)) > said:
             said = now
             tell(f"prepares the corpus of {name}: {100 * now // LINES} % of {total} bytes")
 

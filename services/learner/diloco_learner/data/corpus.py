@@ -4,6 +4,7 @@ A folder that `diloco data prepare` wrote is opened as it is, and so is a file o
 prepared once into a cache and opened from there. Nothing is read into memory.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from diloco_shared.corpora.prepared import Corpus, digest_of, is_prepared
 from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
 from diloco_shared.corpora.sequences import Tokens
 from diloco_shared.corpora.sources import STDLIB, find, stdlib
-from diloco_shared.corpora.tokenizers import BYTES, Tokenizer
+from diloco_shared.corpora.tokenizers import BYTES
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
 from diloco_shared.hf.belonging import Made, check_belongs, weights_folder
 from diloco_shared.reach.local import OutOfReach, Root, located
@@ -26,13 +27,19 @@ HERE = Path()
 BESIDE = "that lies beside them"  # of weights in a folder
 
 
-def load(data: Data, root: Root = HERE, cache: CorpusCache | None = None) -> Corpus | Mixture:
+def load(
+    data: Data,
+    root: Root = HERE,
+    cache: CorpusCache | None = None,
+    check: Callable[[], object] = lambda: None,
+) -> Corpus | Mixture:
     """Open the corpus, or the mixture, that `data` names; paths are looked for in `root`.
 
+    `check` is called again and again where that takes long, and ends it by raising something.
     Raises ValueError that says what is missing, or which corpus is not the one that it should be.
     """
     cache = cache or CorpusCache(users_cache())
-    corpora = tuple(_part(part, data, root, cache) for part in data.sources)
+    corpora = tuple(_part(part, data, root, cache, check) for part in data.sources)
     if not data.mixture:
         return corpora[0]
     _check_one_tokenizer(corpora)
@@ -148,7 +155,9 @@ def _check_separator(corpus: Corpus) -> None:
         )
 
 
-def _part(part: Part, data: Data, root: Root, cache: CorpusCache) -> Corpus:
+def _part(
+    part: Part, data: Data, root: Root, cache: CorpusCache, check: Callable[[], object]
+) -> Corpus:
     path = stdlib() if part.source == STDLIB else located(part.source, root)
     if part.source != STDLIB and is_prepared(path):
         corpus = opened(path)
@@ -158,8 +167,12 @@ def _part(part: Part, data: Data, root: Root, cache: CorpusCache) -> Corpus:
         corpus = open_tokens(path, data.validation_fraction, given.vocabulary if given else None)
     else:
         tokenizer = load_tokenizer(data.tokenizer, root)
-        corpus = _of_text(part.source, tokenizer, root, cache, data.validation_fraction)
-    if part.digest and (found := cache.digest(corpus, path)) != part.digest:
+        try:
+            text = find(part.source, root)
+            corpus = cache.corpus(text, tokenizer, data.validation_fraction, check)
+        except ValueError as error:
+            raise ValueError(f"data.source: {error}") from None
+    if part.digest and (found := cache.digest(corpus, path, check)) != part.digest:
         tells = "diloco data show"
         if corpus.index is None:  # then it depends on where the part that is held out begins
             tells += f" --validation-fraction {data.validation_fraction:g}"
@@ -169,15 +182,6 @@ def _part(part: Part, data: Data, root: Root, cache: CorpusCache) -> Corpus:
             f"this digest if this corpus is the right one ('{tells}' tells it)"
         )
     return corpus
-
-
-def _of_text(
-    name: str, tokenizer: Tokenizer, root: Root, cache: CorpusCache, fraction: float
-) -> Corpus:
-    try:
-        return cache.corpus(find(name, root), tokenizer, fraction)
-    except ValueError as error:
-        raise ValueError(f"data.source: {error}") from None
 
 
 def _check_tokenizer(corpus: Corpus, data: Data, root: Root) -> None:

@@ -36,10 +36,14 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class KeptDigests:
-    """In a folder, which need not be there yet. `tell` is called with what takes long, in words."""
+    """In a folder, which need not be there yet. `tell` is called with what takes long, in words.
+
+    `check` is called again and again while a file is read; what it raises ends that.
+    """
 
     folder: Path
     tell: Callable[[str], None] | None = None
+    check: Callable[[], object] = lambda: None
 
     def of(self, corpus: Corpus, path: Path) -> str:
         """The digest of the corpus that was opened at `path`; reads all of it if it is not kept.
@@ -65,7 +69,7 @@ class KeptDigests:
 
     def _hashed(self, corpus: Corpus) -> str:
         total = sum(part.nbytes for name in SPLITS for part in corpus.split(name).parts)
-        return digest_of(corpus, _told(corpus.name, total, self.tell))
+        return digest_of(corpus, _told(corpus.name, total, self.tell, self.check))
 
     def _kept(self) -> dict[str, str]:
         """By key, oldest first; none where the file is not there, or is not one of ours."""
@@ -107,11 +111,14 @@ def _key(corpus: Corpus, path: Path) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _told(name: str, total: int, tell: Callable[[str], None] | None) -> Callable[[int], None]:
+def _told(
+    name: str, total: int, tell: Callable[[str], None] | None, check: Callable[[], object]
+) -> Callable[[int], None]:
     done, said = 0, -1
 
     def moved(more: int) -> None:
         nonlocal done, said
+        check()
         done += more
         if tell is not None and (now := LINES * done // max(total, 1)) > said:
             said = now

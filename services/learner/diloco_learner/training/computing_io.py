@@ -162,7 +162,7 @@ class OnThisMachine:
 
     def _built(self, spec: RunSpec, check: Check, *, begun: bool) -> Built:
         check()
-        corpus = load(spec.data, self.reach.data, self.cache)
+        corpus = load(spec.data, self.reach.data, self.cache, check)
         if not begun:  # else the weights are opened no more
             check_tokenizer(spec, corpus, self.reach.data)
         check_vocabulary(spec, corpus)
