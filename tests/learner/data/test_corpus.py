@@ -1,6 +1,5 @@
 """The corpus of a run: prepared once, opened from anywhere, and the one that the run wants."""
 
-import errno
 import gc
 import json
 import os
@@ -107,20 +106,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ValueError, match=r"cannot be written to .*DILOCO_CORPORA"):
         load(data(folder_of(tmp_path / "a", 60)), cache=CorpusCache(tmp_path / "file" / "cache"))
-
-
-def test_a_full_disk_is_not_left_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, cache = folder_of(tmp_path / "a", 60), CorpusCache(tmp_path / "cache")
-
-    def full(writer: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("diloco_shared.corpora.prepare._Writer.closed", full)
-        with pytest.raises(ValueError, match=r"cannot be written to .*No space left on device"):
-            load(data(folder), cache=cache)
-    assert list((tmp_path / "cache").iterdir()) == []
-    assert len(one(load(data(folder), cache=cache)).train)
 
 
 def test_a_corpus_that_was_prepared_and_cannot_be_opened_is_kept(

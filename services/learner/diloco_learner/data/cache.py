@@ -2,6 +2,7 @@
 
     CACHE/<key>/        a prepared corpus; the key is a digest of what it was made of
     CACHE/.<key>.lock   while somebody makes, opens or removes it
+    CACHE/.<key>.short  that there was no room for it: see `room`
     CACHE/digests.json  of files of tokens that somebody else made: see `digests`
 
 The text is known by its files' names, sizes and times. Whoever comes while another one prepares
@@ -18,6 +19,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from diloco_learner.data.digests import KeptDigests
+from diloco_learner.data.room import NO_ROOM, Room
 from diloco_shared.corpora.folders import Busy, locked
 from diloco_shared.corpora.prepare import Progress, prepare_locked, removed
 from diloco_shared.corpora.prepared import FORMAT, INDEX, Corpus, is_prepared, open_corpus, whole
@@ -89,13 +91,7 @@ class CorpusCache:
                 if is_prepared(folder) and not self._damaged(folder):
                     os.utime(folder)  # used now
                     return opened(folder)
-                told = _told(source.name, self.tell, check)
-                try:
-                    prepare_locked(source, tokenizer, folder, fraction, 0, told)
-                except BaseException:
-                    if not is_prepared(folder):  # else it is whole, and took hours
-                        removed(folder)  # a full disk would stay full
-                    raise
+                self._prepare(source, tokenizer, folder, fraction, check)
                 found = opened(folder)
             self._bound(folder)
         except OSError as error:
@@ -105,6 +101,35 @@ class CorpusCache:
                 "(DILOCO_CORPORA), or name as source what 'diloco data prepare' wrote elsewhere"
             ) from None
         return found
+
+    def _prepare(
+        self,
+        source: Source,
+        tokenizer: Tokenizer,
+        folder: Path,
+        fraction: float,
+        check: Callable[[], object],
+    ) -> None:
+        """Of a text that is not prepared. Raises ValueError and OSError."""
+        room, told = Room(folder), _told(source.name, self.tell)
+        room.check()
+
+        def progress(done: int, total: int) -> None:
+            check()
+            room.look(done, total)
+            told(done, total)
+
+        try:
+            prepare_locked(source, tokenizer, folder, fraction, 0, progress)
+        except BaseException as error:
+            if is_prepared(folder):  # it is whole, and took hours
+                raise
+            written = _bytes(folder)
+            removed(folder)  # a full disk would stay full
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise ValueError(room.short(source.name, written, error)) from None
+            raise
+        room.found()
 
     def digest(self, corpus: Corpus, path: Path, check: Callable[[], object] = lambda: None) -> str:
         """Of the corpus that was opened at `path`; of tokens that came without one all is read, if
@@ -159,12 +184,11 @@ def _bytes(folder: Path) -> int:
     return total
 
 
-def _told(name: str, tell: Callable[[str], None] | None, check: Callable[[], object]) -> Progress:
+def _told(name: str, tell: Callable[[str], None] | None) -> Progress:
     said = 0
 
     def progress(done: int, total: int) -> None:
         nonlocal said
-        check()
         if tell is not None and (now := LINES * done // max(total, 1)) > said:
             said = now
             tell(f"prepares the corpus of {name}: {100 * now // LINES} % of {total} bytes")

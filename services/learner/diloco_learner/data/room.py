@@ -1,0 +1,101 @@
+"""Whether the disk has room for a corpus that is made of text; nobody knows how much it takes.
+
+    CACHE/.<key>.short  that there was none: how many bytes were free, and what is said of it
+
+Streams of a hub, snapshots and checkpoints may lie on the same disk, and must not find it full. So
+whoever prepares a corpus stops while some room is left. Learners try a run again every half minute:
+a text that found no room is not begun again before there is more, or a day is over. (The file may
+be removed as well.) It is known to all learners who share the cache, and after a restart.
+"""
+
+import errno
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from diloco_shared.budget.terms import shown
+from diloco_shared.durable import free_bytes, replace
+
+# So much is left to others, or a quarter of what was free where that is less: a small text can be
+# prepared on any disk. A checkpoint of a model of 600 million parameters takes as much.
+SPARE_BYTES, SPARE_SHARE = 8 << 30, 4
+# Between two looks, in chunks of text of 256 KiB each: to ask a network file system takes longer
+# than to encode one. Together they are far less than what is left.
+LOOK_CHUNKS = 16
+# It is begun again once so much more is free, as a part of what was free: each attempt costs hours.
+MORE = 8
+# Or after so many seconds: of a quota no file system tells how much of it is left.
+AGAIN_S = 86_400.0
+# What a system says of a place that has no room.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# Texts that are remembered, the newest: a run has a few.
+SHORT_MAX = 64
+SHORT_BYTES_MAX = 1 << 14
+
+
+class Full(OSError):
+    """Others would find no room."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ENOSPC, "others need what is left")
+
+
+class Room:
+    """For one corpus, from before it is begun. `folder`: that it gets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cache, self.kept = folder.parent, folder.parent / f".{folder.name}.short"
+        self.lock = folder.parent / f".{folder.name}.lock"
+        self.free = free_bytes(self.cache) or 0  # 0 where the file system does not tell
+        self.spare = min(SPARE_BYTES, self.free // SPARE_SHARE)
+        self.looks, self.done, self.total = 0, 0, 0
+
+    def check(self) -> None:
+        """ValueError if it found no room before, and there is not more by now."""
+        try:
+            with self.kept.open("rb") as file:
+                body = json.loads(file.read(SHORT_BYTES_MAX))
+            free, why = int(body["free"]), str(body["why"])
+            # The lock was made just now: that is the disk's own clock, whoever shares the disk.
+            age_s = self.lock.stat().st_mtime - self.kept.stat().st_mtime
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # there is none, or it is not one of ours
+        if 0 <= age_s < AGAIN_S and self.free < _wanted(free):
+            raise ValueError(why)
+
+    def look(self, done: int, total: int) -> None:
+        """After each chunk, of `done` bytes of `total`. Raises Full while there is room left."""
+        self.done, self.total = done, total
+        self.looks += 1
+        if self.looks % LOOK_CHUNKS == 0:
+            free = free_bytes(self.cache)
+            if free is not None and free < self.spare:
+                raise Full
+
+    def short(self, name: str, written: int, error: OSError) -> str:
+        """What to say of a corpus that found no room, after so many bytes; it is remembered."""
+        takes = f"about {shown(written * self.total / self.done)}" if self.done else "more"
+        text = (
+            f"the corpus of {name!r} has no room in {self.cache} ({error.strerror}): it takes "
+            f"{takes}, {shown(self.spare)} are left to others, and {shown(self.free)} were free. "
+            "Make room there, let learners use another folder (DILOCO_CORPORA), or name as source "
+            f"what 'diloco data prepare' wrote elsewhere. It is tried again once {_when(self.free)}"
+        )
+        with suppress(OSError):  # then it is begun again, and stops again
+            replace(self.kept, json.dumps({"free": self.free, "why": text}))
+            remembered = sorted(self.cache.glob(".*.short"), key=lambda p: p.stat().st_mtime_ns)
+            for path in remembered[:-SHORT_MAX]:
+                path.unlink(missing_ok=True)
+        return text
+
+    def found(self) -> None:
+        """It is prepared."""
+        self.kept.unlink(missing_ok=True)
+
+
+def _wanted(free: int) -> int:
+    return free + max(free // MORE, 1)
+
+
+def _when(free: int) -> str:
+    return f"{shown(_wanted(free))} are, and after a day" if free else "a day is over"

@@ -1,0 +1,88 @@
+"""A text that becomes more than the disk takes: others find room, and nobody fills it again."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from learner.data.test_corpus import data, one
+from shared.corpora.texts import folder_of
+
+from diloco_learner.data.cache import CorpusCache
+from diloco_learner.data.corpus import load
+from diloco_learner.data.room import Room
+
+
+def is_free(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> list[int]:
+    """So many bytes, one look after another, and the last of them from then on; those to come."""
+    left = list(sizes)
+    at = "diloco_learner.data.room.free_bytes"
+    monkeypatch.setattr(at, lambda folder: left.pop(0) if len(left) > 1 else left[0])
+    return left
+
+
+@pytest.mark.parametrize("again", ["more room", "a day", "damaged"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_text_that_found_no_room_is_not_begun_again_before_there_is_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, again: str
+) -> None:
+    """Learners try a run every half minute: they would fill the disk for ever."""
+    folder, cache = folder_of(tmp_path / "a", 60), CorpusCache(tmp_path / "cache")
+
+    def full(writer: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    is_free(monkeypatch, 80_000)
+    with monkeypatch.context() as patch:
+        patch.setattr("diloco_shared.corpora.prepare._Writer.closed", full)
+        says = (
+            rf"has no room in .*cache \({os.strerror(number)}\): it takes about .* 80 kB were free"
+        )
+        with pytest.raises(ValueError, match=says) as first:
+            load(data(folder), cache=cache)
+    (kept,) = (tmp_path / "cache").iterdir()  # what was written is gone: a full disk is not left so
+    assert kept.suffix == ".short" and "again once 90 kB are, and after a day" in str(first.value)
+    with monkeypatch.context() as patch:
+        patch.setattr("diloco_learner.data.cache.prepare_locked", None)  # nobody may begin
+        is_free(patch, 89_999)
+        with pytest.raises(ValueError) as second:
+            load(data(folder), cache=CorpusCache(tmp_path / "cache"))
+        assert str(second.value) == str(first.value), "an event comes when it changes"
+    if again == "more room":
+        is_free(monkeypatch, 90_000)
+    elif again == "a day":
+        before = kept.stat().st_mtime - 86_400
+        os.utime(kept, (before, before))
+    else:
+        kept.write_text("[")
+    assert len(one(load(data(folder), cache=cache)).train)
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(
+    ("free", "falls_to", "left"),
+    [(100 << 30, (8 << 30) - 1, "8.59 GB"), (4000, 999, "1 kB")],  # of a small disk a quarter
+)
+def test_who_prepares_a_text_leaves_room_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, falls_to: int, left: str
+) -> None:
+    """A hub that finds its disk full stops every run."""
+    monkeypatch.setattr("diloco_shared.corpora.prepare.CHUNK_BYTES", 100)
+    folder, cache = folder_of(tmp_path / "a", 300), CorpusCache(tmp_path / "cache")
+    looks = is_free(monkeypatch, free, falls_to + 1, falls_to + 1, falls_to, 0)
+    with pytest.raises(ValueError, match=rf"\(others need what is left\): .* {left} are left to"):
+        load(data(folder), cache=cache)
+    assert looks == [0], "at the third look, with half of the text to come"
+    assert [path.suffix for path in cache.folder.iterdir()] == [".short"]
+
+
+def test_only_so_many_texts_without_room_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_learner.data.room.SHORT_MAX", 2)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for name in "abc":
+        Room(tmp_path / name).short("text", 0, full)
+        os.utime(tmp_path / f".{name}.short", (ord(name), ord(name)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.short", ".c.short"]
