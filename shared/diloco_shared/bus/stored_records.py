@@ -8,7 +8,7 @@ import structlog
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError, Stored
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Message
+from diloco_shared.protocol.messages import Message, sendable
 from diloco_shared.protocol.records import Event, MemberRecord
 from diloco_shared.protocol.wire import WireError, decode, encode
 
@@ -102,9 +102,8 @@ def stands_at(place: str, said: str) -> None:
 
 def event_now(run: str, kind: str, source: str, text: str, data: dict[str, Any]) -> Event:
     """What has just happened."""
-    return Event(
-        run=run, kind=kind, source=source, text=text[:TEXT_MAX], data=data, at=ambient.wall()
-    )
+    said = sendable(text[:TEXT_MAX])
+    return Event(run=run, kind=kind, source=source, text=said, data=data, at=ambient.wall())
 
 
 def event_subject(bus: Bus, event: Event, role: str) -> str:

@@ -43,6 +43,7 @@ from diloco_shared.corpora.sources import Source
 from diloco_shared.corpora.splits import SPLITS, Split, Splitter
 from diloco_shared.corpora.tokenizers import TEMPLATE, Tokenizer, rows_for_text
 from diloco_shared.durable import replace, settle
+from diloco_shared.protocol.messages import sendable
 
 # Bytes of a shard at most: small enough to be copied again after a fault, and a corpus of a
 # terabyte is still but four thousand files.
@@ -377,7 +378,7 @@ def _nothing(source: Source, tally: Tally) -> str:
 
 
 def _index(job: _Job, parts: dict[Split, PreparedSplit], fraction: float, tally: Tally) -> Index:
-    tokenizer = job.tokenizer
+    source, tokenizer = job.source, job.tokenizer
     # A template is no tokenizer: `bytes` may have one too.
     of_files = tokenizer.files.keys() - {TEMPLATE}
     kind = Described(kind="files" if of_files else "bytes", digest=tokenizer.digest)
@@ -393,7 +394,7 @@ def _index(job: _Job, parts: dict[Split, PreparedSplit], fraction: float, tally:
         end_of_document=tokenizer.end_of_document,
         dtype=job.dtype,
         masked=job.masked,
-        source=f"{job.source.name} ({len(job.source.files)} files, {job.source.bytes} bytes)",
+        source=sendable(f"{source.name} ({len(source.files)} files, {source.bytes} bytes)"),
         fraction=fraction,
         skipped_files=tally.binary,
         splits=parts,

@@ -26,6 +26,7 @@ from diloco_shared.process.health import anonymous_bytes
 from diloco_shared.process.set_up import WrongSetUp, writing
 from diloco_shared.process.stopping import CLOSES_S
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import sendable
 from diloco_shared.protocol.records import Assignment, MemberRecord, boot_of
 from diloco_shared.protocol.wire import WireError, decode, encode
 
@@ -244,7 +245,8 @@ class Registration:
 
     def update(self, **fields: Any) -> None:
         """Change what the next refresh shows; at once what a person would look for."""
-        before, self.record = self.record, self.record.model_copy(update=fields)
+        shown = {name: sendable(v) if isinstance(v, str) else v for name, v in fields.items()}
+        before, self.record = self.record, self.record.model_copy(update=shown)
         if (self.record.state, self.record.full) != (before.state, before.full):
             self.changed.set()
 

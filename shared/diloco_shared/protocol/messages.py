@@ -29,6 +29,12 @@ Reason = Annotated[str, Field(max_length=500)]
 Word = Annotated[str, Field(max_length=128)]
 
 
+def sendable(text: str) -> str:
+    """The text, as long as it was, with ? for what no message and no JSON in UTF-8 holds: the bytes
+    of a file's name that are no UTF-8, which Python gives as halves of characters."""
+    return text.encode("utf-8", "replace").decode()
+
+
 class Message(BaseModel):
     """Base: immutable, of strict types.
 

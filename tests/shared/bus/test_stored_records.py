@@ -1,17 +1,20 @@
 """Reading and writing records of buckets and streams, those that nobody can read among them."""
 
+import os
+
 import pytest
 
 from diloco_shared.bus.port import Conflict, Stored
 from diloco_shared.bus.stored_records import (
+    event_now,
     messages_of,
     readable_at,
     record_at,
     records_in,
     write_if,
 )
-from diloco_shared.protocol.records import Incarnation, Place
-from diloco_shared.protocol.wire import WireError, encode
+from diloco_shared.protocol.records import Event, Incarnation, Place
+from diloco_shared.protocol.wire import WireError, decode, encode
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
@@ -90,3 +93,9 @@ async def test_a_write_succeeds_only_where_nobody_wrote_meanwhile() -> None:
 def test_what_is_no_message_of_the_kind_is_left_out() -> None:
     stored = [Stored("s", data, {}, n) for n, data in enumerate((encode(place(3)), b"", b"x"))]
     assert messages_of(stored, Place) == [place(3)]
+
+
+def test_an_event_about_a_file_whose_name_is_no_utf_8_is_told() -> None:
+    event = event_now("r", "unfit", "a", "x" * 490 + os.fsdecode(b"/caf\xe9.txt"), {})
+    assert decode(encode(event), Event) == event
+    assert event.text == "x" * 490 + "/caf?.txt"

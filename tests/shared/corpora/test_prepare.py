@@ -447,3 +447,11 @@ def test_a_corpus_is_on_the_disk_before_its_index_and_after_it(
     before, named, whole_ = [of for of in settled.calls if isinstance(of, set)][-3:]
     begun = there | {module.UNFINISHED}
     assert (before, named, whole_) == (begun - {module.INDEX}, begun, there)
+
+
+def test_a_source_whose_name_is_no_utf_8_becomes_a_corpus(tmp_path: Path) -> None:
+    """The index came after hours of work, and could not be written."""
+    named = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    corpus = prepared(folder_of(Path(named), 60), tmp_path / "corpus")
+    assert sum(map(len, documents(corpus))) == 60 and not verify(corpus)
+    assert corpus.index is not None and corpus.index.source.endswith("/caf? (60 files, 3000 bytes)")

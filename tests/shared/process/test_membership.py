@@ -311,3 +311,14 @@ async def test_a_living_member_is_refreshed_by_one_request(broker: MemoryBroker)
     await bus.kv_delete(subjects.MEMBERS, "a")  # it ran out: it is looked at, and taken again
     await member.refresh()
     assert await shown(bus) is not None and len(asked) > 4
+
+
+async def test_a_reason_with_a_name_that_is_no_utf_8_is_shown(broker: MemoryBroker) -> None:
+    """The process would end with the next refresh, begin again, and end again."""
+    bus = await prepared(broker)
+    registration = Registration(bus, "a", "learner", "lock")
+    await registration.register()
+    registration.update(state="unfit", reason=os.fsdecode(b"/caf\xe9.txt is damaged"))
+    await registration.refresh()
+    record = await shown(bus)
+    assert record is not None and record.reason == "/caf?.txt is damaged"
