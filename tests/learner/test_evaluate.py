@@ -170,6 +170,22 @@ def test_the_loss_of_each_corpus_is_that_of_evaluating_it_alone() -> None:
     assert measure.losses(2.0, HeldOut(rows)).each == {}, "one corpus has no others"
 
 
+def test_the_loss_of_a_mixture_is_of_its_shares_where_little_of_a_corpus_is_held_out() -> None:
+    """It is trained on again and again; so each of its tokens counts as often."""
+    parts = [{"source": name, "weight": w} for name, w in (("code", 7), ("prose", 3))]
+    spec = a_run(data={"mixture": parts}, evaluation={"sequences": 100})
+    code, prose = (Tokens([np.full(10 * n + 1, t, np.uint16)], 99) for n, t in ((20, 2), (50, 6)))
+    held = held_out_of(spec, Mixed((code, prose), (7, 3), ("x", "y")))
+    assert held.counts == (20, 30) and held.told == "20 of code (which count as 70), 30 of prose"
+    measure = HeldOutLoss(ModelDef(lambda key: (), masked_mean, lambda name: False))
+    found = measure.losses(1.0, held)
+    assert found.each == {"code": 2.0, "prose": 6.0}
+    assert found.overall == pytest.approx(0.7 * 2 + 0.3 * 6)
+    enough = held_out_of(spec, Mixed((prose, prose), (1, 1), ("x", "y")))
+    assert enough.times == [1.0, 1.0], "to the last bit what it was"
+    assert enough.told == "50 of code, 50 of prose"
+
+
 def test_an_evaluation_that_nobody_wants_ends_between_two_batches() -> None:
     model = ModelDef(lambda key: (), masked_mean, lambda name: False)
     rows, asked = np.ones((3 * SEQUENCES_MAX, 5), np.int32), iter([True, True, False])

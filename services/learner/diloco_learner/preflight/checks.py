@@ -298,14 +298,15 @@ class _Checks:
         spec, context = self.spec, self.spec.model.context_tokens
         self.cut = cut_of(self.corpora.train, spec.data.virtual_shards, context, spec.seed)
         many = self.cut.sequences
+        text = f"{many:,} of {context} tokens to train on, in {self.cut.shards} shards"
         for split in ("validation", "test"):
             try:
-                held_out_of(spec, self.corpora.split(split))
+                held = held_out_of(spec, self.corpora.split(split))
             except Damaged as error:
                 raise Wrong(f"{split}: {error}", "copy or prepare the corpus again") from None
             except ValueError as error:
                 raise ValueError(f"{split}: {error}") from None
-        text = f"{many:,} of {context} tokens to train on, in {self.cut.shards} shards"
+            text += f"; {split}: {held.told}" if held.names else ""
         return text, {"sequences": many}
 
     @property

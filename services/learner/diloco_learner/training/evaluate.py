@@ -25,11 +25,16 @@ ORDERED_MAX = 1 << 22
 @dataclass(frozen=True, slots=True)
 class HeldOut:
     """What is evaluated on. Of a mixture each corpus has a name and `counts` sequences, one corpus
-    after the other; of a single corpus nothing is told apart."""
+    after the other; of a single corpus nothing is told apart.
+
+    `shares`: how many it would have, were enough of it held out. One that has fewer counts as often
+    as that makes: it is trained on again and again too, so that it has its share.
+    """
 
     sequences_SxL1: NDArray[np.int32]
     names: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.counts):
@@ -42,10 +47,28 @@ class HeldOut:
         """The sequences of each corpus, or of the only one."""
         return np.split(self.sequences_SxL1, np.cumsum(self.counts, dtype=int)[:-1])
 
+    @property
+    def times(self) -> list[float]:
+        """How often each token of a corpus counts; exactly once where there are enough."""
+        if not self.shares:
+            return [1.0] * len(self.parts)
+        pairs = zip(self.shares, self.counts, strict=True)
+        return [share / many if 0 < many < share else 1.0 for share, many in pairs]
+
+    @property
+    def told(self) -> str:
+        """Of a mixture: how many sequences of which corpus."""
+        each = zip(self.names, self.counts, self.shares or self.counts, strict=True)
+        return ", ".join(
+            f"{many} of {name}" + (f" (which count as {share})" if many < share else "")
+            for name, many, share in each
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Mean nats per token to be predicted; `each` per corpus of a mixture that has such tokens."""
+    """Mean nats per token to be predicted; `each` per corpus of a mixture that has such tokens.
+    `overall` is of the mixture: see `HeldOut.times`."""
 
     overall: float
     each: dict[str, float] = field(default_factory=dict)
@@ -66,7 +89,8 @@ def held_out_of(spec: RunSpec, tokens: NDArray[Any] | Tokens | Mixed) -> HeldOut
     if not isinstance(tokens, Mixed) or len(tokens.parts) == 1:
         return HeldOut(held_out(tokens, context, sequences, spec.seed))
     each = held_out_each(tokens, context, sequences, spec.seed)
-    return HeldOut(_joined(each), corpus_names(spec.data), tuple(map(len, each)))
+    names, counts = corpus_names(spec.data), tuple(map(len, each))
+    return HeldOut(_joined(each), names, counts, tuple(_shares(tokens, sequences)))
 
 
 def corpus_names(data: Data) -> tuple[str, ...]:
@@ -130,13 +154,18 @@ def held_out_each(
     give way, and where there are more corpora than `sequences`, each has one.
     """
     found = []
-    counts = _one_at_least(mixed.interleave.counts(sequences))
-    for part, name, count in zip(mixed.parts, mixed.names, counts, strict=True):
+    shares = _shares(mixed, sequences)
+    for part, name, count in zip(mixed.parts, mixed.names, shares, strict=True):
         try:
             found.append(_windows(part, context, count, seed))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return tuple(found)
+
+
+def _shares(mixed: Mixed, sequences: int) -> list[int]:
+    """How many of so many sequences are to be of which corpus."""
+    return _one_at_least(mixed.interleave.counts(sequences))
 
 
 def _one_at_least(counts: Sequence[int]) -> list[int]:
@@ -199,8 +228,10 @@ class HeldOutLoss:
         loss = batch or self.batch
         sums = [self._sum(params, part_SxL1, wanted, loss) for part_SxL1 in held.parts]
         named = zip(held.names, sums, strict=True) if held.names else ()
+        nats = sum(total * n for (total, _), n in zip(sums, held.times, strict=True))
+        tokens = sum(count * n for (_, count), n in zip(sums, held.times, strict=True))
         return Losses(
-            sum(total for total, _ in sums) / max(sum(count for _, count in sums), 1),
+            nats / max(tokens, 1),
             {name: total / count for name, (total, count) in named if count},
         )
 
