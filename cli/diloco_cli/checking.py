@@ -22,8 +22,8 @@ from diloco_shared.spec.mesh import AUTO
 from diloco_shared.spec.run import RunSpec
 
 COMMAND = (sys.executable, "-m", "diloco_learner.preflight")
-# One check, in seconds. Compiling takes minutes; so does a text that is prepared in passing. One
-# that would take longer is prepared once, by 'diloco data prepare'.
+# One check without a sign of life, in seconds. Compiling takes minutes. Whoever prepares a text, or
+# reads a file of tokens for its digest, says ten times how far it is.
 CHECK_S_MAX = 3600.0
 # A line holds one finding, whose texts are bounded: six times as much, escaped for JSON.
 LINE_CHARS_MAX = 1 << 16

@@ -53,6 +53,11 @@ def digest(corpus: Corpus | Mixture) -> str:
     return digest_of(corpus)
 
 
+def place_of(source: str, root: Root) -> Path:
+    """Where a source lies."""
+    return stdlib() if source == STDLIB else located(source, root)
+
+
 def check_vocabulary(spec: RunSpec, corpus: Corpus | Mixture) -> None:
     """ValueError if the run's model has no row for some token. Of a model of one's own nobody here
     knows how many it has."""
@@ -158,7 +163,7 @@ def _check_separator(corpus: Corpus) -> None:
 def _part(
     part: Part, data: Data, root: Root, cache: CorpusCache, check: Callable[[], object]
 ) -> Corpus:
-    path = stdlib() if part.source == STDLIB else located(part.source, root)
+    path = place_of(part.source, root)
     if part.source != STDLIB and is_prepared(path):
         corpus = opened(path)
         _check_tokenizer(corpus, data, root)

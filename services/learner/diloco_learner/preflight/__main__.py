@@ -1,8 +1,9 @@
 """`python -m diloco_learner.preflight`: checks one run, in a process of its own.
 
 The run comes as JSON on standard input. On standard output comes a line of JSON before each check,
-{"begins": NAME}, and one after it: what `Finding.view` makes. What a model prints goes to standard
-error. Exit status 0 when nothing is wrong, 1 when something is, 2 when nothing could be checked.
+{"begins": NAME}, which comes again while it gets on, and one after it: what `Finding.view` makes.
+What a model prints goes to standard error. Exit status 0 when nothing is wrong, 1 when something
+is, 2 when nothing could be checked.
 """
 
 import argparse
@@ -97,10 +98,16 @@ def _checked(
     if why := keep_for_user(os.environ.get("DILOCO_CACHE", "")):
         print(why, file=sys.stderr)
     spec = RunSpec.model_validate_json(run)
+
+    def tells(text: str) -> None:
+        """How far a corpus is: whoever waits for this check learns that it goes on."""
+        print(text, file=sys.stderr)
+        say({"begins": "corpus"})
+
     made = check(
         spec,
         reach.data,
-        CorpusCache(cache or users_cache(), tell=lambda text: print(text, file=sys.stderr)),
+        CorpusCache(cache or users_cache(), tell=tells),
         now=ambient.monotonic,
         begins=lambda name: say({"begins": name}),
         factories=reach.factories,

@@ -18,8 +18,8 @@ from diloco_learner.data.corpus import (
     check_signs,
     check_tokenizer,
     check_vocabulary,
-    digest,
     load,
+    place_of,
     separator_of,
 )
 from diloco_learner.data.shards import Cut, cut_of
@@ -271,7 +271,12 @@ class _Checks:
         self.separator = separator_of(self.spec.data, self.corpora)
         tokens = sum(len(c.split(name)) for c in self._parts for name in SPLITS)
         names = ", ".join(part.source for part in self.spec.data.sources)
-        text = f"{names}: {tokens:,} tokens, digest {digest(self.corpora)}"
+        # Kept, as learners keep it: of a file of tokens all is read, which may take hours.
+        digests = " ".join(
+            self.cache.digest(corpus, place_of(part.source, self.root))
+            for corpus, part in zip(self._parts, self.spec.data.sources, strict=True)
+        )
+        text = f"{names}: {tokens:,} tokens, digest {digests}"
         return text, {"tokens": tokens}
 
     def vocabulary(self) -> Found:
