@@ -54,9 +54,9 @@ class TokenFile:
         return self._first + self.nbytes
 
     @property
-    def file_bytes(self) -> int:
-        """Of the whole file, as long as it is now. Raises OSError."""
-        return os.fstat(self._file.number).st_size
+    def stat(self) -> os.stat_result:
+        """Of the file that is open, whatever has its name by now. Raises OSError."""
+        return os.fstat(self._file.number)
 
     def part(self, start: int, stop: int) -> "TokenFile":
         """The numbers [start:stop], unread; 0 <= start <= stop <= len."""
@@ -120,7 +120,7 @@ def token_file(path: Path, dtype: str, tokens: int) -> TokenFile:
     it cannot be opened."""
     try:
         found = TokenFile(path, np.dtype(dtype).newbyteorder("<"), 0, tokens)
-        size = found.file_bytes
+        size = found.stat.st_size
     except OSError as error:
         fault = too_many() if error.errno == errno.EMFILE else error.strerror or error
         raise ValueError(f"{path} cannot be read: {fault}") from None

@@ -495,6 +495,18 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     assert sum(read) == 10_000
 
 
+def test_a_digest_is_kept_of_the_file_that_was_read(tmp_path: Path, read: list[int]) -> None:
+    """Another one may have got its name since it was opened."""
+    file, cache = tokens_of(tmp_path / "t.bin"), CorpusCache(tmp_path / "cache")
+    corpus = one(load(data(file)))
+    tokens_of(tmp_path / "new.bin", seed=1).replace(file)
+    old = cache.digest(corpus, file)
+    read.clear()
+    with pytest.raises(ValueError, match=f"and the run wants {old}"):
+        load(data(file, digest=old), cache=cache)
+    assert sum(read) == 10_000
+
+
 @pytest.mark.parametrize(
     "there", ["{", "[]", '{"format": 1, "digests": {"x": "y"}}', '{"format": 2}', " " * (1 << 17)]
 )

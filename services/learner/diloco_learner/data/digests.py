@@ -19,6 +19,7 @@ from pathlib import Path
 from diloco_shared.corpora.folders import locked
 from diloco_shared.corpora.prepared import Corpus, digest_of
 from diloco_shared.corpora.splits import SPLITS
+from diloco_shared.corpora.token_files import TokenFile
 from diloco_shared.durable import replace
 
 KEPT = "digests.json"
@@ -100,9 +101,12 @@ def _is_digest(text: object) -> bool:
 
 def _key(corpus: Corpus, path: Path) -> str:
     """Of all that decides the digest. The time of the last change of any kind is part of it: who
-    copies a file may set back the other one."""
+    copies a file may set back the other one. The file is the one that is open: another one may have
+    its name by now, and would be taken for it ever after."""
+    opened = corpus.train.parts[0]
+    assert isinstance(opened, TokenFile)
     try:
-        where, there = path.resolve(), path.stat()
+        where, there = path.resolve(), opened.stat
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
     file = (str(where), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns)
