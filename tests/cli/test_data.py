@@ -71,6 +71,16 @@ def test_what_is_shown_can_be_read_by_a_program(diloco: Diloco, tmp_path: Path) 
     assert "left out    1 files that are not text" in diloco("show", to)[1]
 
 
+def test_a_text_that_spells_the_end_of_a_document_is_told(diloco: Diloco, tmp_path: Path) -> None:
+    text, bpe, to = folder_of(tmp_path / "text", 60), tmp_path / "bpe", tmp_path / "corpus"
+    diloco("train-tokenizer", text, "--vocabulary", "300", "--to", bpe)
+    (text / "new.txt").write_text("one<|endoftext|>two<|endoftext|>three")
+    _, out, _ = diloco("prepare", text, "--to", to, "--tokenizer", bpe)
+    says = "ends        2 within documents: their text spells the token"
+    assert says in out and says in diloco("show", to)[1]
+    assert json.loads(diloco("show", to, "--json")[1])["ends_within"] == 2
+
+
 def test_from_conversations_to_a_corpus(diloco: Diloco, tmp_path: Path) -> None:
     source = lines_of(tmp_path / "c.jsonl", [{"talk": m} for m in sums(60)])
     (tmp_path / "t.jinja").write_text(LINES)

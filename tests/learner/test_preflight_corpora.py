@@ -60,6 +60,17 @@ def test_who_waits_for_a_check_hears_that_a_corpus_gets_on(
     assert said == [{"begins": "corpus"}]
 
 
+def test_a_text_that_spells_the_end_of_a_document_is_told(spec: RunSpec, tmp_path: Path) -> None:
+    """By a check, and by the learner that prepares it."""
+    lines = [json.dumps({"text": f"text {n} \0 of it"}) for n in range(60)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    told = list[str]()
+    cache = CorpusCache(tmp_path / "cache", tell=told.append)
+    text = found("corpus", spec, cache, data={"source": str(tmp_path / "t.jsonl")}).text
+    says = f"the text of {tmp_path / 't.jsonl'} spells the end of a document 60 times"
+    assert text.endswith(f"; {says}") and told[-1] == says
+
+
 def test_a_mixture_says_how_much_of_each_corpus_is_evaluated(spec: RunSpec, tmp_path: Path) -> None:
     sizes = (("a", 0.7, 700), ("b", 0.3, 90_000))
     parts = [

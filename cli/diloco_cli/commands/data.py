@@ -199,6 +199,8 @@ def _described(corpus: Corpus, *, quiet: bool = False) -> dict[str, Any]:
             for name in SPLITS
         },
     }
+    if corpus.ends_within:
+        found["ends_within"] = corpus.ends_within
     if index is not None and index.masked:
         found["masked"] = True
         for name, split in found["splits"].items():
@@ -220,6 +222,8 @@ def _table(corpus: Corpus, found: dict[str, Any]) -> list[str]:
     if index is not None:
         lines.append(f"tokenizer   {index.tokenizer.kind}, digest {index.tokenizer.digest}")
         lines.append(f"source      {index.source}")
+    if ends := corpus.ends_within:
+        lines.append(f"ends        {ends:,} within documents: their text spells the token")
     if found["skipped_files"]:
         lines.append(f"left out    {found['skipped_files']} files that {_not_read(corpus)}")
     return lines

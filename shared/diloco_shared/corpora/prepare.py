@@ -268,6 +268,8 @@ class _Job:
         for tokens, split in zip(ids, chunk.splits, strict=True):
             # Of many templates it is what ends the last answer: then it stands there already.
             ended = self.masked and len(tokens) and tokens[-1] in (last, ~last)
+            if not self.masked:  # conversations have some, by their template
+                writers[split].ends_within += int(np.count_nonzero(tokens == last))
             writers[split].write(tokens.astype(self.dtype), *([] if ended else [end]))
 
 
@@ -282,6 +284,7 @@ class _Writer:
         self.masked = self.dtype.kind == "i"
         self.shards: list[Shard] = []
         self.largest = 0  # token so far
+        self.ends_within = 0  # of documents
         self._file: IO[bytes] | None = None
         self._begin()
 
@@ -342,6 +345,7 @@ class _Writer:
             documents=sum(shard.documents for shard in self.shards),
             digest=self.digest.hexdigest(),
             predicted=sum(shard.predicted for shard in self.shards),
+            ends_within=self.ends_within,
             shards=self.shards,
         )
 

@@ -68,12 +68,14 @@ class Shard(IndexEntry):
 
 
 class PreparedSplit(IndexEntry):
-    """One split. `digest`: of its tokens, however they are cut into files."""
+    """One split. `digest`: of its tokens, however they are cut into files. `ends_within`: how often
+    the token that ends a document stands within one, since the text spells it; of text alone."""
 
     tokens: Count
     documents: Count
     digest: Digest
     predicted: Count = 0
+    ends_within: Count = 0
     shards: Annotated[list[Shard], Field(max_length=SHARDS_MAX)]
 
 
@@ -134,6 +136,13 @@ class Corpus:
     def masked(self) -> bool:
         """Whether some tokens are only read: the sign says which."""
         return self.index is not None and self.index.masked
+
+    @property
+    def ends_within(self) -> int:
+        """How often the token that ends a document stands within one, as far as that is known: it
+        cuts the document in two."""
+        splits = {} if self.index is None else self.index.splits
+        return sum(part.ends_within for part in splits.values())
 
     @property
     def tokenizer(self) -> Tokenizer | None:

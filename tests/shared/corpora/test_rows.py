@@ -1,6 +1,7 @@
 """Some tokenizers have a token more than their models have rows, which text never becomes."""
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from diloco_shared.corpora.prepare import prepare
 from diloco_shared.corpora.prepared import Corpus, open_corpus, read_index
 from diloco_shared.corpora.sequences import WrongToken
 from diloco_shared.corpora.sources import find
+from diloco_shared.corpora.splits import SPLITS, Splitter
 from diloco_shared.corpora.templates import template_of
 from diloco_shared.corpora.tokenizers import ByteTokenizer, Tokenizer, load, rows_for_text
 from diloco_shared.hf.tokenizer import files_of
@@ -79,3 +81,37 @@ def test_a_number_beyond_them_is_damage(tmp_path: Path, gemma: Tokenizer) -> Non
     del index["rows"]
     (corpus.folder / "index.json").write_text(json.dumps(index))
     assert open_corpus(corpus.folder).rows == 257
+
+
+@pytest.mark.parametrize("where", ["train", "validation"])
+def test_a_text_that_spells_the_end_of_a_document_is_counted(
+    tmp_path: Path, gemma: Tokenizer, where: str
+) -> None:
+    """It becomes that token, and cuts the document."""
+    texts = folder_of(tmp_path / "texts", 60)
+    plain = prepared(texts, tmp_path / "plain", with_=gemma)
+    assert plain.ends_within == 0
+    assert "ends_within" not in (tmp_path / "plain" / "index.json").read_text()
+    end = gemma.decode([gemma.end_of_document])
+    spelling = count(1)
+    while Splitter(0.2).split((text := f"a{end}b{end}{next(spelling)}").encode()) != where:
+        pass
+    (texts / "new.txt").write_text(text)
+    corpus = prepared(texts, tmp_path / "spelt", with_=gemma)
+    assert corpus.ends_within == 2 and corpus.index is not None
+    assert {name: part.ends_within for name, part in corpus.index.splits.items()} == {
+        "train": 0,
+        "validation": 0,
+        "test": 0,
+        where: 2,
+    }
+    ends = sum(int(np.sum(corpus.split(name)[:] == gemma.end_of_document)) for name in SPLITS)
+    assert ends == 61 + 2
+
+
+def test_ends_that_a_chat_template_writes_are_not_counted(tmp_path: Path) -> None:
+    tokenizer = ByteTokenizer(chat_template="{% for m in messages %}{{ m.content }}\0{% endfor %}")
+    chat = Chat(template_of(tokenizer, "t"))
+    talks = [{"messages": one} for one in sums(60)]
+    source = find(str(lines_of(tmp_path / "talk.jsonl", talks)), chat=chat)
+    assert prepare(source, tokenizer, tmp_path / "c", 0.2).ends_within == 0

@@ -120,7 +120,7 @@ class CorpusCache:
             told(done, total)
 
         try:
-            prepare_locked(source, tokenizer, folder, fraction, 0, progress)
+            corpus = prepare_locked(source, tokenizer, folder, fraction, 0, progress)
         except BaseException as error:
             if is_prepared(folder):  # it is whole, and took hours
                 raise
@@ -130,6 +130,8 @@ class CorpusCache:
                 raise ValueError(room.short(source.name, written, error)) from None
             raise
         room.found()
+        if self.tell is not None and (ends := corpus.ends_within):
+            self.tell(f"the text of {source.name} spells the end of a document {ends} times")
 
     def digest(self, corpus: Corpus, path: Path, check: Callable[[], object] = lambda: None) -> str:
         """Of the corpus that was opened at `path`; of tokens that came without one all is read, if

@@ -277,6 +277,9 @@ class _Checks:
             for corpus, part in zip(self._parts, self.spec.data.sources, strict=True)
         )
         text = f"{names}: {tokens:,} tokens, digest {digests}"
+        for corpus, part in zip(self._parts, self.spec.data.sources, strict=True):
+            if ends := corpus.ends_within:
+                text += f"; the text of {part.source} spells the end of a document {ends:,} times"
         return text, {"tokens": tokens}
 
     def vocabulary(self) -> Found:
