@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from diloco_syncer.events import Malformed, Tell
+from diloco_syncer.events import Malformed, ProgressSeen, Tell
 from diloco_syncer.history.follow_io import executed
+from diloco_syncer.machine import Machine
 from diloco_syncer.members.admission import Admission
 from diloco_syncer.rounds.gate import WHY_REFUSED, Refusals
 from diloco_syncer.rounds.rounds import NO_ANSWERS
@@ -37,6 +38,46 @@ def test_who_falls_silent_is_told_with_what_follows(running: Any) -> None:
     lost = texts(running.effects, "learner-lost")
     assert lost and lost[0].startswith("nothing was heard of a for ")
     assert lost[0].endswith(" s: the others are merged without it")
+
+
+def succeeded(running: Any, *learners: str) -> None:
+    """Another machine leads, as soon as a round has merged these learners."""
+    for learner in learners:
+        running.step(learner, 4)
+    for learner in learners:
+        running.answer(running.pulls[0], learner)
+    assert running.rounds
+    running.machine = Machine(running.spec, running.machine.history)
+    running.lead()
+
+
+def test_a_new_leader_tells_once_whom_it_never_heard_of(driver: Any) -> None:
+    """A learner that dies as leaders change is lost like any other."""
+    driver.start("a", "b", "c")
+    succeeded(driver, "a", "b", "c")
+    driver.effects.clear()
+    for seconds in (4.0, 4.0, 4.0):
+        driver.step("a")
+        driver.give(ProgressSeen(driver.progress("c", 4, state="finished")))
+        driver.wait(seconds)
+        if driver.now < 5.0:
+            assert not texts(driver.effects, "learner-lost"), "it has a lease to speak"
+    lost = texts(driver.effects, "learner-lost")
+    assert len(lost) == 1 and lost[0].startswith("nothing was heard of b for ")
+    assert lost[0].endswith(" s, and never by this leader: the others are merged without it")
+    driver.step("b")
+    driver.step("b")
+    assert texts(driver.effects, "learner-alive").count("b is alive") == 1
+    driver.wait(6.5)
+    assert len([t for t in texts(driver.effects, "learner-lost") if " of b " in t]) == 2
+
+
+def test_after_the_end_of_a_run_nobody_is_told_as_lost(running: Any) -> None:
+    succeeded(running, "a", "b")
+    running.effects.clear()
+    running.machine.history.outcome = "finished"
+    running.wait(20.0)
+    assert not texts(running.effects, "learner-lost")
 
 
 @pytest.mark.parametrize(

@@ -213,10 +213,16 @@ class Roster:
         names = self.names(now)
         if self.history is None or now - self.since > self.lease_s:
             return names
-        lives = self.history.ledger.lives.items()
-        unheard = [m for m, of in lives if m not in self.members and not of[max(of)].left]
-        room = MEMBERS_MAX - len(names)
+        unheard, room = list(self.unheard()), MEMBERS_MAX - len(names)
         return tuple(sorted({*names, *unheard[max(len(unheard) - room, 0) :]}))
+
+    def unheard(self) -> dict[str, int]:
+        """Learners of the tape that have not said a word to this leader and have not left, each
+        with its newest life."""
+        if self.history is None:
+            return {}
+        lives = self.history.ledger.lives.items()
+        return {m: max(of) for m, of in lives if m not in self.members and not of[max(of)].left}
 
     def stepping(self, now: float, epoch: int | None = None) -> Sequence[Member]:
         """Live learners that train, sorted by id; those of one epoch only, if it is given.
@@ -258,12 +264,9 @@ class Roster:
         self.refused = {n: at for n, at in self.refused.items() if now - at <= REFUSED_S}
 
     def _unheard(self, now: float) -> None:
-        """Lives of the tape that have not said a word to this leader."""
-        if self.history is None or now - self.since <= GONE_S:
-            return
-        for learner, lives in self.history.ledger.lives.items():
-            newest = max(lives)
-            if learner not in self.members and not lives[newest].left:
+        """Who has not said a word to this leader in all that time is gone as well."""
+        if now - self.since > GONE_S:
+            for learner, newest in self.unheard().items():
                 self._gone(learner, newest)
 
     def _gone(self, learner: str, incarnation: int) -> None:

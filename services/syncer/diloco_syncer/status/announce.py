@@ -6,7 +6,7 @@ from diloco_shared.spec.quorum import within_reach
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import Effect, SendBeat, Tell
 from diloco_syncer.history.history import History
-from diloco_syncer.members.roster import Roster
+from diloco_syncer.members.roster import GONE_S, Roster
 from diloco_syncer.rounds.rounds import Rounds
 from diloco_syncer.status.watchdog import Watchdog
 
@@ -27,6 +27,7 @@ class Announcer:
         self.roster = roster
         self.rounds = rounds
         self.alive: tuple[str, ...] = ()
+        self.missed = False  # whether it was told whom this leader never heard of
         self.initializer = ""
         self.initializer_moved_at = 0.0  # or appointed
         # Whoever was an initializer in this term: what others send nobody asked for. Of learners
@@ -45,6 +46,7 @@ class Announcer:
         if alive != self.alive:
             told = self._changes(alive, now)
             self.alive, self.beat_at = alive, now
+        told += self._never_heard(now)
         self._appoint(now)
         return told
 
@@ -66,6 +68,23 @@ class Announcer:
         for learner in sorted(set(alive) - set(self.alive)):
             told.append(Tell("learner-alive", f"{learner} is alive", {"learner": learner}))
         return told
+
+    def _never_heard(self, now: float) -> list[Effect]:
+        """Once: who trained under an earlier leader, and let a whole lease of this one pass.
+
+        It died as the leaders changed, or an earlier one has told of it already. Nobody else tells
+        of it: this leader has never known it alive.
+        """
+        silent = now - self.roster.since
+        # Never later than such lives are settled: then nobody knows of them any more.
+        if self.missed or self.history.outcome or silent <= min(self.roster.lease_s, GONE_S):
+            return []
+        self.missed = True
+        lost = f"for {silent:.1f} s, and never by this leader: the others are merged without it"
+        return [
+            Tell("learner-lost", f"nothing was heard of {learner} {lost}", {"learner": learner})
+            for learner in sorted(self.roster.unheard())
+        ]
 
     def _appoint(self, now: float) -> None:
         self.evaluated = self.evaluated or self._evaluation_made()
