@@ -13,7 +13,7 @@ from diloco_cli.lines import shaped
 from diloco_cli.report import data_parallel_bytes, goodput
 from diloco_cli.seen import Seen
 from diloco_cli.tally import activities
-from diloco_cli.words import became, counted, reason_of
+from diloco_cli.words import became, counted, plain, reason_of
 from diloco_shared.budget.terms import shown
 
 _STATE_STYLE = {
@@ -223,8 +223,15 @@ class LearnersTable:
         for name, learner in sorted(self.learners.items()):
             speed = self.speeds.get(name, {})
             cells = [*_work(learner, speed), *_use(speed), _devices(speed)]
-            table.add_row(name, *cells[: len(table.columns) - 1])
+            table.add_row(*map(_cell, [name, *cells][: len(table.columns)]))
         return table
+
+
+def _cell(shown: str | Text) -> Text:
+    """A text as it stands, in one line: what sites send must give neither rich nor a terminal
+    orders, and rich takes what stands in brackets for its own."""
+    text, style = (shown.plain, shown.style) if isinstance(shown, Text) else (shown, "")
+    return Text(" ".join(plain(text).split()), style)
 
 
 def learners_table(run: dict[str, Any]) -> LearnersTable:

@@ -436,3 +436,17 @@ def test_no_text_of_a_site_gives_a_terminal_orders() -> None:
     shown = plain(sent)
     assert shown == ("\\x1b]0;owned\\x07 \\x1b[2J\\r \\x9b31m \\u202eevil\\u2066 täm\tx\ny")
     assert "\x1b" not in printed(screen(None, [sent]))
+
+
+def test_no_text_of_a_site_gives_a_table_orders(run: Row) -> None:
+    """What names a device is free text. rich takes brackets for its own orders, and fails at an
+    end without a beginning."""
+    sent = "[/x] [red]H100[/red] \x1b]0;owned\x07\nrome  stepping"
+    run["speeds"] = {"a": HOPPER | {"device": sent}}
+    run["status"]["learners"]["a"]["state"] = "[bold]odd[/] \x1b[2J"
+    run["status"]["learners"]["[/evil]"] = dict(run["status"]["learners"]["b"])
+    table = printed(learners_table(run), width=250).splitlines()
+    (of_a,) = [line for line in table if line.startswith("a ")]
+    assert of_a.endswith("8 x [/x] [red]H100[/red] \\x1b]0;owned\\x07 rome stepping")
+    assert "[bold]odd[/] \\x1b[2J" in of_a
+    assert any(line.startswith("[/evil]") for line in table)
