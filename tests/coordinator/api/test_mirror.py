@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from time import time
 from typing import Any
 
 import pytest
@@ -73,6 +74,33 @@ async def test_a_member_whose_end_left_no_marker_is_gone_too(
         await world.dies("a")
         await until(lambda: not desk.registry.roll.living)
         assert failures
+
+
+async def test_a_run_made_again_while_nobody_listened_has_nothing_of_the_one_before(
+    world: Any, status: Callable[..., Any]
+) -> None:
+    """A watch that begins again tells of the newest record alone. What the new run has told may
+    have been read before that."""
+    async with world.coordinator() as desk:
+        assert (await desk.ask("POST", "/v1/runs", SPEC)).status_code == 201
+        known = desk.registry
+        old = known.runs["demo"]
+        await world.says(status(run_id=old.spec["id"]))
+        await world.tells("end")
+        await until(lambda: "end" in kinds_of(known) and known.histories.of("demo"))
+        record = old.model_copy(update={"spec": old.spec | {"id": "new"}, "created_at": time()})
+        for kind in ("run-created", "init"):
+            await world.tells(kind)
+        await world.says(status(run_id="new"))
+        await until(lambda: "init" in kinds_of(known) and "demo" not in known.statuses)
+        await known._take(subjects.RUNS, KeyEntry("demo", encode(record), 1 << 20))
+        assert kinds_of(known) == ["run-created", "init"]
+        assert known.histories.of("demo") == []
+        assert known.statuses["demo"].run_id == "new"
+
+
+def kinds_of(known: registry.Registry) -> list[str]:
+    return [e.kind for _, e in known.events_after(0, "demo")]
 
 
 async def test_a_token_that_is_gone_when_the_watch_begins_again_does_not_work(world: Any) -> None:

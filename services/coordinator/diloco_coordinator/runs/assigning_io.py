@@ -122,7 +122,7 @@ def _runs(registry: Registry, specs: Specs) -> list[RunView]:
                 spec.membership.learners_max,
                 registry.over(record.name),
                 spec.membership.syncers,
-                registry.leaders(record.name),
+                registry.standings.leaders(record.name),
                 spec.algorithm.shards,
                 registry.forced(record.name),
             )

@@ -7,6 +7,7 @@ evaluations of one run, these are thinned, so that the curve keeps its beginning
 the learner said stays. A coordinator that starts finds the newest ones alone in the stream. Pure.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -170,9 +171,16 @@ class Events:
         self._read = {s: said for s, said in self._read.items() if s < seq}
         self._keep(item for item in self.kept if item[0] < seq)
 
-    def forget(self, run: str) -> None:
-        """It is deleted."""
-        self._keep(item for item in self.kept if item[1].run != run)
+    def forget(self, run: str, made_again: float = math.inf) -> None:
+        """It is deleted. Where another has its name, of then, what that one tells stays: it may
+        have been read before its record. It begins with an event, by the clock of its record."""
+        made = (
+            seq
+            for seq, e in reversed(self.kept)
+            if (e.run, e.kind) == (run, "run-created") and e.at >= made_again
+        )
+        begins = next(made, math.inf)
+        self._keep(item for item in self.kept if item[1].run != run or item[0] >= begins)
 
     def _keep(self, items: Iterable[tuple[int, Event]]) -> None:
         """These alone."""

@@ -4,6 +4,7 @@ Nothing lives here alone: a coordinator that dies, or a second one, loses nothin
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -310,7 +311,10 @@ class Registry:
                 if note is not None and self.ready:
                     await self._note(note)
             case subjects.RUNS if value is not None:
-                self.runs[key] = decode(value, RunRecord)
+                run = decode(value, RunRecord)
+                if key in self.runs and not self.is_run(key, run_id_of(run)):
+                    self._gone(key, run.created_at)  # the end of the one before was not heard
+                self.runs[key] = run
                 self._put_together(key)  # of its id alone
             case subjects.RUNS:
                 self._gone(key)
@@ -341,10 +345,6 @@ class Registry:
         for key in self.standings.misfits - known:
             log.error("status left out: it has other fragments than its run", key=key)
         return whole
-
-    def leaders(self, run: str) -> tuple[str, ...]:
-        """Who led each shard of a run last."""
-        return tuple(s.leader for s in self.standings.shards.get(run, {}).values())
 
     def _noted(self, member: str, value: bytes | None) -> None:
         if value is None:
@@ -451,14 +451,14 @@ class Registry:
                 return
         self._gone(run)
 
-    def _gone(self, run: str) -> None:
-        """A run's record is not there any more."""
+    def _gone(self, run: str, made_again: float = math.inf) -> None:
+        """A run's record is not there any more; `made_again`: when another took its name."""
         record = self.runs.pop(run, None)
         if record is None:
             return
         self.standings.forget(run, run_id_of(record))
         self.histories.forget(run)
-        self.told.forget(run)
+        self.told.forget(run, made_again)
 
     async def assign(self, member: str, run: str, shard: int = 0) -> None:
         """Write an assignment; Conflict if another coordinator did, or the run is gone."""

@@ -121,10 +121,18 @@ class Standings:
         self.heard_at.pop(key, None)
         self.misfits.discard(key)
 
+    def leaders(self, run: str) -> tuple[str, ...]:
+        """Who led each shard of a run last."""
+        return tuple(s.leader for s in self.shards.get(run, {}).values())
+
     def forget(self, run: str, run_id: str) -> None:
-        """A run is deleted."""
-        for key in self.shards.pop(run, {}):
-            self._drop(key)
+        """A run is deleted. What is heard of another one, which has its name by now, stays."""
+        there = self.shards.pop(run, {})
+        for key, status in there.items():
+            if status.run_id in ("", run_id):
+                self._drop(key)
+            else:
+                self.shards.setdefault(run, {})[key] = status
         self.statuses.pop(run, None)
         self.stopping_since.pop(run_id, None)
 
