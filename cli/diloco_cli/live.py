@@ -13,6 +13,7 @@ from diloco_cli.api import Patience
 from diloco_cli.lines import columns, shaped
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.view import lines, screen
+from diloco_cli.words import UNKNOWN, CliError
 from diloco_client import Client
 
 # Between two looks, and between two blocks of lines where there is no terminal, in seconds.
@@ -77,9 +78,15 @@ class Screen:
 def follow(client: Client, name: str, *, as_json: bool) -> None:
     """Until the run is over; Unreachable when nobody answers for too long."""
     seen, patience, said = Seen(name, rounds_max=ROUNDS_VIEWED), Patience(PATIENCE_S), ""
+    made_at = None
     with Screen(Console()) as view:
         while not seen.over:
             patience.ask(lambda: seen.look(client))
+            made_at = seen.run.get("created_at") if made_at is None else made_at
+            if seen.run.get("created_at") != made_at:
+                # How that one ends is not what a script waits for.
+                text = f"run {name!r}: it was deleted, and another run has its name"
+                raise CliError(text, UNKNOWN)
             silent_s = patience.silent_s
             silent = [SILENT.format(silent_s)] if silent_s > SILENT_S else []
             if not as_json:

@@ -8,11 +8,11 @@ import pytest
 from full_disk import Full
 from rich.console import Console
 
-from diloco_cli import live
+from diloco_cli import live, words
 from diloco_cli.live import Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.view import event_lines, learners_table, lines, screen, speed_lines, speeds_line
-from diloco_cli.words import plain
+from diloco_cli.words import CliError, plain
 from diloco_client import ApiError, Cursor, Told, Unreachable
 
 Row = dict[str, Any]
@@ -307,6 +307,32 @@ def test_json_lines_tell_of_changes_alone(
     live.follow(client, "demo", as_json=True)
     told = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
     assert told == ["running", "paused", "finished"]
+
+
+@pytest.mark.parametrize("state", ["running", "finished"])
+def test_another_run_of_that_name_is_not_the_one_that_is_watched(
+    run: Row, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script goes by the exit status, and waits for the run that it knows."""
+    looks = iter([Unreachable("not yet"), (1.0, "running"), (1.0, "running"), (2.0, state)])
+
+    class Told:
+        def run(self, name: str) -> Row:
+            look = next(looks)
+            if isinstance(look, Unreachable):
+                raise look
+            return run | {"created_at": look[0], "state": look[1]}
+
+        def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
+            return []
+
+        events = rounds
+
+    monkeypatch.setattr(live.time, "sleep", lambda _: None)
+    client: Any = Told()
+    with pytest.raises(CliError, match="it was deleted, and another run has its name") as ended:
+        live.follow(client, "demo", as_json=True)
+    assert ended.value.status == words.UNKNOWN
 
 
 def test_a_run_that_was_submitted_anew_begins_anew(run: Row, rounds: list[Row]) -> None:
