@@ -4,6 +4,8 @@ joining ──began──► stepping ──killed, lost──► down ──joi
                       ├──hang──► hung ──healed──► stepping
                       ├──the run is paused──► paused ──it goes on──► stepping
                       └──leave──► (nothing follows)
+
+Who would begin to step while the run is paused is paused at once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,13 +59,15 @@ def lanes(
     A learner that is lost without a known fault has been silent for `lease_s` seconds already.
     """
     found: dict[str, _Lane] = {}
+    able: Activity = "stepping"  # what a learner does that is able to step
     for event in events:
         if event["kind"] == "setting" and event["data"].get("name") == "paused":
-            _pause(found.values(), bool(event["data"]["value"]), float(event["at"]))
+            able = "paused" if event["data"]["value"] else "stepping"
+            _pause(found.values(), able, float(event["at"]))
         learner = _learner_of(event)
         if learner:
             lane = found.setdefault(learner, _Lane(learner))
-            _apply(lane, event, lease_s)
+            _apply(lane, event, lease_s, able)
     for lane in found.values():
         lane.ends(until)
     return {name: lane.spans for name, lane in sorted(found.items()) if lane.spans}
@@ -81,31 +85,30 @@ def _learner_of(event: dict[str, Any]) -> str:
     return ""
 
 
-def _pause(lanes: Iterable[_Lane], paused: bool, at: float) -> None:
+def _pause(lanes: Iterable[_Lane], able: Activity, at: float) -> None:
     """Who steps holds while the run is paused, and steps again when it goes on."""
-    now, then = ("stepping", "paused") if paused else ("paused", "stepping")
     for lane in lanes:
-        if lane.now == now:
-            lane.becomes("paused" if then == "paused" else "stepping", at)
+        if lane.now in ("stepping", "paused"):
+            lane.becomes(able, at)
 
 
-def _apply(lane: _Lane, event: dict[str, Any], lease_s: float) -> None:
+def _apply(lane: _Lane, event: dict[str, Any], lease_s: float, able: Activity) -> None:
     at = float(event["at"])
     match event["kind"]:
         case "join":
             lane.becomes("recovering" if lane.spans else "joining", at)
         case "began" | "recovered":
-            lane.becomes("stepping", at)
+            lane.becomes(able, at)
         case "fault-applied" if lane.spans and event["data"]["kind"] == "kill":
             lane.becomes("down", at)
         case "fault-applied" if lane.spans and event["data"]["kind"] == "hang":
             lane.becomes("hung", at)
         case "fault-healed" if lane.now == "hung":
-            lane.becomes("stepping", at)
+            lane.becomes(able, at)
         case "learner-lost" if lane.now in ("stepping", "paused", "joining", "recovering"):
             lane.becomes("down", max(at - lease_s, lane.spans[-1].began))
         case "learner-alive" if lane.now == "down":
-            lane.becomes("stepping", at)  # the same life: a new one joins first
+            lane.becomes(able, at)  # the same life: a new one joins first
         case "leave":
             lane.ends(at)
             lane.left = True

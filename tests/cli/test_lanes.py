@@ -53,10 +53,11 @@ def test_a_learner_lost_without_a_fault_was_silent_before_it_was_missed() -> Non
     ]
 
 
-def test_who_steps_is_paused_with_its_run_and_the_dead_are_not() -> None:
-    def setting(at: float, value: int, name: str = "paused") -> Row:
-        return told("setting", at, name=name, value=value)
+def setting(at: float, value: int, name: str = "paused") -> Row:
+    return told("setting", at, name=name, value=value)
 
+
+def test_who_steps_is_paused_with_its_run_and_the_dead_are_not() -> None:
     events = [
         told("began", 1.0, "a", learner="a"),
         told("began", 1.0, "b", learner="b"),
@@ -72,6 +73,25 @@ def test_who_steps_is_paused_with_its_run_and_the_dead_are_not() -> None:
         ("stepping", 7.0, 9.0),
     ]
     assert activities(found["b"])[-1] == ("down", 2.0, 9.0)
+
+
+def test_who_comes_back_or_begins_while_the_run_is_paused_does_not_step() -> None:
+    events = [
+        *(told("began", 1.0, name, learner=name) for name in "abd"),
+        fault("applied", 2.0, "kill", "a"),
+        fault("applied", 2.0, "hang", "b"),
+        told("learner-lost", 2.5, learner="d"),
+        setting(3.0, 1),
+        told("join", 4.0, learner="a"),
+        told("recovered", 5.0, learner="a"),
+        fault("healed", 5.0, "hang", "b"),
+        told("began", 5.0, "c", learner="c"),
+        told("learner-alive", 5.0, learner="d"),
+        setting(7.0, 0),
+    ]
+    found = lanes(events, until=9.0)
+    for name in "abcd":
+        assert activities(found[name])[-2:] == [("paused", 5.0, 7.0), ("stepping", 7.0, 9.0)]
 
 
 def test_a_hang_ends_when_it_heals_although_the_learner_was_lost_meanwhile() -> None:
