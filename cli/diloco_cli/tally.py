@@ -1,7 +1,7 @@
 """What a report takes from the closed rounds of a run, of which a long one has millions. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from diloco_cli.lanes import Span, lanes
@@ -40,10 +40,11 @@ class Tally:
     """
 
     def __init__(self, run: dict[str, Any], events: Rows) -> None:
-        fault = fault_of(events)
+        found = activities(run, None, events)
+        fault = fault_of(events, found)
         self.victim = None if fault is None else str(fault["data"]["target"])
         self.fault_at = float("inf") if fault is None else float(fault["at"])
-        lane = activities(run, None, events).get(str(self.victim), ())
+        lane = found.get(str(self.victim), ())
         steps = (s.began for s in lane if s.activity == "stepping" and s.began > self.fault_at)
         self.returned_at = next(steps, float("inf"))
         self.committed = self.skipped = self.asked = self.late = self.while_down = self.since = 0
@@ -85,10 +86,11 @@ class Tally:
             self.back_at = at if self.back_at is None else self.back_at
 
 
-def fault_of(events: Rows) -> dict[str, Any] | None:
-    """The first fault that took a learner away: a kill or a hang."""
+def fault_of(events: Rows, learners: Container[str]) -> dict[str, Any] | None:
+    """The first fault that took a learner away, and no syncer: a kill or a hang."""
     applied = (e for e in events if e["kind"] == "fault-applied")
-    return next((e for e in applied if e["data"]["kind"] in ("kill", "hang")), None)
+    away = (e for e in applied if e["data"]["kind"] in ("kill", "hang"))
+    return next((e for e in away if e["data"]["target"] in learners), None)
 
 
 def activities(run: dict[str, Any], newest_at: float | None, events: Rows) -> dict[str, list[Span]]:

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
-from cli.conftest import closed, verdict
+from cli.conftest import closed, happened, verdict
 
 from diloco_cli.page import page as page_of
 from diloco_cli.report import data_parallel_bytes
@@ -69,6 +70,18 @@ def test_a_run_without_a_fault_has_survivors_only(
     assert figures["rounds_committed_while_down"] is None
     assert figures["survivor_wait_s"] == 9.0
     assert (figures["others_asked"], figures["others_late"]) == (12, 1), "those of b count too"
+
+
+def test_a_syncer_that_was_killed_is_not_the_learner_that_was_taken_away(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    """It is killed first: the figures are of the learner all the same."""
+    of_learner = report(run, rounds, events)
+    killed = {"id": "s", "kind": "kill", "target": "syncer-1"}
+    events.insert(7, happened("fault-applied", 12.0) | {"data": killed})
+    assert report(run, rounds, events) == of_learner | {"story": ANY}
+    alone = [e for e in events if e["data"].get("target") != "b"]
+    assert report(run, rounds, alone)["victim"] is None
 
 
 def test_who_was_not_asked_is_not_late(run: Row, rounds: list[Row], events: list[Row]) -> None:
