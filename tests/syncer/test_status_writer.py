@@ -6,15 +6,34 @@ from typing import Any
 import pytest
 
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import COUNT_MAX, LifeCount, TapeEnd, TapeTerm, TensorSpec
-from diloco_shared.protocol.records import Restore, RunRecord, RunStatus
+from diloco_shared.protocol.messages import (
+    COUNT_MAX,
+    LifeCount,
+    Progress,
+    SocketBytes,
+    TapeEnd,
+    TapeTerm,
+    TensorSpec,
+)
+from diloco_shared.protocol.records import (
+    RecoveryRecord,
+    Restore,
+    RunRecord,
+    RunStatus,
+    TokenCounts,
+)
 from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
+from diloco_syncer.members.recoveries import RECOVERIES_MAX
+from diloco_syncer.members.roster import Member
+from diloco_syncer.status import status as status_module
 from diloco_syncer.status import status_writer_io
+from diloco_syncer.status.status import ADOPTED_MAX
 from diloco_syncer.status.status_writer_io import StatusWriter, shown_over
 
 SPEC = RunSpec.model_validate({"name": "r", "id": "01", "budget": {"steps": 8}})
@@ -31,16 +50,18 @@ class Nothing:
         """Nobody listens."""
 
 
-def writer_of(bus: MemoryBus, *, over: bool = False) -> StatusWriter:
+def writer_of(bus: MemoryBus, *, over: bool = False, fragments: int = 6) -> StatusWriter:
     """A leader's, of term 1."""
-    history, nothing = History(SPEC), Nothing()
+    cut = SPEC.algorithm.model_copy(update={"fragments": fragments})
+    spec = SPEC.model_copy(update={"algorithm": cut})
+    history, nothing = History(spec), Nothing()
     history.apply(TapeTerm(epoch=0, term=1, leader="a", at=1.0), 1)
     if over:
         versions = tuple(history.versions)
         end = TapeEnd(term=1, outcome="finished", reason="budget", versions=versions, at=2.0)
         history.apply(end, 2)
     found: Any = nothing
-    return StatusWriter(bus, Machine(SPEC, history), found, found, found)
+    return StatusWriter(bus, Machine(spec, history), found, found, found)
 
 
 async def hub() -> MemoryBus:
@@ -168,3 +189,70 @@ async def test_a_status_that_no_message_holds_ends_no_leader(monkeypatch: Any) -
     assert await shown(bus) == sound
     for task in (keeping, waiting):
         task.cancel()
+
+
+def crowd(leader: StatusWriter, learners: int) -> None:
+    """So many learners, whose names and figures are as long as they may be."""
+    fragments = leader.machine.history.fragments
+    most = (COUNT_MAX,) * fragments
+    sockets = dict.fromkeys(SocketBytes.model_fields, COUNT_MAX)
+    for n in range(learners):
+        name = f"{n:063d}"
+        progress = Progress(
+            learner=name,
+            incarnation=COUNT_MAX,
+            epoch=0,
+            state="recovering",
+            step=COUNT_MAX,
+            tokens=COUNT_MAX,
+            c_steps=most,
+            c_tokens=most,
+            adopted=most,
+            adopted_at=most,
+            loss=1 / 3,
+            step_s=1 / 3,
+            wait_s=1 / 3,
+            sockets=SocketBytes(**sockets),
+        )
+        member = Member(name, COUNT_MAX, 0.0, 0, merged_round=COUNT_MAX, progress=progress)
+        leader.machine.roster.members[name] = member
+
+
+@pytest.mark.parametrize(
+    ("learners", "fragments", "versions"),
+    [(8, 512, True), (MEMBERS_MAX, ADOPTED_MAX // MEMBERS_MAX, True), (MEMBERS_MAX, 512, False)],
+)
+def test_a_status_of_as_many_learners_and_fragments_as_there_may_be_fits_one_message(
+    learners: int, fragments: int, versions: bool
+) -> None:
+    classes = TokenCounts.model_fields
+    leader = writer_of(MemoryBus(MemoryBroker(), "s"), fragments=fragments)
+    crowd(leader, learners)
+    names = tuple(leader.machine.roster.members)
+    times = dict.fromkeys((t for t in RecoveryRecord.model_fields if t.endswith("_at")), 1 / 3)
+    back = RecoveryRecord(learner=names[0], incarnation=COUNT_MAX, donor=names[1], **times)
+    told = {
+        "alive": names,
+        "participating": names,
+        "recoveries": (back,) * RECOVERIES_MAX,
+        "tokens_by_fragment": (TokenCounts(**dict.fromkeys(classes, COUNT_MAX)),) * fragments,
+        "versions": (COUNT_MAX,) * fragments,
+        "reason": "x" * 500,
+    }
+    full = leader._status().model_copy(update=told)
+    assert len(encode(full)) < 1_000_000
+    assert {"adopted" in shown for shown in full.learners.values()} == {versions}
+
+
+async def test_a_last_status_that_no_message_holds_is_shown_without_its_learners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the end would end each leader."""
+    monkeypatch.setattr(status_module, "ADOPTED_MAX", MEMBERS_MAX * 512)
+    bus = await hub()
+    leader = writer_of(bus, over=True, fragments=512)
+    await leader.begin()
+    crowd(leader, MEMBERS_MAX)
+    await leader.last()
+    told = await shown(bus)
+    assert told.settled and told.state == "finished" and told.learners == {}

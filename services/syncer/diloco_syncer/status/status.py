@@ -9,6 +9,11 @@ from diloco_syncer.history.ledger import countable, of_run
 from diloco_syncer.machine import Machine
 from diloco_syncer.members.roster import Member
 
+# Versions that learners hold, of all of them together, are shown up to so many: they are the one
+# part of a status that grows with learners times fragments, and take 9 bytes each at most. All else
+# of 512 learners takes less than what is left of the 1 MiB that a message may have.
+ADOPTED_MAX = 1 << 15
+
 
 def size(machine: Machine) -> Size:
     """The run as large as it is known to be."""
@@ -30,8 +35,9 @@ def status(
     streams: Mapping[str, StreamUse] | None = None,
 ) -> RunStatus:
     """A snapshot of everything worth showing; alive, participating and useful kept apart."""
-    h = machine.history
+    h, members = machine.history, machine.roster.members.values()
     state, reason = machine.announcer.state(now)
+    versions = len(members) * h.fragments <= ADOPTED_MAX
     participating = h.participating
     ledger = h.ledger.with_counts(machine.roster.counts.unrecorded(h.ledger))
 
@@ -75,15 +81,18 @@ def status(
         checkpoint_reason=checkpoint_reason[:500],
         restores=max(h.restores, machine.user_requests.restoring.given_up),
         learners={
-            m.learner: _learner(m, now, machine, m.learner in participating)
-            for m in machine.roster.members.values()
+            m.learner: _learner(m, now, machine, m.learner in participating, versions)
+            for m in members
         },
         since_round_s=machine.announcer.watchdog.seconds_since_round(now),
         at=wall,
     )
 
 
-def _learner(m: Member, now: float, machine: Machine, participating: bool) -> dict[str, Any]:
+def _learner(
+    m: Member, now: float, machine: Machine, participating: bool, versions: bool
+) -> dict[str, Any]:
+    """`versions`: those that it holds are shown, too."""
     p = m.progress
     alive = machine.roster.alive(m, now)
     shown: dict[str, Any] = {
@@ -104,7 +113,8 @@ def _learner(m: Member, now: float, machine: Machine, participating: bool) -> di
             "step_s": p.step_s,
             "wait_s": p.wait_s,
             "tokens_per_s": machine.spec.tokens_per_step / p.step_s if p.step_s > 0 else 0.0,
-            "adopted": list(p.adopted),
             "socket_bytes": p.sockets.model_dump(),
         }
+        if versions:
+            shown["adopted"] = list(p.adopted)
     return shown

@@ -102,4 +102,12 @@ class StatusWriter:
     async def last(self) -> None:
         """The run is over and left: nobody is needed any more, unless somebody knows better."""
         settled = self._status().model_copy(update={"settled": True})
+        try:
+            await self._last(settled)
+        except ValueError as error:
+            # It would end this leader, and each that came after it: without what there is most of.
+            log.warning("the last status leaves learners out", error=str(error))
+            await self._last(settled.model_copy(update={"learners": {}}))
+
+    async def _last(self, settled: RunStatus) -> None:
         self._note(await until_done(lambda: self.standing.write(settled), "last status"))
