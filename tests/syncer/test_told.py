@@ -40,14 +40,18 @@ def test_who_falls_silent_is_told_with_what_follows(running: Any) -> None:
     assert lost[0].endswith(" s: the others are merged without it")
 
 
-def succeeded(running: Any, *learners: str) -> None:
-    """Another machine leads, as soon as a round has merged these learners."""
+def succeeded(running: Any, *learners: str, speaks: str = "") -> None:
+    """Another machine leads, as soon as a round has merged these learners; it hears of one of them
+    before that, for the last time."""
     for learner in learners:
         running.step(learner, 4)
     for learner in learners:
         running.answer(running.pulls[0], learner)
     assert running.rounds
     running.machine = Machine(running.spec, running.machine.history)
+    if speaks:
+        running.step(speaks)
+        running.now += 60.0  # until its lease is renewed, and its record is on the tape
     running.lead()
 
 
@@ -64,12 +68,25 @@ def test_a_new_leader_tells_once_whom_it_never_heard_of(driver: Any) -> None:
             assert not texts(driver.effects, "learner-lost"), "it has a lease to speak"
     lost = texts(driver.effects, "learner-lost")
     assert len(lost) == 1 and lost[0].startswith("nothing was heard of b for ")
-    assert lost[0].endswith(" s, and never by this leader: the others are merged without it")
+    assert lost[0].endswith(
+        " s, nor before that under this leader: the others are merged without it"
+    )
     driver.step("b")
     driver.step("b")
     assert texts(driver.effects, "learner-alive").count("b is alive") == 1
     driver.wait(6.5)
     assert len([t for t in texts(driver.effects, "learner-lost") if " of b " in t]) == 2
+
+
+def test_whose_last_words_came_before_its_leader_led_is_lost_like_any_other(running: Any) -> None:
+    succeeded(running, "a", "b", speaks="b")
+    running.effects.clear()
+    running.step("a")
+    running.wait(4.0)
+    running.step("a")
+    running.wait(4.0)
+    lost = texts(running.effects, "learner-lost")
+    assert len(lost) == 1 and lost[0].startswith("nothing was heard of b ")
 
 
 def test_after_the_end_of_a_run_nobody_is_told_as_lost(running: Any) -> None:

@@ -68,6 +68,11 @@ class Member:
         return self.progress is None or self.progress.state in ("joining", "recovering")
 
     @property
+    def left(self) -> bool:
+        """Whether it has said goodbye."""
+        return self.progress is not None and self.progress.state == "finished"
+
+    @property
     def answers(self) -> bool:
         """Whether it gives what it is asked for: a draining one still does."""
         return self.stepping or (self.progress is not None and self.progress.state == "draining")
@@ -254,11 +259,10 @@ class Roster:
         )
         excess = len(self.members) - MEMBERS_MAX
         for m in silent:
-            left = m.progress is not None and m.progress.state == "finished"
-            if now - m.seen_at > (LEFT_S if left else GONE_S) or excess > 0:
+            if now - m.seen_at > (LEFT_S if m.left else GONE_S) or excess > 0:
                 excess -= 1
                 self.drop(m.learner)
-                if not left:
+                if not m.left:
                     self._gone(m.learner, m.incarnation)
         self._unheard(now)
         self.refused = {n: at for n, at in self.refused.items() if now - at <= REFUSED_S}

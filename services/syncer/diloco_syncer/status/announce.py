@@ -27,7 +27,8 @@ class Announcer:
         self.roster = roster
         self.rounds = rounds
         self.alive: tuple[str, ...] = ()
-        self.missed = False  # whether it was told whom this leader never heard of
+        # Who was alive in this term; until it was told who never was. Of learners that joined.
+        self.met: set[str] | None = set()
         self.initializer = ""
         self.initializer_moved_at = 0.0  # or appointed
         # Whoever was an initializer in this term: what others send nobody asked for. Of learners
@@ -46,7 +47,7 @@ class Announcer:
         if alive != self.alive:
             told = self._changes(alive, now)
             self.alive, self.beat_at = alive, now
-        told += self._never_heard(now)
+        told += self._never_met(now)
         self._appoint(now)
         return told
 
@@ -69,21 +70,26 @@ class Announcer:
             told.append(Tell("learner-alive", f"{learner} is alive", {"learner": learner}))
         return told
 
-    def _never_heard(self, now: float) -> list[Effect]:
-        """Once: who trained under an earlier leader, and let a whole lease of this one pass.
+    def _never_met(self, now: float) -> list[Effect]:
+        """Once: who trained under an earlier leader, and was not alive for a whole lease of this.
 
-        It died as the leaders changed, or an earlier one has told of it already. Nobody else tells
-        of it: this leader has never known it alive.
+        It died as the leaders changed, or an earlier one has told of it already. Its last words may
+        have come just before this one led. `_changes` tells of none that was never alive.
         """
+        if self.met is None:
+            return []
+        self.met.update(self.alive)
         silent = now - self.roster.since
         # Never later than such lives are settled: then nobody knows of them any more.
-        if self.missed or self.history.outcome or silent <= min(self.roster.lease_s, GONE_S):
+        if self.history.outcome or silent <= min(self.roster.lease_s, GONE_S):
             return []
-        self.missed = True
-        lost = f"for {silent:.1f} s, and never by this leader: the others are merged without it"
+        heard = {m.learner for m in self.roster.members.values() if not m.left}
+        lost, self.met = ({*self.roster.unheard(), *heard} - self.met), None
+        told = f"for {silent:.1f} s, nor before that under this leader"
+        why = f"{told}: the others are merged without it"
         return [
-            Tell("learner-lost", f"nothing was heard of {learner} {lost}", {"learner": learner})
-            for learner in sorted(self.roster.unheard())
+            Tell("learner-lost", f"nothing was heard of {learner} {why}", {"learner": learner})
+            for learner in sorted(lost)
         ]
 
     def _appoint(self, now: float) -> None:
