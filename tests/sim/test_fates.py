@@ -4,7 +4,13 @@ from hypothesis import given
 from syncer.ledger_world import P, World, record, verdict
 from syncer.test_ledger import histories, quick
 
-from diloco_shared.protocol.messages import Progress, TapeRebirth, TapeRestore, TapeRound
+from diloco_shared.protocol.messages import (
+    Grant,
+    Progress,
+    TapeRebirth,
+    TapeRestore,
+    TapeRound,
+)
 from diloco_simulator.checkers.fates import Fates, painted, within
 from diloco_simulator.checkers.heard import Heard
 
@@ -96,6 +102,22 @@ def test_silence_is_told_as_far_as_it_is_known() -> None:
     assert heard.silent(a, 30.0) is True
     assert not heard.progress(report(3), {"a": 1}, 30.0), "a newer life is on the tape"
     assert not heard.progress(report(3, c_tokens=(0,) * 99), {}, 30.0), "a stranger's"
+
+
+def test_of_whom_somebody_is_to_be_told() -> None:
+    """Of newest lives that let a lease pass, and said no goodbye."""
+    taped = Fates.none(P, tuple(range(P))).hears(
+        [((name, life), 9, {}, False) for name, life in (("a", 0), ("b", 0), ("b", 1), ("c", 0))]
+    )
+    heard = Heard(P, 5.0, since=0.0)
+    assert heard.missing(taped, 5.0) == set()
+    assert heard.missing(taped, 6.0) == {"a", "b", "c"}
+    heard.progress(report(10), {}, 6.0)
+    heard.progress(report(10, learner="c", state="finished"), {}, 6.0)
+    heard.progress(report(0, learner="d"), {}, 6.0)
+    heard.granted(Grant.model_construct(learner="b", incarnation=2, nonce="n"), 6.0)
+    assert heard.missing(taped, 11.0) == set()
+    assert heard.missing(taped, 12.0) == {"a", "d"}, "of b's newest life nothing is known yet"
 
 
 def test_what_one_tells_after_minutes_of_silence_may_be_believed_or_not() -> None:

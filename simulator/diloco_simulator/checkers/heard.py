@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diloco_shared.protocol.messages import Grant, Progress
-from diloco_simulator.checkers.fates import Known, Life, Word
+from diloco_simulator.checkers.fates import Fates, Known, Life, Word
 
 # Who is silent for longer, in seconds of the leader's clock, may be taken for gone for good: when
 # that is done, nobody shows. What such a life tells then may be refused.
@@ -96,6 +96,18 @@ class Heard:
         heard_of = spoke is not None and spoke.incarnation == life[1]
         since = spoke.at_least if spoke is not None and heard_of else self.since
         return since > -math.inf and now - since > GONE_S
+
+    def missing(self, taped: Fates, now: float) -> set[str]:
+        """Learners of which somebody is to be told: they have trained, as far as the tape and their
+        own words tell, and have said nothing for a lease, and no goodbye."""
+        known = taped.hears(self.words())
+        newest = {m: spoke.incarnation for m, spoke in self.spoke.items()}
+        return {
+            life[0]
+            for life in known.lives
+            if life[1] >= newest.get(life[0], -1) and not known.over(life)
+            if self.silent(life, now)
+        }
 
     def words(self) -> list[Word]:
         """What it knows of every life, beside the tape."""

@@ -33,6 +33,7 @@ from diloco_syncer.events import (
     SendBeat,
     SendGrant,
     SendPull,
+    Tell,
 )
 from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.machine import Machine
@@ -133,6 +134,7 @@ class SeenTerm:
         self.accounted = -1  # record of the ledger that was last looked at
         spec = watch.spec
         self.heard = Heard(spec.algorithm.fragments, spec.membership.lease_s)
+        self.lost: set[str] = set()  # learners of which it has told that they are
         self.newest: Mapping[str, int] = {}  # learner -> its newest life on the tape
         self.wall_offset = 0.0  # from its clock to the wall's
         # Newest sequence on UP that it had seen when it first pulled a round; and below that of all
@@ -213,6 +215,10 @@ class SeenTerm:
         """What comes of an event; before it is carried out."""
         for effect in effects:
             match effect:
+                case Tell(kind="learner-lost"):
+                    self.lost.add(effect.data["learner"])
+                case Tell(kind="learner-alive"):
+                    self.lost.discard(effect.data["learner"])
                 case SendBeat():
                     self._beat(effect.beat, now)
                 case SendPull():
@@ -296,6 +302,7 @@ class SeenTerm:
                 self.of.report("liveness", why)
             self.of.alive.beat(beat, self.scene.now)
         self._names_full_disk(beat)
+        self._tells_who_is_lost(now)
         self._account(now)
 
     def _names_full_disk(self, beat: Beat) -> None:
@@ -318,6 +325,16 @@ class SeenTerm:
             self.silent_since = now
             why = f"{self.name} says {beat.reason!r} while the hub's disk is full"
             self.of.report("liveness", why)
+
+    def _tells_who_is_lost(self, now: float) -> None:
+        """Whoever falls silent without a goodbye is told of, also where leaders changed (I10)."""
+        h = self.machine.history
+        if h.outcome or (n := self.of.number_of(h.seq, h.tail)) < 0:
+            return
+        self.watch.report.looked("I10")
+        missing = self.heard.missing(self.of.tokens.fates[n], now)
+        for learner in sorted(missing - self.lost):
+            self.of.report("I10", f"{self.name} tells nobody that {learner} is silent for a lease")
 
     def _taped(self) -> Mapping[str, int]:
         """Newest lives, as of what it has executed; of what it was before the hub lost that."""

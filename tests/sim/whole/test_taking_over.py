@@ -13,6 +13,7 @@ from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.processes import CoordinatorApp, Host
 from diloco_simulator.worlds.world import World, WorldResult, played
 from diloco_syncer.snapshots.finding_io import Finder
+from diloco_syncer.status.announce import Announcer
 
 # When trouble strikes, and how long after the lease the next leader may take: two looks at the
 # lease, one at the tape, a few messages of 0.1 s each; then some steps of a second to a round.
@@ -89,6 +90,26 @@ def test_a_standby_leads_within_a_lease_and_rounds_go_on(
     assert seen.struck_at < at < seen.struck_at + LEASE_S + TAKEOVER_S
     round_at = next(t for t, record in seen.records if t > at and isinstance(record, TapeRound))
     assert round_at < at + ROUND_S
+
+
+def dies_with_a_learner(world: World) -> None:
+    world.lose(world.learners[0])
+    world.crash(leader(world), 60.0)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_learner_that_dies_with_its_leader_is_told_as_lost(
+    monkeypatch: pytest.MonkeyPatch, *, told: bool
+) -> None:
+    """The leader that follows has never known it alive. Worlds see where nobody is told."""
+    if not told:
+        monkeypatch.setattr(Announcer, "_never_met", lambda self, now: [])
+    Seen(monkeypatch, dies_with_a_learner)
+    found = played(Case(1, CALM.changed(syncers=2)))
+    broken = [v for v in found.violations if not v.startswith("I10 at ")]
+    assert not broken and bool(found.violations) is not told
+    assert all("tells nobody that" in v for v in found.violations)
+    assert bool(found.counts["told: learner-lost"]) is told
 
 
 def test_a_standby_that_dies_or_is_cut_off_disturbs_nobody(
