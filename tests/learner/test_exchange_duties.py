@@ -7,6 +7,7 @@ from learner.desk import SPEC, Desk, anchor, beat, donate, last_progress, only, 
 
 from diloco_learner.events import (
     Adopt,
+    BeatSeen,
     Checkpoint,
     Contribute,
     Evaluate,
@@ -276,6 +277,53 @@ def test_a_last_evaluation_that_hangs_does_not_hold_it_for_ever() -> None:
     effects = desk.pass_time(1.0)
     assert only(effects, Tell)[0].kind == "evaluation-failed"
     assert only(effects, Leave)[0].outcome == "finished"
+
+
+def test_an_evaluator_that_must_leave_does_not_say_that_it_has_finished() -> None:
+    """Else nobody would evaluate: who has finished has told the last evaluation."""
+    desk = Desk()
+    (last,) = only(desk.tell(beat(state="finished", evaluator="a")), Evaluate)
+    assert last.final
+    effects = desk.exchange.withdraw("the process is told to stop")
+    assert [type(e) for e in effects] == [Tell, Checkpoint, SendProgress, Leave]
+    told = only(effects, Tell)[0]
+    assert (told.kind, told.data) == ("evaluation-failed", {"learner": "a", "final": True})
+    assert last_progress(effects).state == "draining"
+
+    desk = Desk()  # the end has come, and it has not heard of it
+    desk.tell(beat(state="finishing", evaluator="a"))
+    effects = desk.exchange.withdraw("the process is told to stop")
+    assert last_progress(effects).state == "draining" and not only(effects, Tell)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        beat(state="running", evaluator="a"),
+        beat(state="finished", evaluator="b"),
+        beat(state="finished", evaluator="a", evaluated=True),
+    ],
+)
+def test_whoever_owes_no_last_evaluation_finishes_when_it_must_leave(told: BeatSeen) -> None:
+    desk = Desk()
+    effects = desk.tell(told)
+    if not desk.exchange.left:
+        effects = desk.exchange.withdraw("the process is told to stop")
+    assert last_progress(effects).state == "finished" and not only(effects, Tell)
+
+
+def test_of_a_run_that_was_stopped_before_it_had_parameters_nothing_is_owed() -> None:
+    desk = Desk()
+    none = (-1, -1, -1)
+    effects = desk.tell(beat(epoch=1, state="stopped", versions=none, evaluator="a"))
+    assert only(effects, Leave) and last_progress(effects).state == "finished"
+
+
+def test_of_several_shards_one_may_be_over_while_the_run_rests() -> None:
+    algorithm = SPEC.algorithm.model_copy(update={"shards": 3})
+    desk = Desk(SPEC.model_copy(update={"algorithm": algorithm}))
+    desk.tell(beat(state="starved", evaluator="a", terms=(1, 1, 1)))
+    assert last_progress(desk.exchange.withdraw("it is told to stop")).state == "draining"
 
 
 def test_a_publication_that_never_comes_does_not_hold_it_for_ever() -> None:

@@ -424,10 +424,14 @@ def test_another_makes_the_last_evaluation_when_its_evaluator_dies(running: Any)
     assert beat.evaluated and beat.evaluator == "b"
 
 
-def test_an_evaluator_that_left_without_the_last_versions_made_no_evaluation(running: Any) -> None:
+@pytest.mark.parametrize(("state", "last"), [("finished", False), ("draining", True)])
+def test_an_evaluator_that_left_too_soon_made_no_evaluation(
+    running: Any, state: str, last: bool
+) -> None:
     finish(running)
     running.step("b", 0)
-    running.step("a", 0, state="finished", adopted=(0, 0))
+    versions = tuple(running.machine.history.versions)
+    running.step("a", 0, state=state, adopted=versions if last else (0, 0))
     beat = of(running.effects, SendBeat)[-1].beat
     assert not beat.evaluated and beat.evaluator == "b"
 

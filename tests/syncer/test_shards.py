@@ -96,6 +96,9 @@ def test_a_shard_that_ended_before_it_heard_of_a_restore_goes_back_with_the_othe
 ) -> None:
     second, meta = pair[1], pair[1].machine.history.meta()
     over(second)
+    announcer = second.machine.announcer
+    second.step("a", 0, state="finished", adopted=tuple(second.machine.history.versions))
+    assert announcer.evaluated, "the evaluator left with the last versions"
     wish = Restore(serial=1, source="t/000001")
     wanted = Wanted(paused=False, stopping=False, quorum=2, checkpoint=0, restore=wish)
     assert not [e for e in second.give(wanted) if isinstance(e, Load)], "nobody has gone back"
@@ -104,6 +107,7 @@ def test_a_shard_that_ended_before_it_heard_of_a_restore_goes_back_with_the_othe
     second.give(Loaded(wish, "t", {**meta, "checkpoint_at": 1.0}, "d" * 32))
     assert [r.epoch for r in second.tape if isinstance(r, TapeRestore)] == [1]
     assert second.machine.history.outcome == ""
+    assert not announcer.evaluated, "the next end has an evaluation of its own"
 
 
 @pytest.mark.parametrize(("known", "epoch"), [(3, 5), (4, 4)])

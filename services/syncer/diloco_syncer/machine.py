@@ -332,6 +332,7 @@ class Machine:
             case TapeRestore():
                 self.admission.donations = Donations()
                 self.ending.restored()
+                self.announcer.restored()
                 text = f"epoch {record.epoch} begins with {record.source}"
                 return [
                     *self.rounds.abort(),

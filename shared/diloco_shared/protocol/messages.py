@@ -148,6 +148,7 @@ class RecoveryTimes(Message):
 # --- learner -> syncer -------------------------------------------------------------------------
 
 # `draining`: takes no more steps, but still answers pulls, until nothing of its work is unmerged.
+# An evaluator that leaves without the last evaluation says it too, and not that it has `finished`.
 LearnerState = Literal["joining", "recovering", "stepping", "paused", "draining", "finished"]
 
 

@@ -51,6 +51,14 @@ class Evaluating:
         text = f"the last evaluation is not over after {LAST_S_MAX:.0f} s: {self.learner} leaves"
         return [Tell("evaluation-failed", text, {"learner": self.learner, "final": True})]
 
+    def broken_off(self, reason: str) -> list[ExchangeEffect]:
+        """This learner leaves; if it was to make the last evaluation, somebody must hear of it."""
+        if self.last is None or self.over:
+            return []
+        text = f"the last evaluation is broken off, as {self.learner} leaves: {reason}"
+        data = {"learner": self.learner, "final": True}
+        return [Tell("evaluation-failed", text[:500], data)]
+
     def made(self, effect: Evaluate) -> None:
         """Its result is told, or why there is none."""
         if self.last is not None and effect == self.last:

@@ -130,6 +130,11 @@ class Exchange:
         if not self.draining.reason:
             self.draining.begin(reason, now, self.spec.algorithm.sync_every_steps * self.step_s)
 
+    def withdraw(self, reason: str) -> list[ExchangeEffect]:
+        """Leave now, whatever the run does: with the moments kept, and with a last word."""
+        told = self.evaluating.broken_off(reason)
+        return [*told, *self._left(Leave("withdrawn", reason))]
+
     @property
     def may_step(self) -> bool:
         """Whether the trainer shall take another inner step."""
@@ -380,6 +385,21 @@ class Exchange:
         why = f"the run is {beat.state}: {beat.reason}"
         return effects + self._left(Leave(beat.state, why[:500]))
 
+    @property
+    def _owes_evaluation(self) -> bool:
+        """Whether the last evaluation is this learner's, is not told, and may be due already.
+
+        Of several syncer shards one may be over while another rests, and then the run rests.
+        """
+        beat = self.beat
+        if beat is None or beat.evaluator != self.learner or beat.evaluated:
+            return False
+        if self.evaluating.over or min(beat.versions) < 0:  # it is told, or there is nothing
+            return False
+        single = self.spec.algorithm.shards == 1
+        ends = is_final(beat) or beat.state == "finishing"
+        return ends if single else beat.state != "running"
+
     def _left(self, leave: Leave) -> list[ExchangeEffect]:
         self.left = True
         c = self.counters
@@ -392,7 +412,9 @@ class Exchange:
     def _state(self) -> LearnerState:
         # Stepping until it has really finished: an evaluator that waits must not be replaced.
         if self.left:
-            return "finished"
+            # Of the evaluator, "finished" says that the last evaluation is told. Who leaves
+            # without it says something else, so that another is named.
+            return "draining" if self._owes_evaluation else "finished"
         if not self.counters.complete:
             return "recovering"
         if self.beat is not None and self.beat.state == "paused":

@@ -210,11 +210,8 @@ class TrainLoop:
 
     def _withdraw(self) -> None:
         """Leave a run that goes on: keep the moments, and say so that nobody counts on us."""
-        progress = self.exchange.progress()
-        checkpoint = Checkpoint(progress.epoch, progress.step, progress.adopted, final=True)
-        self._perform(checkpoint)
-        self._perform(SendProgress(progress.model_copy(update={"state": "finished"})))
-        self._perform(Leave("withdrawn", self.stopping))
+        for effect in self.exchange.withdraw(self.stopping):
+            self._perform(effect)
 
     def _take_in(self) -> None:
         with self.waiting:

@@ -51,6 +51,10 @@ class Announcer:
         self._appoint(now)
         return told
 
+    def restored(self) -> None:
+        """The run goes on where it had ended: its next end has an evaluation of its own."""
+        self.evaluated = False
+
     def initial_moved(self, senders: tuple[str, ...], now: float) -> None:
         """More of the initial parameters is on its way: whoever sends them is given time."""
         self.initializer_moved_at, self.senders = now, senders
@@ -113,7 +117,8 @@ class Announcer:
         self.appointed.add(self.initializer)
 
     def _evaluation_made(self) -> bool:
-        """Whether the evaluator left with the last versions: it evaluates before it leaves."""
+        """Whether the evaluator left with the last versions: it evaluates before it finishes, and
+        does not say that it has finished where it must leave sooner."""
         member = self.roster.members.get(self.evaluator)
         if not self.history.outcome or member is None or member.progress is None:
             return False
