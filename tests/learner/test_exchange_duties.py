@@ -21,10 +21,10 @@ from diloco_learner.events import (
     Tell,
     TimePassed,
 )
-from diloco_learner.exchange.evaluating import LAST_S_MAX
 from diloco_learner.exchange.exchange import FINISH_S_MAX, PROGRESS_S_MIN
 from diloco_learner.recovery.donating import SILENCE_S
 from diloco_shared.protocol.messages import Progress
+from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.spec.run import RunSpec
 
 # --- pause, donation, evaluation, checkpoints ----------------------------------------------------
@@ -272,7 +272,7 @@ def test_the_others_stand_by_until_the_last_evaluation_is_made() -> None:
 def test_a_last_evaluation_that_hangs_does_not_hold_it_for_ever() -> None:
     desk = Desk()
     desk.tell(beat(state="finished", versions=(0, 0, 0), evaluator="a"))
-    assert not only(desk.pass_time(LAST_S_MAX - 1), Leave)
+    assert not only(desk.pass_time(LAST_EVALUATION_S - 1), Leave)
     assert desk.exchange.deadline <= desk.now + 1
     effects = desk.pass_time(1.0)
     assert only(effects, Tell)[0].kind == "evaluation-failed"

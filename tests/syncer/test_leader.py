@@ -18,6 +18,7 @@ from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Grant, Join, Restored, TensorSpec
+from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import Place
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
@@ -57,6 +58,17 @@ def test_each_end_of_a_run_has_its_own_time_to_leave(leader: Leader) -> None:
     assert not leader._over()
     history.outcome = "finished"
     assert not leader._over(), "the other shards have yet to end again"
+
+
+def test_a_leader_stays_for_a_last_evaluation_that_another_began_in_its_evaluators_place(
+    leader: Leader,
+) -> None:
+    """Whoever stands by does so for two minutes after the end, and may take all its time then."""
+    now = time.monotonic()
+    leader.machine.roster.join("a", 0, "a-0", now)
+    leader.machine.history.outcome = "finished"
+    leader.ended_at = now - 120.0 - LAST_EVALUATION_S
+    assert not leader._over()
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -151,6 +151,13 @@ def silence_s(chunk_bytes: int = CHUNK_BYTES) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
+# How long to wait for the last evaluation of a run.
+
+# A learner stays so many seconds for the last evaluation, which may be of a large model on much
+# held-out text; one that takes longer hangs. The leader stays longer than that (`leader_io`).
+LAST_EVALUATION_S = 900.0
+
+# --------------------------------------------------------------------------------------------------
 # How long to wait for a place of checkpoints, which may be a share or a bucket far away.
 
 # What has not ended by then hangs: the slowest place worth keeping a state in takes so many bytes a

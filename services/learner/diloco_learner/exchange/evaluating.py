@@ -4,10 +4,7 @@ import math
 
 from diloco_learner.events import Evaluate, ExchangeEffect, Tell
 from diloco_shared.protocol.messages import Stamp
-
-# The last evaluation is waited for at most this many seconds. The leader of a large run stays for
-# ten minutes after the end; one that takes longer than this hangs.
-LAST_S_MAX = 900.0
+from diloco_shared.protocol.pace import LAST_EVALUATION_S
 
 
 class Evaluating:
@@ -43,12 +40,16 @@ class Evaluating:
         if self.over:
             return []
         if self.last is None:
-            self.last, self.deadline = Evaluate(stamp, versions, final=True), now + LAST_S_MAX
+            self.last, self.deadline = (
+                Evaluate(stamp, versions, final=True),
+                now + LAST_EVALUATION_S,
+            )
             return [self.last]
         if now < self.deadline:
             return []
         self.over, self.deadline = True, math.inf
-        text = f"the last evaluation is not over after {LAST_S_MAX:.0f} s: {self.learner} leaves"
+        took = f"after {LAST_EVALUATION_S:.0f} s"
+        text = f"the last evaluation is not over {took}: {self.learner} leaves"
         return [Tell("evaluation-failed", text, {"learner": self.learner, "final": True})]
 
     def broken_off(self, reason: str) -> list[ExchangeEffect]:

@@ -18,6 +18,7 @@ from diloco_shared.checkpoints.tape_archive_io import archives_of
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, TapeRestore, TapeSnapshot
+from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import ShardLease
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
 from diloco_syncer.checkpoints.marks_io import Marks
@@ -80,9 +81,11 @@ from diloco_syncer.streams.tail_io import Tail
 
 log = structlog.get_logger()
 
-# After the end, live learners that do not say they are finished are waited for this long: the
-# last evaluation and checkpoint of a large model. Those that died are not waited for.
-LINGER_S = 600.0
+# After the end, live learners that do not say they are finished are waited for this long: the last
+# evaluation of a large model, which one that stands by may begin two minutes after the end, and its
+# last checkpoint. Those that died are not waited for. Once the leader has left, whoever evaluates
+# is told to leave too.
+LINGER_S = LAST_EVALUATION_S + 300.0
 # Of a run of several shards, learners that have yet to begin by then only this long. Whoever led
 # another shard may have left before they came, and without its word they never begin.
 BEGIN_S = 60.0
