@@ -8,7 +8,32 @@ from syncer.test_checkpoints import of, wanted
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.protocol.pace import stored_within_s
 from diloco_shared.spec.optimizers import STATE_EXTRA
+from diloco_syncer.checkpoints.parts_io import furthest
 from diloco_syncer.events import Kept, Seal
+
+
+class Compared(int):
+    """A data shard's number that counts how often it is compared."""
+
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_each_place_is_looked_at_once_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There may be 65,536 for each shard of the syncer, and a leader writes nothing meanwhile."""
+    monkeypatch.setattr(Compared, "times", 0)
+    count = 64
+    each = [{Compared(n): (shard, n) for n in range(count)} for shard in (1, 3, 2)]
+    assert furthest(each) == {n: (3, n) for n in range(count)}
+    assert Compared.times < 16 * count
+    assert furthest([]) == {}
 
 
 @pytest.mark.parametrize(("optimizer", "per_value"), [("adamw", 8), ("adan", 16), ("sgd", 0)])

@@ -1,5 +1,6 @@
 """What carries a checkpoint out tells the machine what came of it, once."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from syncer.contexts import alone, context
 
+from diloco_shared.bus.repeating import AT_ONCE
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
@@ -326,6 +328,27 @@ async def test_data_is_read_on_from_where_the_checkpoint_had_it(tmp_path: Path) 
         "r.1": kept,
         "r.2": ShardLease(shard=2, holder="", incarnation=-1, sequences=0, passes=0),
     }
+
+
+async def test_leases_are_set_back_some_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = checkpointer(tmp_path, [])
+    await ensure_buckets(maker.control)
+    kept = ShardLease(shard=0, holder="", incarnation=-1, sequences=40, passes=2)
+    leases = [kept.model_copy(update={"shard": n}) for n in range(AT_ONCE)]
+    under_way, most, create = set[str](), list[int](), maker.control.kv_create
+
+    async def late(bucket: str, key: str, value: bytes, **more: Any) -> int:
+        under_way.add(key)
+        await asyncio.sleep(0)
+        most.append(len(under_way))
+        under_way.remove(key)
+        return await create(bucket, key, value, **more)
+
+    monkeypatch.setattr(maker.control, "kv_create", late)
+    await maker.lease_from(leases)
+    assert len(await maker.control.kv_all(subjects.SHARDS)) == AT_ONCE == max(most)
 
 
 async def test_what_was_leased_further_on_meanwhile_is_read_on_from_there_too(

@@ -1,11 +1,13 @@
 """How far data shards are merged, told to whoever reads on where another stopped."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from syncer.contexts import alone
 
 from diloco_shared.bus.port import Conflict
+from diloco_shared.bus.repeating import AT_ONCE
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Place
 from diloco_shared.protocol.wire import decode
@@ -79,9 +81,9 @@ async def test_what_is_being_written_does_not_replace_places_of_a_checkpoint(
     bus, ledger, places = await written()
     put, held = places._put, asyncio.Event()
 
-    async def late(shard: int, value: bytes) -> None:
+    async def late(shard: int, where: tuple[int, int]) -> None:
         await held.wait()
-        await put(shard, value)
+        await put(shard, where)
 
     monkeypatch.setattr(places, "_put", late)
     ledger.places[3] = (0, 9)
@@ -93,6 +95,26 @@ async def test_what_is_being_written_does_not_replace_places_of_a_checkpoint(
         await asyncio.sleep(0)
         held.set()
     assert await told(bus) == {"r.3.0": (0, 2), "r.5.0": (1, 0)}
+
+
+async def test_many_places_are_written_some_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub far away answers after a third of a second, and may be asked for thousands."""
+    bus = MemoryBus(MemoryBroker(), "s")
+    await bus.ensure_bucket(subjects.PLACES)
+    ledger = Ledger.empty(1, shards=64)
+    ledger.places |= dict.fromkeys(range(2 * AT_ONCE), (0, 1))
+    under_way, most, create = set[str](), list[int](), bus.kv_create
+
+    async def late(bucket: str, key: str, value: bytes, **more: Any) -> int:
+        under_way.add(key)
+        await asyncio.sleep(0)
+        most.append(len(under_way))
+        under_way.remove(key)
+        return await create(bucket, key, value, **more)
+
+    monkeypatch.setattr(bus, "kv_create", late)
+    await MergedPositions(bus, "r", lambda: ledger, alone).write()
+    assert len(await told(bus)) == 2 * AT_ONCE and max(most) == AT_ONCE
 
 
 async def test_shards_of_the_syncer_do_not_overwrite_each_other() -> None:

@@ -7,9 +7,10 @@ anything else, a cancellation above all, passes through.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 import structlog
 
@@ -26,6 +27,22 @@ Trouble = type[Exception] | tuple[type[Exception], ...]
 PATIENT = (0.2, 3.0)
 # For what a step, a round or the beginning of a process waits for: few and small requests.
 PROMPT = (0.3, 0.3)
+
+# Requests of one kind that are under way together. A run has one or two keys for each data shard,
+# perhaps thousands, and a hub far away answers each request after a third of a second.
+AT_ONCE = 16
+
+
+async def some_at_once(work: Iterable[Awaitable[Any]]) -> None:
+    """All of it, AT_ONCE at a time; no more is begun once one has failed.
+
+    Whatever was begun has ended when it returns or raises: a late request could meet what follows.
+    """
+    left = iter(work)
+    while begun := list(islice(left, AT_ONCE)):
+        for outcome in await asyncio.gather(*begun, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
 
 async def until_done(

@@ -13,6 +13,7 @@ from diloco_coordinator.runs import statuses as standings
 from diloco_coordinator.runs.ending_io import end_overdue
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared import ambient
+from diloco_shared.bus.repeating import AT_ONCE
 from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
 from diloco_shared.bus.status_key import Standing
 from diloco_shared.protocol import subjects
@@ -325,7 +326,7 @@ async def test_keys_of_a_run_are_removed_several_at_once(
         answer = await desk.ask("DELETE", "/v1/runs/demo")
         assert answer.status_code == 204, answer.text
         assert not await world.bus.kv_all(subjects.PLACES, "demo.>")
-        assert 1 < most <= ending.AT_ONCE
+        assert 1 < most <= AT_ONCE
 
 
 async def test_a_stream_that_is_made_again_after_a_deletion_goes(

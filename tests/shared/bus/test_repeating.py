@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from diloco_shared.bus.port import Conflict, Refused, Unavailable
-from diloco_shared.bus.repeating import again_and_again, until_done
+from diloco_shared.bus.repeating import AT_ONCE, again_and_again, some_at_once, until_done
 
-AT_ONCE = (0.0, 0.0)
+WITHOUT = (0.0, 0.0)  # pauses
 
 
 def failing(*errors: Exception) -> Callable[[], Awaitable[str]]:
@@ -27,13 +27,13 @@ def failing(*errors: Exception) -> Callable[[], Awaitable[str]]:
 
 async def test_what_the_bus_does_not_do_is_tried_until_it_is_done() -> None:
     what = failing(Unavailable("away"), Refused("no"), Conflict("late"))
-    assert await until_done(what, "it", pauses=AT_ONCE) == "done"
+    assert await until_done(what, "it", pauses=WITHOUT) == "done"
 
 
 async def test_what_is_waited_for_is_said_once_for_every_kind_of_trouble() -> None:
     what = failing(Unavailable("1"), Unavailable("2"), Refused("3"), Unavailable("4"))
     with capture_logs() as said:
-        await until_done(what, "it", pauses=AT_ONCE)
+        await until_done(what, "it", pauses=WITHOUT)
     assert [(s["doing"], s["error"]) for s in said] == [("it", "1"), ("it", "3")]
 
 
@@ -43,7 +43,7 @@ async def test_what_is_no_trouble_of_the_bus_passes_through(error: BaseException
         raise error
 
     with pytest.raises(type(error)):
-        await until_done(what, "it", pauses=AT_ONCE)
+        await until_done(what, "it", pauses=WITHOUT)
     with pytest.raises(type(error)):
         await again_and_again(what, "it", 0.0)
 
@@ -52,7 +52,7 @@ async def test_the_caller_says_what_else_is_waited_out_and_what_is_not() -> None
     what = failing(ValueError("not yet"), Refused("no"), Conflict("lost"))
     trouble = (Refused, Conflict, ValueError)
     with pytest.raises(Conflict):
-        await until_done(what, "it", pauses=AT_ONCE, trouble=trouble, fatal=Conflict)
+        await until_done(what, "it", pauses=WITHOUT, trouble=trouble, fatal=Conflict)
 
 
 async def test_the_last_trouble_is_raised_when_no_attempt_is_left() -> None:
@@ -82,3 +82,23 @@ async def test_looks_go_on_over_trouble_until_one_is_the_last() -> None:
         await again_and_again(look, "it", 0.0)
     assert len(seen) == 6
     assert [s["error"] for s in said] == ["look 2", "look 5"], "said again after a look that did it"
+
+
+async def test_what_was_begun_has_ended_when_some_of_it_fails_and_no_more_is_begun() -> None:
+    """A late request could meet what follows."""
+    begun, ended = list[int](), list[int]()
+
+    async def work(n: int) -> None:
+        begun.append(n)
+        await asyncio.sleep(0)
+        if n == 3:
+            raise Unavailable("away")
+        await asyncio.sleep(0.01)
+        ended.append(n)
+
+    with pytest.raises(Unavailable):
+        await some_at_once(map(work, range(3 * AT_ONCE)))
+    assert begun == list(range(AT_ONCE)) and ended == [n for n in begun if n != 3]
+    begun.clear()
+    await some_at_once(work(n) for n in range(4, 4 + 2 * AT_ONCE))
+    assert len(begun) == 2 * AT_ONCE

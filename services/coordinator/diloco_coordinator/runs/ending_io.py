@@ -3,7 +3,6 @@
 And removes those that are deleted, with all that is kept of them.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -12,8 +11,8 @@ import structlog
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import forced, run_id_of, shards_of
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, Conflict, NoStream
-from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.bus.port import Conflict, NoStream
+from diloco_shared.bus.repeating import again_and_again, some_at_once
 from diloco_shared.bus.status_key import Standing
 from diloco_shared.bus.stored_records import readable
 from diloco_shared.process.disk_watch import MARK_S
@@ -27,9 +26,6 @@ log = structlog.get_logger()
 LOOK_S = 0.5
 # And between two for streams that were made again, in seconds.
 LEFTOVERS_LOOK_S = 10.0
-# Keys of a run that are removed together. It has two for each data shard, perhaps hundreds, and a
-# hub far away answers each request after a third of a second.
-AT_ONCE = 16
 # A run that has gone is looked after for so long, in seconds: members hear of it within a lease,
 # and those that a bad link keeps from hearing have no run by then.
 WATCHED_S = 300.0
@@ -107,7 +103,9 @@ async def _deletion(registry: Registry, record: RunRecord) -> AsyncIterator[None
                 await registry.assign(member, "")
             yield
     for bucket in (subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES):
-        await _remove(bus, bucket, list(await bus.kv_all(bucket, f"{run}.>")))
+        # All have ended when it raises: a late one could meet a later run's key.
+        keys = list(await bus.kv_all(bucket, f"{run}.>"))
+        await some_at_once(bus.kv_delete(bucket, key) for key in keys)
         yield
     await bus.purge(subjects.EVENTS_STREAM, f"ev.{run}.>")
     yield
@@ -118,15 +116,6 @@ async def _deletion(registry: Registry, record: RunRecord) -> AsyncIterator[None
     for stream in subjects.run_streams(run):
         await bus.delete_stream(stream)
         yield
-
-
-async def _remove(bus: Bus, bucket: str, keys: list[str]) -> None:
-    """All have ended when it returns or raises: a late one could meet a later run's key."""
-    for i in range(0, len(keys), AT_ONCE):
-        removals = (bus.kv_delete(bucket, key) for key in keys[i : i + AT_ONCE])
-        for outcome in await asyncio.gather(*removals, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
 
 
 # --- what was made again ------------------------------------------------------------------------

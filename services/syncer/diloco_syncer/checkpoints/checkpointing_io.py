@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Conflict, KeyEntry
-from diloco_shared.bus.repeating import until_done
+from diloco_shared.bus.repeating import some_at_once, until_done
 from diloco_shared.bus.stored_records import readable, records_in, write_if
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
 from diloco_shared.checkpoints.place_threads_io import REMOVE_S
@@ -228,11 +228,12 @@ class Checkpointer:
         read = await until_done(
             lambda: self.control.kv_all(subjects.SHARDS, f"{run}.>"), "leases of data"
         )
-        for n in range(self.spec.data.virtual_shards):
-            if n not in there and f"{run}.{n}" not in read:
-                continue  # never read
-            lease = there.get(n, free.model_copy(update={"shard": n}))
-            await self._set_back(lease, read.get(f"{run}.{n}"), beyond)
+        known = range(self.spec.data.virtual_shards)  # most may never have been read
+        of = (n for n in known if n in there or f"{run}.{n}" in read)
+        leased = (there.get(n, free.model_copy(update={"shard": n})) for n in of)
+        await some_at_once(
+            self._set_back(lease, read.get(f"{run}.{lease.shard}"), beyond) for lease in leased
+        )
 
     async def _set_back(self, lease: ShardLease, entry: KeyEntry | None, beyond: bool) -> None:
         """Over whoever holds it by `entry`, or took it since: its life ends with the restore, and

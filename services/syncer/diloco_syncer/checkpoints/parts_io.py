@@ -3,7 +3,7 @@
 Not for an event loop: every function waits for the vault.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +120,7 @@ def seal(
     for n, (history, _) in enumerate(parts):
         states.append(History(spec, n))
         states[n].load(history)
-    places = [place for state in states for place in state.ledger.places.items()]
-    newest = {n: max(place for m, place in places if m == n) for n, _ in places}
+    newest = furthest(state.ledger.places for state in states)
     there.seal(
         ref,
         CheckpointManifest(
@@ -151,6 +150,16 @@ def seal(
         ),
     )
     return learners
+
+
+def furthest(each: Iterable[Mapping[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
+    """How far each data shard is merged in whatever shard of the syncer: each place is looked at
+    once, for there may be hundreds of thousands."""
+    newest: dict[int, tuple[int, int]] = {}
+    for places in each:
+        for n, place in places.items():
+            newest[n] = max(newest.get(n, place), place)
+    return newest
 
 
 def named(runs: Iterable[RunRecord]) -> set[str]:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from diloco_shared.bus.port import Bus, BusError, Conflict
-from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.bus.repeating import again_and_again, some_at_once
 from diloco_shared.bus.stored_records import readable, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Place
@@ -66,23 +66,21 @@ class MergedPositions:
             await self._read()
         merged = self.ledger().places if self.back is None else self.back
         # A place that the tape does not know is one of a history that was gone back behind.
-        for shard in {*merged, *self.written}:
-            passes, sequences = merged.get(shard, (0, 0))
-            if self.written.get(shard) == (passes, sequences):
-                continue
-            place = Place(shard=shard, passes=passes, sequences=sequences)
-            await self.ours()
-            await self._put(shard, encode(place))
-            self.written[shard] = (passes, sequences)
+        wanted = ((shard, merged.get(shard, (0, 0))) for shard in {*merged, *self.written})
+        new = [place for place in wanted if self.written.get(place[0]) != place[1]]
+        await some_at_once(self._put(shard, where) for shard, where in new)
 
-    async def _put(self, shard: int, value: bytes) -> None:
+    async def _put(self, shard: int, where: tuple[int, int]) -> None:
+        value = encode(Place(shard=shard, passes=where[0], sequences=where[1]))
         place, known = (subjects.PLACES, self._key(shard)), self.revisions.get(shard, 0)
+        await self.ours()
         try:
             self.revisions[shard] = await write_if(self.bus, *place, value, known)
         except Conflict:
             # A successor; or an answer to our own write was lost: then this one leads still.
             self.known = False
             raise
+        self.written[shard] = where
 
     def _key(self, shard: int) -> str:
         return f"{self.run}.{shard}.{self.syncer}"
