@@ -16,7 +16,7 @@ from waiting import until
 from diloco_learner.events import Evaluate, Evaluated
 from diloco_learner.exchange.evaluations_io import Evaluations
 from diloco_learner.training.computing_io import OnThisMachine
-from diloco_learner.training.evaluate import Losses, Unwanted
+from diloco_learner.training.evaluate import Losses, Unwanted, always
 from diloco_learner.training.train import ToSend, Work, carried_out
 from diloco_learner.training.trainer import Trainer
 from diloco_shared.protocol.messages import Stamp
@@ -193,7 +193,7 @@ async def test_an_evaluation_that_failed_holds_nothing() -> None:
             await desk.made(1)
             await until(lambda: seen[0]() is None)
         with pytest.raises(RuntimeError):
-            carried_out(full)(lambda: True)
+            carried_out(full, always)(always)
         assert seen[1]() is None
     finally:
         gc.enable()

@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from diloco_learner.events import (
 from diloco_learner.recovery.moments import pack, views
 from diloco_learner.training import computing_io
 from diloco_learner.training.computing_io import OnThisMachine
+from diloco_learner.training.evaluate import Losses, Unwanted
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import (
     Anchored,
@@ -339,6 +340,51 @@ def test_an_evaluation_that_fails_between_two_steps_ends_nothing(rig: Rig) -> No
     assert loop.exchange.counters.step == 6
     (failure,) = evaluated(box)
     assert str(failure) == "no room"
+
+
+def batch_after_batch(loop: TrainLoop, batch: Callable[[], None]) -> None:
+    """Its evaluations, of three batches each."""
+
+    def evaluate(published: Any, held: Any, wanted: Callable[[], bool]) -> Losses:
+        for _ in range(3):
+            if not wanted():
+                raise Unwanted
+            batch()
+        return Losses(1.0)
+
+    evaluate_between(loop)
+    loop.trainer.evaluate = evaluate  # type: ignore[method-assign,assignment]
+
+
+def test_each_batch_of_an_evaluation_between_two_steps_counts_as_a_boundary(rig: Rig) -> None:
+    """Else a long one is taken for a thread that hangs, and its process ends."""
+    loop, box, clock = rig()
+    told: list[Any] = []
+
+    def batch() -> None:
+        told.append(box.newest_progress())
+        clock.now += 600.0
+
+    batch_after_batch(loop, batch)
+    box.at = {1: [beat(evaluator="a")], 6: [beat("stopped")]}
+    run(loop)
+    assert [p and p.step for p in told[1:]] == [1, 1]
+
+
+def test_an_evaluation_between_two_steps_is_broken_off_when_the_learner_is_told_to_stop(
+    rig: Rig,
+) -> None:
+    loop, box, _ = rig()
+    batches: list[int] = []
+
+    def batch() -> None:
+        batches.append(1)
+        loop.stopping = "the process is told to stop"
+
+    batch_after_batch(loop, batch)
+    box.at = {1: [beat(evaluator="a")]}
+    assert run(loop).outcome == "withdrawn"
+    assert len(batches) == 1 and loop.exchange.counters.step == 1
 
 
 async def test_long_steps_say_when_they_have_handed_something_out(

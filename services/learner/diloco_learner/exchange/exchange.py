@@ -116,7 +116,7 @@ class Exchange:
         own, cap = self.counters.step - self.stamp_step, self.spec.algorithm.steps_per_round
         self.place = position(self.stamp, own, cap, self.place)
         if not self.left:
-            effects += self._report(now)
+            effects += self.report(now)
         return effects
 
     @property
@@ -426,7 +426,9 @@ class Exchange:
         heartbeat_s = self.spec.membership.heartbeat_s
         return self.reported_at + (PROGRESS_S_MIN if self.unreported else heartbeat_s)
 
-    def _report(self, now: float) -> list[ExchangeEffect]:
+    def report(self, now: float) -> list[ExchangeEffect]:
+        """Where this learner stands, if it is time to say so. For whoever is between two steps for
+        long, too: nothing else comes of it."""
         state = self._state
         if now < self._report_due and state == self.reported_state:
             return []

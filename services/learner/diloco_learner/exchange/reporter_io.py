@@ -25,10 +25,10 @@ log = structlog.get_logger()
 PROGRESS_S = 0.02
 # Between two words of how fast it trains, in seconds: people look about as often.
 SPEED_S = 2.0
-# Heartbeats may repeat a report for this many seconds (a long evaluation, a new compilation), and
-# for longer where a learner's state is large: between two steps all of it may come from the other
-# hosts of an island, which join it over a network that carries so many bytes a second at least.
-# Then the train thread hangs, and only a new process can help.
+# Heartbeats may repeat a report for this many seconds (a batch of an evaluation, or a compilation),
+# and for longer where a learner's state is large: between two steps all of it may come from the
+# other hosts of an island, which join it over a network that carries so many bytes a second at
+# least. Then the train thread hangs, and only a new process can help.
 STUCK_S, STATE_BYTES_PER_S = 900.0, 50_000_000
 
 

@@ -38,7 +38,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.recovery.moments import Handed
-from diloco_learner.training.evaluate import HeldOut, Losses, always
+from diloco_learner.training.evaluate import HeldOut, Losses
 from diloco_learner.training.inner import Skips
 from diloco_learner.training.speed import Speed
 from diloco_learner.training.trainer import Trainer
@@ -334,7 +334,17 @@ class TrainLoop:
         beside = self.spec.evaluation.beside_training
         published = self.trainer.published(alone=effect.final or not beside)
         work = partial(self.trainer.evaluate, published, self.held_out)
-        return work if beside or effect.final else carried_out(work)
+        return work if beside or effect.final else carried_out(work, self._goes_on)
+
+    def _goes_on(self) -> bool:
+        """Whether an evaluation between two steps does, asked before each of its batches.
+
+        Each batch counts as a boundary to whoever watches over this thread: an evaluation of many
+        takes as long as it takes, and only one batch that never ends is taken for a hang.
+        """
+        for effect in self.exchange.report(self.now()):
+            self._perform(effect)
+        return not self.stopping
 
     def _adopt(self, effect: Adopt) -> None:
         key = (effect.epoch, effect.fragment, effect.version)
@@ -360,10 +370,10 @@ class TrainLoop:
             return self.post.post(item)
 
 
-def carried_out(work: Work) -> Work:
+def carried_out(work: Work, goes_on: Callable[[], bool]) -> Work:
     """The same, with its result, or what it raised, already there: training must not end of it."""
     try:
-        losses = work(always)
+        losses = work(goes_on)
     except Exception as error:
         failure = error.with_traceback(None)  # which would hold what it was made with
 
