@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_shared.budget.refusing import DATA_SHARDS_MAX
 from diloco_shared.checking import FAULTS_MAX, Invalid, check
 from diloco_shared.protocol.subjects import NO_RUNS
 from diloco_shared.spec.algorithm import MEMBERS_MAX
-from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.run import Data, RunSpec
 
 GOOD: dict[str, Any] = {"name": "r", "budget": {"steps": 8}}
 
@@ -40,6 +41,17 @@ def test_more_learners_than_a_run_takes_are_refused() -> None:
     body = {**GOOD, "membership": many, "algorithm": {"quorum": MEMBERS_MAX + 1}}
     assert paths(body) == {"membership.learners_min", "membership.learners_max", "algorithm.quorum"}
     check({**GOOD, "membership": {"learners_min": 1, "learners_max": MEMBERS_MAX}})
+
+
+def test_a_new_run_has_so_many_data_shards_at_most_and_an_older_one_is_read() -> None:
+    most = {**GOOD, "data": {"virtual_shards": DATA_SHARDS_MAX}}
+    check(most)
+    more = {**GOOD, "data": {"virtual_shards": DATA_SHARDS_MAX + 1}}
+    with pytest.raises(Invalid, match=f"a new run has {DATA_SHARDS_MAX} data shards at most"):
+        check(more)
+    described = Data.model_fields["virtual_shards"].description or ""
+    assert str(DATA_SHARDS_MAX) in described
+    assert RunSpec.model_validate(more).data.virtual_shards == DATA_SHARDS_MAX + 1
 
 
 def test_faults_of_single_values_and_across_values_come_together() -> None:

@@ -8,7 +8,8 @@ import pytest
 import structlog
 from syncer.contexts import context
 
-from diloco_shared.bus.port import Delivery, Unavailable
+from diloco_shared import ambient
+from diloco_shared.bus.port import Delivery, KeyEntry, Unavailable
 from diloco_shared.bus.stored_records import Found, record_at
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import LeaseReply, LeaseWish, Place, ShardLease
@@ -18,7 +19,7 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import Event, Malformed
 from diloco_syncer.history.tape_io import Deposed
-from diloco_syncer.messages.data_leases_io import HELD_MAX, DataLeases, granted, why_not
+from diloco_syncer.messages.data_leases_io import HELD_MAX, KNOWN_S, DataLeases, granted, why_not
 
 LIVE = ("a", "b")
 
@@ -170,6 +171,47 @@ async def test_whoever_is_deposed_while_it_writes_grants_nothing() -> None:
         at.leading = False
         assert (await at.ask("a", lease("a"))).reason == "another syncer leads"
         assert await record_at(at.bus, subjects.SHARDS, "r.3", ShardLease) is None
+
+
+async def test_who_holds_what_is_read_now_and_then_and_not_for_each_wish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run may have thousands of shards, and every learner wishes for some."""
+    async with desk() as at:
+        there, read = list[str](), at.bus.kv_all
+
+        async def counted(bucket: str, key: str = ">") -> dict[str, KeyEntry]:
+            there.extend([key] if bucket == subjects.SHARDS else [])
+            return await read(bucket, key)
+
+        monkeypatch.setattr(at.bus, "kv_all", counted)
+        replies = [await at.ask("a", lease("a", shard=n)) for n in range(HELD_MAX + 1)]
+        assert [r.reason for r in replies if r.lease is None] == [f"a holds {HELD_MAX} data shards"]
+        assert (await at.ask("a", lease("", shard=2), replies[2].revision)).lease
+        assert (await at.ask("a", lease("a", shard=HELD_MAX))).lease, "it has given one back"
+        assert there == ["r.>"]
+        at.leases.read_at -= KNOWN_S
+        assert (await at.ask("b", lease("b", shard=HELD_MAX + 1))).lease
+        assert there == ["r.>"] * 2
+
+
+async def test_what_is_written_while_it_is_read_who_holds_what_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk() as at:
+        read = at.bus.kv_all
+
+        async def late(bucket: str, key: str = ">") -> dict[str, KeyEntry]:
+            found = await read(bucket, key)
+            monkeypatch.undo()
+            at.leases.holders.clear()
+            assert (await at.ask("b", lease("b"))).lease
+            return found
+
+        at.leases.read_at = ambient.monotonic()
+        monkeypatch.setattr(at.bus, "kv_all", late)
+        await at.leases._read()
+        assert at.leases.holders == {3: "b"}
 
 
 async def test_whoever_speaks_for_another_is_counted() -> None:

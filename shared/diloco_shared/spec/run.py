@@ -166,7 +166,10 @@ class Data(Spec):
         "tokens before it. 'apart': only to those of its own document; for built-in models.",
     )
     virtual_shards: int = Field(
-        64, ge=1, le=65536, description="Leases are per shard; many keep joins fair."
+        64,
+        ge=1,
+        le=65536,
+        description="Leases are per shard; many keep joins fair. A new run has 8192 at most.",
     )
     validation_fraction: float = Field(
         0.05,

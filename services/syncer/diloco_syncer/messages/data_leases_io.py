@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Conflict, Delivery
 from diloco_shared.bus.stored_records import Found, record_at, records_in, write_if
 from diloco_shared.protocol import subjects
@@ -26,6 +27,10 @@ log = structlog.get_logger()
 # merged (leasing_io.py of the learner), and what it held in an earlier life and has not taken up
 # again, as far as that leaves room.
 HELD_MAX = 16
+# For so many seconds the leader goes by what it has read of who holds what, and has written since:
+# others write no leases, but for a leader of before. There is a lease for each data shard, and a
+# wish is to be answered within ten seconds.
+KNOWN_S = 10.0
 
 
 def why_not(
@@ -88,6 +93,10 @@ class DataLeases:
         self.put = put
         self.places = places
         self.refused: Counter[str] = Counter()
+        self.holders: dict[int, str] = {}  # data shard -> who holds it, as far as it was read
+        self.read_at = float("-inf")
+        self.reading = asyncio.Lock()
+        self.written: dict[int, str] = {}  # likewise, since the newest reading began
         self.asking: set[str] = set()  # one question of each learner at a time: a flood waits alone
 
     async def serve(self) -> None:
@@ -141,6 +150,7 @@ class DataLeases:
             revision = await write_if(self.bus, subjects.SHARDS, key, encode(lease), wish.revision)
         except Conflict:
             return LeaseReply(reason="it has changed meanwhile")
+        self.written[shard] = self.holders[shard] = lease.holder
         return LeaseReply(lease=lease, revision=revision)
 
     def _note(self, learner: str, shard: int, refusal: str) -> None:
@@ -154,10 +164,17 @@ class DataLeases:
         """Other data shards that a learner holds; who gives one back is not asked."""
         if not wished.holder:
             return 0
+        async with self.reading:
+            if ambient.monotonic() >= self.read_at + KNOWN_S:
+                await self._read()
+        holders = self.holders.items()
+        return sum(holder == learner and shard != wished.shard for shard, holder in holders)
+
+    async def _read(self) -> None:
+        self.written = {}
         found = await records_in(self.bus, subjects.SHARDS, ShardLease, under=f"{self.run}.")
-        return sum(
-            lease.holder == learner and lease.shard != wished.shard for lease, _ in found.values()
-        )
+        there = {lease.shard: lease.holder for lease, _ in found.values()}
+        self.holders, self.read_at = there | self.written, ambient.monotonic()
 
     async def _merged(self, shard: int) -> tuple[int, int]:
         """In any shard of the syncer, as far as its leaders have told."""
