@@ -8,8 +8,8 @@ from diloco_cli.lines import say
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.nats.hub_config import ACCOUNTS
+from diloco_shared.durable import free_bytes
 from diloco_shared.process import hub_folder
-from diloco_shared.process.disk_watch import free_bytes
 from diloco_shared.process.hub_nodes import Node
 
 HERE = Path("hub")

@@ -316,7 +316,7 @@ def test_another_run_of_that_name_is_not_the_one_that_is_watched(
     """A script goes by the exit status, and waits for the run that it knows."""
     looks = iter([Unreachable("not yet"), (1.0, "running"), (1.0, "running"), (2.0, state)])
 
-    class Told:
+    class Cluster:
         def run(self, name: str) -> Row:
             look = next(looks)
             if isinstance(look, Unreachable):
@@ -326,10 +326,11 @@ def test_another_run_of_that_name_is_not_the_one_that_is_watched(
         def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[Row]:
             return []
 
-        events = rounds
+        def events_since(self, name: str, cursor: Cursor) -> Told:
+            return Told([], cursor, again=False)
 
     monkeypatch.setattr(live.time, "sleep", lambda _: None)
-    client: Any = Told()
+    client: Any = Cluster()
     with pytest.raises(CliError, match="it was deleted, and another run has its name") as ended:
         live.follow(client, "demo", as_json=True)
     assert ended.value.status == words.UNKNOWN
