@@ -156,6 +156,7 @@ def test_values_that_are_not_finite_are_refused(finite: bool, norm: float) -> No
     ("over", "words"),
     [
         ({"adopted": (0,) * 3}, "another layout"),
+        ({"c_steps": (0, 6)}, "more steps than it has taken"),
         ({"c_tokens": (0, 10**9)}, "more tokens than it has done"),
         ({"tokens": COUNT_MAX}, f"{COUNT_MAX} tokens in a life of 5 steps"),
         ({"step_s": 1e308}, "steps of 1e+308 s"),  # four of them are no time that a pull can name

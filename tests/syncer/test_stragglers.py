@@ -14,19 +14,19 @@ def test_whoever_was_left_out_is_given_a_step_of_its_own() -> None:
     slow = SimpleNamespace(
         answer=SimpleNamespace(or_zero=0.0), missed=0, progress=SimpleNamespace(step_s=16.0)
     )
-    roster: Any = SimpleNamespace(members={"slow": slow})
+    roster: Any = SimpleNamespace(members={"slow": slow}, usual_step_s=lambda now: 1.0)
     timings = Timings()
     timings.transfer.update(2.5)
     stragglers = Stragglers(spec().algorithm, roster, timings)
     asked: Any = SimpleNamespace(participants={"slow": 0, "gone": 0})
-    assert stragglers.slowest_s(asked) == 2.5, "nothing is known of it yet"
+    assert stragglers.slowest_s(asked, 0.0) == 2.5, "nothing is known of it yet"
     slow.missed = 1
-    assert stragglers.slowest_s(asked) == 18.5
+    assert stragglers.slowest_s(asked, 0.0) == 18.5
     assert stragglers.misses(asked) == {"slow": 0}
     slow.missed = 4
     assert stragglers.misses(asked) == {"slow": 3}, "else its upload would never be there in time"
     slow.answer.or_zero = 30.0
-    assert stragglers.slowest_s(asked) == 30.0
+    assert stragglers.slowest_s(asked, 0.0) == 30.0
 
 
 def test_before_there_was_an_answer_a_step_is_what_one_takes() -> None:
@@ -37,13 +37,14 @@ def test_before_there_was_an_answer_a_step_is_what_one_takes() -> None:
             answer=SimpleNamespace(or_zero=0.0), missed=0, progress=SimpleNamespace(step_s=step_s)
         )
 
-    roster: Any = SimpleNamespace(members={"a": stepping(9.0), "b": stepping(7.0)})
+    both = {"a": stepping(9.0), "b": stepping(7.0)}
+    roster: Any = SimpleNamespace(members=both, usual_step_s=lambda now: 7.0)
     timings = Timings()
     stragglers = Stragglers(spec().algorithm, roster, timings)
     asked: Any = SimpleNamespace(participants={"a": 0, "b": 0, "gone": 0})
-    assert stragglers.slowest_s(asked) == 9.0
+    assert stragglers.slowest_s(asked, 0.0) == 9.0
     timings.transfer.update(4.0)
-    assert stragglers.slowest_s(asked) == 4.0, "what answers took is known"
+    assert stragglers.slowest_s(asked, 0.0) == 4.0, "what answers took is known"
 
 
 def test_what_builds_on_a_rounds_own_version_is_no_answer_to_it(driver_of: Any) -> None:
@@ -85,7 +86,7 @@ def test_a_round_leaves_ever_more_time_to_whoever_misses_one_after_another(drive
 
 
 def test_the_rest_have_what_is_left_of_the_overlap_counted_from_the_opening() -> None:
-    roster: Any = SimpleNamespace(members={}, step_s=lambda now: 2.0)
+    roster: Any = SimpleNamespace(members={}, step_s=lambda now: 2.0, usual_step_s=lambda now: 2.0)
     timings, algorithm = Timings(), spec(overlap_steps=20, grace_factor=1.0).algorithm
     timings.transfer.update(0.5)
     slack_s = stragglers_s(
@@ -97,3 +98,23 @@ def test_the_rest_have_what_is_left_of_the_overlap_counted_from_the_opening() ->
     assert stragglers.until(pulled, 101.0) == 100.0 + slack_s
     pulled.pulled_at = 200.0
     assert stragglers.until(pulled, 200.0) == 200.0 + 2.5, "a step and a transfer, at least"
+
+
+def test_the_first_answer_that_comes_too_late_ends_the_distrust_of_waits_in_vain(
+    driver_of: Any,
+) -> None:
+    """They were for what a learner says; from then on it is measured, and lateness counts."""
+    driver = driver_of(quorum=1)
+    driver.start("a", "b")
+    for learner in "ab":
+        driver.step(learner, 4)
+    (pull,) = driver.pulls
+    driver.answer(pull, "a")
+    driver.wait(4.0)
+    member = driver.machine.roster.members["b"]
+    for left in (0, 3):
+        member.in_vain = 3
+        driver.answer(pull, "b", base=driver.rounds[0].version - 1)
+        assert member.in_vain == left
+    driver.machine.rounds.stragglers.in_time("b")
+    assert (member.missed, member.spent, member.in_vain) == (0, 0, 0)

@@ -12,6 +12,7 @@ remembered, `Ledger.newest` says.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Self
 
 from diloco_shared.protocol.messages import Progress
@@ -19,6 +20,7 @@ from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.history.history import History
 from diloco_syncer.history.ledger import Counts
+from diloco_syncer.members.pace import Pace
 from diloco_syncer.members.recoveries import Recoveries
 from diloco_syncer.rounds.grace import Average
 
@@ -45,6 +47,9 @@ class Member:
     merged_round: int = -1
     answer: Average = field(default_factory=Average)  # pull to arrival, those too late included
     missed: int = 0  # pulls in a row that it did not answer in time
+    spent: int = 0  # of those, the ones up to the newest that was waited for in vain
+    in_vain: int = 0  # waits for it in vain, since it last answered in time
+    pace: Pace = field(default_factory=Pace)
 
     def round_opened(self, steps_needed: int) -> None:
         """A round opens: this learner's steps count anew.
@@ -183,6 +188,7 @@ class Roster:
         if not same or not self.alive(member, now):
             self.present = None
         member.progress, member.seen_at = progress, now
+        member.pace.saw(progress, now)
         return None
 
     def alive(self, member: Member, now: float) -> bool:
@@ -287,6 +293,17 @@ class Roster:
         self.present = None
 
     def step_s(self, now: float) -> float:
-        """xi_step: the fastest live learner's seconds per step; 0 while unknown."""
-        known = [m.progress.step_s for m in self.stepping(now) if m.progress and m.progress.step]
-        return min((s for s in known if s > 0), default=0.0)
+        """xi_step: the fastest live learner's seconds per step; 0 while unknown.
+
+        By its word, and by the leader's clock: else one that says that its steps take no time
+        would leave no time to anybody.
+        """
+        return min((m.pace.least_s(now) for m in self._timed(now)), default=0.0)
+
+    def usual_step_s(self, now: float) -> float:
+        """Seconds of a step of half of those who train, or more; 0 while unknown."""
+        return median_low([m.pace.borne_out_s(now) for m in self._timed(now)] or [0.0])
+
+    def _timed(self, now: float) -> list[Member]:
+        """Who trains and has said how long its steps take."""
+        return [m for m in self.stepping(now) if m.step and m.pace.said_s > 0]

@@ -123,6 +123,8 @@ def impossible(progress: Progress, fragments: int, tokens_per_step: int) -> str:
     p = progress
     if any(len(of_P) != fragments for of_P in (p.c_steps, p.c_tokens, p.adopted)):
         return "progress of another layout"
+    if max(p.c_steps, default=0) > p.step:
+        return "more steps than it has taken"
     if max(p.c_tokens, default=0) > p.tokens:
         return "more tokens than it has done"
     if p.tokens > p.step * tokens_per_step:

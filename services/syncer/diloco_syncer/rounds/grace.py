@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 # Weight of the newest sample. Unpublished; others use 0.125 to 0.5. A quarter forgets a slow
 # round within about eight.
 NEWEST_SHARE = 0.25
+# So many usual times to answer a pull leaves, before it is given up: times scatter by about half,
+# and one that has doubled is no fault yet.
+TIMES = 4
 
 
 @dataclass(slots=True)
@@ -64,6 +67,6 @@ def pull_timeout_s(*, transfer_s: float, skips: int, least_s: float, limit_s: fl
     Where four transfers take longer than the limit, they are given that time: else no contribution
     would ever arrive.
     """
-    usual_s = max(least_s, 4 * transfer_s)
+    usual_s = max(least_s, TIMES * transfer_s)
     doublings = min(skips, 32)  # beyond this the limit has long been reached
     return float(max(usual_s, min(usual_s * 2**doublings, limit_s)))

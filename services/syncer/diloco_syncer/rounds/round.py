@@ -71,6 +71,8 @@ class Round:
     participants: dict[str, int] = field(default_factory=dict)
     kept: dict[str, KeptContribution] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+    # learner -> seconds from the pull for which it is worth waiting for, once enough have answered.
+    worth_s: dict[str, float] = field(default_factory=dict)
     chosen: tuple[Chosen, ...] = ()
     staged: Staged | None = None
     publishes: tuple[int, int, int] = (-1, -1, -1)  # epoch, fragment and version

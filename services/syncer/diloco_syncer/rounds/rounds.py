@@ -210,7 +210,7 @@ class Rounds:
         if not answer.enough:
             return self._skip(r, now, f"{len(r.participants)} eligible, {answer.needs}")
         r.deadline = now + pull_timeout_s(
-            transfer_s=self.stragglers.slowest_s(r),
+            transfer_s=self.stragglers.slowest_s(r, now),
             skips=max(self.history.skips_in_a_row, self._misses(r)),
             least_s=self.algorithm.pull_timeout_s_min,
             limit_s=self.algorithm.pull_timeout_s_max,
@@ -339,7 +339,7 @@ class Rounds:
     def _close(self, r: Round, now: float, why: str = "") -> list[Effect]:
         r.quorum = self.history.quorum
         for learner in r.unanswered:
-            self.stragglers.left_out(learner)
+            self.stragglers.left_out(r, learner, now)
             r.leave_out(
                 learner,
                 r.participants[learner],

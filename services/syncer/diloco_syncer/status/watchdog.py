@@ -19,6 +19,7 @@ from diloco_syncer.history.history import History
 from diloco_syncer.members.roster import Roster
 from diloco_syncer.rounds.round import Phase, Round
 from diloco_syncer.rounds.rounds import Rounds
+from diloco_syncer.rounds.stragglers import SLOWER_MAX
 
 # What moves a run on. A refused contribution is of no use, but its bytes came.
 MOVES = Appended | ContributionSeen | InitSeen | JoinSeen | Published | Staged
@@ -65,8 +66,10 @@ class Watchdog:
     def patience_s(self, now: float) -> float:
         """Seconds without progress that can be explained."""
         every, stepping = self.history.spec.algorithm.sync_every_steps, self.roster.stepping(now)
-        slowest = max((m.progress.step_s for m in stepping if m.progress), default=0.0)
-        interval_s = slowest * every / len(self.history.owned)
+        said_s = max((m.progress.step_s for m in stepping if m.progress), default=0.0)
+        # Beyond that its word is no reason: one learner's would explain any standstill.
+        slowest_s = min(said_s, SLOWER_MAX * self.roster.usual_step_s(now))
+        interval_s = slowest_s * every / len(self.history.owned)
         first_s = FIRST_STEP_S if any(m.progress and not m.progress.step_s for m in stepping) else 0
         waits = [r.deadline - r.pulled_at for r in self.rounds.open if r.phase is Phase.PULLING]
         waits += [r.grace_until - r.quorum_at for r in self.rounds.open if r.phase is Phase.GRACE]

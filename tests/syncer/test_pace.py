@@ -1,0 +1,54 @@
+"""How long a learner's steps take, by its word and by the leader's clock."""
+
+from syncer.test_roster import report
+
+from diloco_syncer.members.pace import FIRST_STEPS, MARGIN, REPORTS, Pace
+
+
+def paced(*heard: tuple[float, int], step_s: float = 1.0) -> Pace:
+    """Of one whose reports came at these times, with these steps."""
+    pace = Pace()
+    for at, step in heard:
+        pace.saw(report("a", 0, "stepping", 0, step).model_copy(update={"step_s": step_s}), at)
+    return pace
+
+
+def test_its_word_counts_as_long_as_the_clock_does_not_gainsay_it() -> None:
+    pace = paced((0.0, 10), (1.3, 11), (2.6, 12))
+    assert pace.least_s(2.6) == pace.borne_out_s(2.6) == 1.0, "some of the time is not computing"
+
+
+def test_steps_that_take_no_time_in_words_are_as_long_as_they_are_seen_to_be() -> None:
+    pace = paced((0.0, 10), (16.0, 11), (32.0, 12), step_s=1e-6)
+    assert pace.least_s(32.0) == 16.0 / MARGIN
+    at_once = paced((0.0, 10), (32.0, 11), (32.0, 12), step_s=1e-6)
+    assert at_once.least_s(32.0) == 16.0 / MARGIN, "two reports at once make no quick step"
+
+
+def test_one_that_stands_still_is_not_quick() -> None:
+    assert paced((0.0, 10), step_s=1e-6).least_s(30.0) == 30.0 / MARGIN
+    assert paced((0.0, 10), (1.0, 11), (2.0, 12), step_s=1e-6).least_s(62.0) == 31.0 / MARGIN
+
+
+def test_steps_that_take_a_day_in_words_are_borne_out_by_the_clock_or_not() -> None:
+    pace = paced((0.0, 10), (1.0, 11), (2.0, 12), step_s=86_400.0)
+    assert pace.borne_out_s(2.0) == 1.0 * MARGIN
+    assert pace.least_s(2.0) == 86_400.0
+
+
+def test_first_steps_compile_and_tell_nothing_of_the_next_ones() -> None:
+    first = ((0.0, 0), (600.0, 1), (610.0, FIRST_STEPS))
+    assert paced(*first).least_s(610.0) == 1.0
+    assert paced(*first, step_s=1200.0).borne_out_s(610.0) > 450.0, "but that it took so long"
+    pace = paced(*first, (611.0, 3), (612.0, 4))
+    assert pace.least_s(612.0) == 1.0 and pace.seen_s(612.0) == 1.0
+
+
+def test_only_the_newest_reports_count_and_none_from_before_a_pause() -> None:
+    slow = [(10.0 * n, n) for n in range(10, 20)]
+    quick = [(190.0 + n, 19 + n) for n in range(1, REPORTS + 1)]
+    assert paced(*slow, *quick).seen_s(190.0 + REPORTS) == 1.0
+    pace = paced(*slow)
+    pace.saw(report("a", 0, "paused", 0, 19), 500.0)
+    pace.saw(report("a", 0, "stepping", 0, 20), 501.0)
+    assert pace.seen_s(501.0) == 1.0
