@@ -32,6 +32,7 @@ steps that any fragment merged: whoever gets the data shard reads them again. Th
 a life lost towards a fragment is skipped for it: another fragment has merged those samples.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -478,7 +479,9 @@ def without(rounds: frozenset[int], merged: dict[str, LastMerged]) -> dict[str, 
 # What lives have reported and no tape record says yet: laid over the ledger, put on the next one.
 #
 # Bounded by the learners that spoke since the newest round: a life that is over is forgotten once
-# the tape knows all of it.
+# the tape knows all of it. Where no round comes for long, a learner may begin many lives. LIVES_MAX
+# of them are kept apart, as in the ledger, and the older ones are counted as one life: they are
+# over, so that nothing but their sums matters.
 
 # Lives, and adoptions of all of them together, on one record: 240 kB of the 1 MiB that a message
 # may have, and sixteen adoptions of each of 512 learners. Where an epoch begins all adopt every
@@ -503,8 +506,11 @@ class Counts:
 
     heard: dict[tuple[str, int], LifeCount] = field(default_factory=dict)
 
-    def saw(self, progress: Progress) -> None:
-        """Take in a report; one that was overtaken on the way changes nothing."""
+    def saw(self, progress: Progress, taped: int = -1) -> None:
+        """Take in a report; one that was overtaken on the way changes nothing.
+
+        `taped`: the newest life of that learner that the tape tells of.
+        """
         key, count = (progress.learner, progress.incarnation), count_of(progress)
         known = self.heard.get(key)
         if known is not None:
@@ -517,6 +523,25 @@ class Counts:
                 left=known.left or count.left,
             )
         self.heard[key] = count
+        if known is None:
+            self._fold(progress.learner, taped)
+
+    def _fold(self, learner: str, taped: int) -> None:
+        """Where a learner has too many lives that the tape lacks, the two oldest become one.
+
+        Their tokens add up, and so do those at their adoptions: each class gets what it had.
+        """
+        lives = sorted(n for who, n in self.heard if who == learner and n > taped)
+        if len(lives) <= LIVES_MAX:
+            return
+        first, second = self.heard[learner, lives[0]], self.heard.pop((learner, lives[1]))
+        at = dict(second.adopted)
+        self.heard[learner, lives[0]] = LifeCount(
+            learner=learner,
+            incarnation=lives[0],
+            tokens=countable(first.tokens + second.tokens),
+            adopted=tuple((p, countable(n + at.get(p, 0))) for p, n in first.adopted),
+        )
 
     def over(self, learner: str, incarnation: int) -> None:
         """Nothing more will come of this life: the next record says so."""
@@ -543,10 +568,18 @@ class Counts:
         return tuple(found)
 
     def to_record(self, ledger: Ledger) -> tuple[LifeCount, ...]:
-        """As much of it as one record holds: once the tape has that, the rest is what it lacks."""
-        told, left = [], ADOPTIONS_TOLD_MAX
-        for count in self.unrecorded(ledger)[:LIVES_TOLD_MAX]:
+        """As much of it as one record holds: once the tape has that, the rest is what it lacks.
+
+        The oldest life of every learner comes first, then the next one of each: nobody's many
+        lives leave another one's out.
+        """
+        turns, before = list[tuple[int, LifeCount]](), Counter[str]()
+        for count in self.unrecorded(ledger):
+            turns.append((before[count.learner], count))
+            before[count.learner] += 1
+        told, left = list[LifeCount](), ADOPTIONS_TOLD_MAX
+        for _, count in sorted(turns, key=lambda turn: turn[0])[:LIVES_TOLD_MAX]:
             adopted = count.adopted[:left]
             left -= len(adopted)
             told.append(count.model_copy(update={"adopted": adopted}))
-        return tuple(told)
+        return tuple(sorted(told, key=lambda count: (count.learner, count.incarnation)))

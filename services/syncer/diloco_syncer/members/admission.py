@@ -49,6 +49,8 @@ class Admission:
                 SendGrant(self._grant(join, "", accepted=False, reason=why[:500])),
                 Tell("join-refused", f"{join.learner}: {why}"[:500]),
             ]
+        if self.roster.too_soon(join.learner, join.incarnation, now):
+            return []  # an honest one asks again within a second, and is let in a little later
         self.roster.join(join.learner, join.incarnation, join.nonce, now)
         donor = None
         # One shard names a donor for all: the learner puts the grants together.

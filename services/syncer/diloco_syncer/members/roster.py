@@ -21,6 +21,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_syncer.history.history import History
 from diloco_syncer.history.ledger import Counts
 from diloco_syncer.members.pace import Pace
+from diloco_syncer.members.claims import LIFE_AGAIN_S, LIVES_AT_ONCE, Claims
 from diloco_syncer.members.recoveries import Recoveries
 from diloco_syncer.rounds.grace import Average
 
@@ -109,6 +110,8 @@ class Roster:
     # Who spoke with an incarnation that is over: learner -> when.
     refused: dict[str, float] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
+    # Who may begin one more life now.
+    lives: Claims = field(default_factory=lambda: Claims(LIVES_AT_ONCE, LIFE_AGAIN_S))
     since: float = 0.0  # when this leader began: nobody is silent for longer
     wall_offset: float = 0.0  # from `now` to seconds since 1970
     recoveries: Recoveries = field(default_factory=Recoveries)
@@ -126,8 +129,11 @@ class Roster:
     def newest(self, learner: str) -> int:
         """The newest incarnation known, also of one that left; -1 for none."""
         member = self.members.get(learner)
-        taped = self.history.ledger.newest.get(learner, -1) if self.history else -1
-        return max(taped, member.incarnation if member else -1)
+        return max(self._taped(learner), member.incarnation if member else -1)
+
+    def _taped(self, learner: str) -> int:
+        """The newest incarnation of a learner that the tape tells of; -1 for none."""
+        return self.history.ledger.newest.get(learner, -1) if self.history else -1
 
     def over(self, learner: str, incarnation: int, now: float) -> str:
         """Why a life may not speak any more, or "": it will be told so."""
@@ -141,6 +147,10 @@ class Roster:
         if incarnation < known:
             return f"incarnation {incarnation} is superseded by {known}"
         return f"incarnation {incarnation} was silent for more than {GONE_S:.0f} s"
+
+    def too_soon(self, learner: str, incarnation: int, now: float) -> bool:
+        """Whether this is one life too many within so short a time. If not, it counts as begun."""
+        return incarnation > self.newest(learner) and not self.lives.counts(learner, now)
 
     def full(self, learner: str, now: float) -> bool:
         """Whether there is no place for one more learner."""
@@ -173,13 +183,15 @@ class Roster:
             return why
         if self.full(progress.learner, now):
             return f"there are {MEMBERS_MAX} learners"
+        if self.too_soon(progress.learner, progress.incarnation, now):
+            return f"it has begun more than {LIVES_AT_ONCE} lives within seconds"
         member = self.members.get(progress.learner)
         if member is None or member.incarnation != progress.incarnation:
             step = progress.step
             member = Member(progress.learner, progress.incarnation, now, step, pace_from=step)
             self.members[progress.learner] = member
             self.present = None
-        self.counts.saw(progress)
+        self.counts.saw(progress, self._taped(progress.learner))
         self.recoveries.spoke(progress, now + self.wall_offset)
         old = member.progress
         if old is not None and progress.step < old.step:
