@@ -153,13 +153,30 @@ def test_a_learner_whose_events_were_pushed_out_is_heard_again(
     told = Told()
     for n in range(3):
         assert told.by("oslo", now=float(n))
-    for _ in range(5):
-        told.tell(subjects.event("r", "join"), said("s", "join"))
+    for kind in ("join", "init", "epoch", "end", "term"):
+        told.tell(subjects.event("r", kind), said("s", kind))
     assert told.sources == ["s"] * 5
     for n in range(3, 8):
         assert told.by("oslo", now=float(n))
-    assert told.sources == ["s", "s", "oslo", "oslo", "oslo"]
-    assert [seq for seq, _ in told.events.kept] == [7, 8, 11, 12, 13]
+    assert told.sources == ["s", "s", "s", "oslo", "oslo"]
+    assert [seq for seq, _ in told.events.kept] == [6, 7, 8, 12, 13]
+
+
+def test_one_kind_of_events_in_great_numbers_pushes_out_none_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A learner brings about what the leader tells of it: joins, say."""
+    monkeypatch.setattr(events, "EVENTS_MAX", 50)
+    told = Told()
+    told.by("oslo")
+    told.tell(subjects.event("r", "end"), said("s", "end"))
+    told.tell(subjects.event("q", "join"), said("s", "join", run="q"))
+    for n in range(500):
+        event = said("s", "join").model_copy(update={"at": float(n)})
+        told.tell(subjects.event("r", "join"), event)
+    kept = [event for _, event in told.events.kept]
+    assert [(e.run, e.kind) for e in kept[:3]] == [("r", "note"), ("r", "end"), ("q", "join")]
+    assert [e.at for e in kept[3:]] == [float(n) for n in range(453, 500)], "the newest of them"
 
 
 def test_a_reader_beyond_the_end_goes_on_where_the_stream_began_anew() -> None:

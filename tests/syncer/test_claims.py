@@ -1,5 +1,8 @@
 """How often a learner's word alone begins an epoch, and how far ahead one may be."""
 
+import pytest
+
+from diloco_syncer.members import claims as claims_module
 from diloco_syncer.members.claims import AGAIN_S, AT_ONCE, EPOCHS_AHEAD_MAX, Claims, too_far
 
 
@@ -16,6 +19,13 @@ def test_nobody_is_remembered_for_ever_i12() -> None:
     for n in range(100):
         assert claims.counts(f"m{n}", AGAIN_S * n)
     assert list(claims.used_until) == ["m99"]
+
+
+def test_no_more_are_remembered_than_their_limit_i12(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims_module, "WORDS_MAX", 2)
+    claims = Claims()
+    assert [claims.counts(who, 0.0) for who in "abca"] == [True, True, False, True]
+    assert claims.counts("c", 2 * AGAIN_S), "once there is room"
 
 
 def test_nobody_is_in_an_epoch_far_beyond_the_tape() -> None:

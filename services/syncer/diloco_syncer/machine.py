@@ -500,7 +500,7 @@ class Machine:
         if progress.incarnation > before and self.leading:
             life = f"life {progress.incarnation}"
             text = f"{progress.learner} reports for the first time ({life})"
-            effects.append(Tell("learner-seen", text))
+            effects.append(Tell("learner-seen", text, {"learner": progress.learner}))
         self.user_requests.progress(progress, now)
         if self.leading and progress.epoch == h.epoch:
             if lost := self._lost(progress.adopted):

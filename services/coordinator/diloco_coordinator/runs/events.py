@@ -4,7 +4,9 @@ A learner with credentials of its own tells them in a subject of its own, of whi
 so many. Here no more of them are kept either, and a flood of them is left out unread: what one
 learner says pushes out what it said itself, and nothing of others. Where most of it are
 evaluations of one run, these are thinned, so that the curve keeps its beginning, and all else that
-the learner said stays. A coordinator that starts finds the newest ones alone in the stream. Pure.
+the learner said stays. Nor does one kind of a run's events push out another kind: where all are too
+many, those give way of which there are most. A coordinator that starts finds the newest ones alone
+in the stream. Pure.
 """
 
 import math
@@ -12,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import islice, takewhile
 
 import structlog
 
@@ -26,6 +28,8 @@ log = structlog.get_logger()
 # Events kept for people: some hours of a lively run. The stream on disk is bounded likewise.
 EVENTS_MAX = 20_000
 EVENTS_BYTES_MAX = 64 << 20
+# Where there are more, this part of them goes at once.
+AT_ONCE = 100
 # Of one learner with credentials of its own: of its evaluations most of a day's, at one a minute.
 # Beyond that those of its longest run are thinned.
 BY_ONE_MAX = 1000
@@ -115,12 +119,21 @@ class Events:
         return True
 
     def _make_room(self) -> None:
-        """The oldest goes where there are too many; its teller has one fewer then."""
+        """Where there are too many, the oldest of those go of which there are most."""
         if len(self.kept) < EVENTS_MAX:
             return
-        _, oldest = self.kept.popleft()
-        if (share := self._shares.get(oldest.source)) is not None:
-            share.kept = max(share.kept - 1, 0)
+        there = Counter(map(self._list, self.kept))
+        most = max(there, key=lambda what: there[what])
+        # Some at once: counting takes milliseconds.
+        going = (seq for seq, event in self.kept if self._list((seq, event)) == most)
+        gone = set(islice(going, min(there[most], EVENTS_MAX // AT_ONCE + 1)))
+        self._keep([item for item in self.kept if item[0] not in gone])
+
+    def _list(self, item: tuple[int, Event]) -> tuple[str, str]:
+        """What an event has its place among: those of one kind of a run, or of one learner. As in
+        the stream, none of them pushes out others."""
+        event = item[1]
+        return ("", event.source) if event.source in self._shares else (event.run, event.kind)
 
     def _begins(self, run: str) -> None:
         """What learners told of such a run before is of a deleted one of its name: the stream keeps

@@ -47,7 +47,7 @@ class Admission:
         if why:
             return [
                 SendGrant(self._grant(join, "", accepted=False, reason=why[:500])),
-                Tell("join-refused", f"{join.learner}: {why}"[:500]),
+                Tell("join-refused", f"{join.learner}: {why}"[:500], {"learner": join.learner}),
             ]
         if self.roster.too_soon(join.learner, join.incarnation, now):
             return []  # an honest one asks again within a second, and is let in a little later

@@ -11,10 +11,15 @@ and once for each that another syncer shard begins.
 
 A new life. A report with a higher number is one, and costs its sender nothing. Each one has a
 place in the next record, and replaces the life before it. A learner that its keeper starts again
-and again begins some of them a minute. Pure.
+and again begins some of them a minute.
+
+And of each kind of event a learner brings about some at once, and one more after a time. Pure.
 """
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from diloco_syncer.events import Tell
 
 # Epochs that a learner may be ahead of the tape: more than any hub loses or any backup is old by. A
 # hub that is put back goes on in an epoch whose number counts seconds, from 2026 on.
@@ -24,6 +29,9 @@ EPOCHS_AHEAD_MAX = 1 << 32
 AT_ONCE, AGAIN_S = 4, 60.0
 # Lives, likewise. Whoever begins more of them is heard again a few seconds later.
 LIVES_AT_ONCE, LIFE_AGAIN_S = 8, 5.0
+# Learners, or kinds of words of them, that are remembered at once: several of each learner that a
+# run may have. While there are more, no new one is believed.
+WORDS_MAX = 8192
 
 
 def too_far(epoch: int, of_tape: int) -> bool:
@@ -33,7 +41,7 @@ def too_far(epoch: int, of_tape: int) -> bool:
 
 @dataclass(slots=True)
 class Claims:
-    """Of one leader's term. As many learners as spoke within a few minutes."""
+    """Of one process or term. As many learners as spoke within a few minutes."""
 
     at_once: int = AT_ONCE
     again_s: float = AGAIN_S
@@ -44,7 +52,45 @@ class Claims:
         """Whether the word of a learner is believed now; it is used up by that."""
         self.used_until = {who: at for who, at in self.used_until.items() if at > now}
         until = self.used_until.get(learner, now) + self.again_s
-        if until > now + self.at_once * self.again_s:
+        full = learner not in self.used_until and len(self.used_until) >= WORDS_MAX
+        if full or until > now + self.at_once * self.again_s:
             return False
         self.used_until[learner] = until
         return True
+
+
+# --------------------------------------------------------------------------------------------------
+# How much is told of one learner: its joins, its silences and the like cost it nothing, and must
+# not push others' events out of the log through the leader's mouth.
+
+# Kinds of events that one learner alone can bring about.
+ABOUT_ONE = frozenset(
+    {"flood", "join", "join-refused", "learner-alive", "learner-lost", "learner-seen"}
+)
+# Events of one kind about one learner at once, and the seconds after which there is one more. An
+# honest machine that is taken away every few minutes stays below that.
+TOLD_AT_ONCE, TOLD_AGAIN_S = 16, 120.0
+
+
+@dataclass(slots=True)
+class Telling:
+    """Of one process, about all learners of a run."""
+
+    words: Claims = field(default_factory=lambda: Claims(TOLD_AT_ONCE, TOLD_AGAIN_S))
+    # "kind learner" -> events left out since the last one that was told
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def take(self, tell: Tell, now: float) -> Tell | None:
+        """What is told of it; None for nothing."""
+        learner = tell.data.get("learner")
+        if tell.kind not in ABOUT_ONE or not isinstance(learner, str):
+            return tell
+        what = f"{tell.kind} {learner}"
+        if not self.words.counts(what, now):
+            self.left_out[what] += 1
+            if len(self.left_out) > WORDS_MAX:
+                del self.left_out[next(iter(self.left_out))]
+            return None
+        if not (left_out := self.left_out.pop(what, 0)):
+            return tell
+        return replace(tell, text=f"{tell.text} ({left_out} such events before it were left out)")

@@ -7,6 +7,7 @@ from functools import partial
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.blobs import put_blob
 from diloco_shared.bus.port import BusError, Stored, StreamFull, TransferProgress
 from diloco_shared.bus.repeating import left_undone, until_done
@@ -36,6 +37,7 @@ from diloco_syncer.events import (
     SendPull,
     Tell,
 )
+from diloco_syncer.members.claims import Telling
 from diloco_syncer.merging.acknowledged import Acknowledged
 from diloco_syncer.merging.published_io import parsed, publications
 
@@ -71,6 +73,7 @@ class Outbox:
         ] = {}  # of each publication under way, by its subject
         self.acknowledged = Acknowledged()
         self.events: asyncio.Queue[EventRecord] = asyncio.Queue(EVENTS_MAX)
+        self.telling = Telling()
 
     async def send(self, effect: Control) -> None:
         """Control messages: lost is lost, the machine repeats them."""
@@ -261,8 +264,11 @@ class Outbox:
         """Queue an event for the log; the oldest goes when the queue is full."""
         if self.shard and effect.kind in OF_LEARNERS:
             return
-        record = event_now(self.run, effect.kind, self.source, effect.text, effect.data)
-        log.info(effect.kind, text=effect.text)
+        told = self.telling.take(effect, ambient.monotonic())
+        if told is None:
+            return
+        record = event_now(self.run, told.kind, self.source, told.text, told.data)
+        log.info(told.kind, text=told.text)
         if self.events.full():
             self.events.get_nowait()
         self.events.put_nowait(record)
