@@ -40,6 +40,11 @@ SPEC = RunSpec.model_validate(
 PATIENCE_S = 15.0
 
 
+def encoded(value: float) -> bytes:
+    """A fragment of that value alone."""
+    return bytes(codec.encode("fp32", np.full(4, value, np.float32)))
+
+
 class Rig:
     """A learner's side and a shard's side of one bus."""
 
@@ -64,6 +69,7 @@ class Rig:
             self.events.append,
             lambda: self.begun,
             lambda learner: learner not in self.strangers,
+            lambda: "a",
         )
         task = asyncio.create_task(sets.work())
         try:
@@ -88,8 +94,8 @@ class Rig:
         await self.bus.append(manifest_subject(self.where(learner, p)), encode(m))
 
     async def send(self, learner: str, p: int, value: float = 1.0) -> None:
-        payload = codec.encode("fp32", np.full(4, value, np.float32))
-        await self.manifest(learner, p, await put_blob(self.bus, self.where(learner, p), payload))
+        blob = await put_blob(self.bus, self.where(learner, p), encoded(value))
+        await self.manifest(learner, p, blob)
 
     async def hollow(self, learner: str, p: int, size: int = 20) -> None:
         """A manifest whose chunks nobody has sent."""
@@ -293,6 +299,25 @@ async def test_as_long_as_bytes_come_the_machine_is_told(rig: Rig) -> None:
             told = len(rig.all(InitMoved))
             await rig.bus.append(f"up.r.a.init.0.{n}", b"a chunk")
             await until(lambda told=told: len(rig.all(InitMoved)) > told)
+
+
+async def test_only_what_the_initializer_stores_of_its_parameters_is_counted(rig: Rig) -> None:
+    """Nor is what is fetched a second time more than what was there before."""
+    async with rig.working():
+        await rig.bus.append("up.r.a.0.0.0.1", b"a contribution")
+        await rig.bus.append("up.r.b.init.0.0", b"a chunk")
+        await until(lambda: rig.all(InitMoved))
+        assert {e.stored for e in rig.all(InitMoved)} == {0}
+        await rig.send("a", 0)
+        size = len(encoded(1.0))
+        await until(lambda: rig.all(InitMoved)[-1].here == size)
+        before = rig.all(InitMoved)[-1].stored
+        assert before > size
+        for value in (2.0, 3.0):
+            await rig.send("a", 0, value)
+            await until(lambda v=value: rig.payloads.held.get(rig.where("a", 0)) == encoded(v))
+        await until(lambda: rig.all(InitMoved)[-1].stored > 2 * before)
+        assert rig.all(InitMoved)[-1].here == size
 
 
 async def test_values_that_are_not_finite_are_handed_on_as_such(rig: Rig) -> None:

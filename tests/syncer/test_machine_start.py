@@ -7,7 +7,9 @@ import pytest
 from tests.syncer.conftest import LAYOUT, spec
 
 from diloco_shared.numerics.arrays import Layout
-from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeInit, TensorSpec
+from diloco_shared.protocol.chunks import CHUNK_BYTES
+from diloco_shared.protocol.messages import Join, TapeEnd, TapeEpoch, TapeInit, TensorSpec
+from diloco_shared.protocol.pace import BYTES_PER_S_MIN
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.events import (
     Append,
@@ -17,6 +19,7 @@ from diloco_syncer.events import (
     Ended,
     InitMoved,
     InitSeen,
+    JoinSeen,
     Led,
     SendBeat,
     Tell,
@@ -100,7 +103,7 @@ def test_a_tape_that_nobody_can_begin_with_says_so() -> None:
 
 def test_who_sent_them_under_an_earlier_leader_is_asked_first(driver: Any) -> None:
     driver.lead()
-    driver.give(InitMoved(("b", "stranger")))
+    driver.give(InitMoved(("b", "stranger"), "", 0, 0))
     driver.join("a")
     driver.join("b")
     announcer = driver.machine.announcer
@@ -167,14 +170,72 @@ def test_whoever_sends_them_is_not_passed_over_as_long_as_they_move(driver: Any)
         for learner in "ab":
             driver.step(learner, 0, state="joining")
 
-    for n in range(round(10 * INITIALIZER_S)):
-        if n % round(INITIALIZER_S - 1) == 0:
-            driver.give(InitMoved())
+    pause = round(INITIALIZER_S - 1)
+    for n in range(10 * pause):
+        if n % pause == 0:
+            there = n * BYTES_PER_S_MIN
+            driver.give(InitMoved(("a",), "a", min(there, 30_000_000), max(there - 30_000_000, 0)))
         second()
         assert driver.machine.announcer.initializer == "a"
-    for _ in range(round(INITIALIZER_S) + 1):
+    for _ in range(round(INITIALIZER_S) - pause + 5):
         second()
     assert driver.machine.announcer.initializer == "b"
+
+
+@pytest.mark.parametrize(
+    ("each", "most"),
+    [
+        (100, INITIALIZER_S),  # a message now and then
+        (-100, INITIALIZER_S),  # likewise, once half of it has come
+        (CHUNK_BYTES, 2 * INITIALIZER_S),  # a chunk now and then
+        (10 * CHUNK_BYTES, 4 * INITIALIZER_S),  # more than all parameters are
+    ],
+)
+def test_who_stores_something_now_and_then_is_passed_over(
+    driver: Any, each: int, most: float
+) -> None:
+    """It holds the beginning of the run up for no longer than a slow link takes for all of it."""
+    driver.lead()
+    for learner in "ab":
+        driver.give(
+            JoinSeen(
+                Join(
+                    learner=learner,
+                    incarnation=0,
+                    nonce=learner,
+                    config=driver.config,
+                    parameters=2 * CHUNK_BYTES,
+                )
+            )
+        )
+    announcer = driver.machine.announcer
+    for n in range(round(most) + 2):
+        if announcer.initializer == "b":
+            break
+        if n % 60 == 0:
+            first = 0 if each > 0 else 8 * CHUNK_BYTES
+            driver.give(InitMoved(("a",), "a", first + abs(each) * (n // 60 + 1), 0))
+        driver.now += 1.0
+        for learner in "ab":
+            driver.step(learner, 0, state="joining")
+    assert announcer.initializer == "b"
+
+
+def test_what_others_send_and_what_came_before_is_no_initializers_progress(driver: Any) -> None:
+    driver.lead()
+    for learner in "ab":
+        driver.join(learner)
+    announcer = driver.machine.announcer
+    driver.give(InitMoved(("b",), "b", 10**9, 0))
+    assert (announcer.initializer, announcer.came) == ("a", 0)
+    driver.give(InitMoved(("a",), "a", 0, 10**6))
+    assert announcer.came == 10**6
+    for _ in range(round(INITIALIZER_S) + 2):
+        driver.now += 1.0
+        for learner in "ab":
+            driver.step(learner, 0, state="joining")
+    driver.give(InitMoved(("a", "b"), "b", 10, 10**6 + 5))
+    assert (announcer.initializer, announcer.came) == ("b", 15)
 
 
 def test_a_run_is_initialised_once(driver: Any) -> None:

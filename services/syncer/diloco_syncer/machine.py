@@ -173,7 +173,8 @@ class Machine:
                 seen = self.bootstrap.seen(event, wall, on_the_way, leading=self.leading)
                 return self._put(seen)
             case InitMoved():
-                self.announcer.initial_moved(event.senders, now)
+                n = self.admission.layouts.parameters()
+                self.announcer.initial_moved(event, n, now)
             case ContributionSeen():
                 if not self.leading:
                     return [Drop(event.manifest.blob.subject)]

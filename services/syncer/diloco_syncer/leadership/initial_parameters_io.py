@@ -7,11 +7,12 @@ all there before it. Which one that is follows from what is known of all of them
 nobody sends again what is on the stream. Only what a learner sends that the leader has asked for it
 is fetched: whoever may write to the stream does not choose where a run begins. What is fetched
 stays, whatever becomes of the rest; what the stream does not hold although a manifest names it is
-taken off the stream, so that its sender sees that it is missing. As long as anything moves the
-machine is told so (InitMoved).
+taken off the stream, so that its sender sees that it is missing. The machine is told how
+much of it has come (InitMoved).
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +20,14 @@ from functools import partial
 import numpy as np
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.blobs import BlobIncomplete, fresh, get_blob, receiving
 from diloco_shared.bus.port import Bus, BusError, Stored
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.chunks import Buffer
+from diloco_shared.protocol.chunks import CHUNK_BYTES, Buffer
 from diloco_shared.protocol.messages import InitManifest
 from diloco_shared.protocol.wire import WireError, decode
 from diloco_shared.spec.run import RunSpec
@@ -36,6 +38,11 @@ log = structlog.get_logger()
 
 # Between two looks at whether more has come, in seconds.
 LOOK_S = 1.0
+# So many times as long as it took to count what is stored, it is not counted again: the server
+# reads the headers of every chunk for that.
+REST = 9.0
+# Messages that are counted, beyond one for each chunk that fits: manifests, and small fragments.
+MESSAGES_MAX = 10_000
 # Sets of manifests remembered: those of some initializers that were passed over, newest last.
 SETS_MAX = 8
 # Values looked at together: what is found of them takes no memory of the fragment's size.
@@ -79,6 +86,7 @@ class InitialSets:
         put: Callable[[Event], None],
         begun: Callable[[], bool],
         appointed: Callable[[str], bool],
+        initializer: Callable[[], str],
     ) -> None:
         self.run, self.fragments = spec.name, spec.algorithm.fragments
         self.owned = owned
@@ -87,10 +95,14 @@ class InitialSets:
         self.put = put
         self.begun = begun  # whether the shard has parameters
         self.appointed = appointed  # whether a learner was asked for them
+        self.initializer = initializer  # who is asked for them now
         self.stream = subjects.up_stream(spec.name)
         self.sets: dict[Whose, InitialSet] = {}
         self.current: Whose | None = None  # whose set is being fetched
-        self.chunks = 0  # fetched, of whatever set
+        # Bytes fetched of each learner's fragments, at most: what is sent anew is no more than
+        # that. Of learners that were asked for them.
+        self.came: dict[tuple[str, int], int] = {}
+        self.rest_until = -math.inf  # monotonic seconds
 
     async def work(self) -> None:
         """Take in manifests, fetch what they name, hand on complete sets, until one is taken."""
@@ -110,11 +122,9 @@ class InitialSets:
     async def _watch(self, tasks: asyncio.TaskGroup) -> None:
         """Tell whenever more is on the stream, or here; and fetch once somebody is asked for it.
 
-        Before a run begins the stream holds nothing else. Of several shards one may begin while
-        others go on: then their learners' contributions count as well, and an initializer is
-        passed over once it is silent for its lease.
+        Only what the initializer has stored of its own parameters counts, whatever else comes.
         """
-        seen: tuple[int, int, tuple[str, ...]] = (0, 0, ())
+        seen: tuple[int, int, tuple[str, ...], str] = (0, 0, (), "")
 
         async def look() -> bool:
             nonlocal seen
@@ -122,13 +132,28 @@ class InitialSets:
                 return True
             info = await self.data.stream_info(self.stream)
             senders = tuple(sorted({learner for learner, _ in self.sets}))
-            if (there := (info.last_seq, self.chunks, senders)) != seen:
+            who, here = self.initializer(), sum(self.came.values())
+            there = (info.last_seq, here, senders, who)
+            if there != seen and ambient.monotonic() >= self.rest_until:
+                stored = await self._stored(who, info.bytes_max)
                 seen = there
-                self.put(InitMoved(senders))
+                self.put(InitMoved(senders, who, stored, here))
             self._fetch_best(tasks)
             return False
 
         await again_and_again(look, "initial parameters", LOOK_S)
+
+    async def _stored(self, learner: str, limit: int) -> int:
+        """Bytes of a learner's initial parameters on the stream, which has room for `limit`."""
+        if not learner:
+            return 0
+        began = ambient.monotonic()
+        subject = f"up.{self.run}.{learner}.init.>"
+        most = MESSAGES_MAX + limit // CHUNK_BYTES
+        held = await self.data.held(self.stream, subject, messages_max=most)
+        ended = ambient.monotonic()
+        self.rest_until = ended + REST * (ended - began)
+        return sum(each.bytes for each in held.values())
 
     def _manifest(self, stored: Stored) -> InitManifest | None:
         try:
@@ -223,7 +248,7 @@ class InitialSets:
         """One fragment, until it is here, or the stream turns out not to hold it."""
         p = m.fragment
         try:
-            payload = await self._payload(of, m, tasks)
+            payload = await self._payload(whose[0], of, m, tasks)
             looked = await asyncio.to_thread(_look_at, payload)
         except asyncio.CancelledError:
             self.payloads.drop(m.blob.subject)
@@ -243,20 +268,22 @@ class InitialSets:
             self._fetch_best(tasks)
 
     async def _payload(
-        self, of: InitialSet, m: InitManifest, tasks: asyncio.TaskGroup
+        self, learner: str, of: InitialSet, m: InitManifest, tasks: asyncio.TaskGroup
     ) -> memoryview:
         """Fetched and put where effects find it. Raises BlobIncomplete."""
         # They become the store's arrays: no memory that is lent.
         incoming, told = receiving(self.data, m.blob, fresh), False
 
-        def moved(_: int) -> None:
-            self.chunks += 1
+        def moved(chunks: int) -> None:
+            place, size = (learner, m.fragment), min(chunks * m.blob.chunk_bytes, m.blob.bytes)
+            self.came[place] = max(self.came.get(place, 0), size)
 
         async def fetch() -> memoryview:
             nonlocal told
             try:
                 self.payloads.room_for(m.blob.bytes)
                 payload = await get_blob(self.data, self.stream, m.blob, into=incoming, moved=moved)
+                moved(m.blob.chunks)  # a quick one is told of at its end alone
                 self.payloads.put(m.blob.subject, payload)
             except PayloadsFull as error:
                 if not told:

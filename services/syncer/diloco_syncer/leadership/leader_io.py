@@ -113,8 +113,7 @@ class Leader:
         self.context = context
         self.spec, self.leader, shard = context.spec, context.me, context.shard
         self.control, self.data, self.snapshots = context.control, context.data, context.snapshots
-        self.tape = tape
-        self.lease = lease
+        self.tape, self.lease = tape, lease
         self.recovered = recovered
         self.executed = executed  # told the newest record
         self.payloads = Payloads(lambda: context.payload_bytes_max or self._payload_bytes())
@@ -127,6 +126,7 @@ class Leader:
             self._pieces,
             lambda seq, subject: self.tail.saw(seq, subject),
             lambda learner: learner in self.machine.announcer.appointed,
+            lambda: self.machine.announcer.initializer,
         )
         self.outbox = Outbox(context)
         self.tail = Tail(self.data, self.spec.name, lambda: self.purger.below, self._up_rewound)

@@ -52,6 +52,7 @@ class Inbox:
         pieces: Callable[[int], Sequence[Piece]] = lambda _: (),
         saw: Callable[[int, str], None] = lambda seq, subject: None,
         appointed: Callable[[str], bool] = lambda learner: True,
+        initializer: Callable[[], str] = lambda: "",
     ) -> None:
         self.spec = spec = context.spec
         self.owned = spec.algorithm.owned(context.shard)
@@ -63,6 +64,7 @@ class Inbox:
         self.pieces = pieces  # of a fragment, as far as known
         self.saw = saw  # told the sequence and subject of every manifest
         self.appointed = appointed  # whether a learner was asked for initial parameters
+        self.initializer = initializer  # who is asked for them now
         self.bytes_in = 0
         self.up_seq = 0  # of the newest contribution's manifest
         self.under_way: set[str] = set()
@@ -233,6 +235,7 @@ class Inbox:
             self.put,
             self._begun,
             self.appointed,
+            self.initializer,
         )
         await sets.work()
 

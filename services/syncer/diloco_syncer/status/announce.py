@@ -1,18 +1,24 @@
 """What the leader tells everybody: the run's state and why, heads, and who has which duty."""
 
+from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.messages import Beat, RunState
-from diloco_shared.protocol.pace import silence_s
+from diloco_shared.protocol.pace import silence_s, transfer_s
 from diloco_shared.spec.quorum import within_reach
 from diloco_shared.spec.run import RunSpec
-from diloco_syncer.events import Effect, SendBeat, Tell
+from diloco_syncer.events import Effect, InitMoved, SendBeat, Tell
 from diloco_syncer.history.history import History
 from diloco_syncer.members.roster import GONE_S, Roster
 from diloco_syncer.rounds.rounds import Rounds
 from diloco_syncer.status.watchdog import Watchdog
 
-# An initializer is passed over for another once nothing of anybody's initial parameters has moved
-# for this many seconds, however long all of them take.
+# An initializer is passed over for another once less than a chunk of its parameters has come within
+# this many seconds: a message now and then is no transfer.
 INITIALIZER_S = silence_s()
+# And once all that has come of them has taken so many times as long as it takes on the slowest link
+# worth using. What it has sent is not lost by that: whichever set is complete first is taken.
+SLOWER = 2.0
+# What counts of one initializer, in bytes per parameter: stored, and fetched from there.
+COUNTED = 8
 # Why a run is over, or rests.
 SPENT, ASKED = "its budget is used up", "as the user asked"
 
@@ -30,7 +36,9 @@ class Announcer:
         # Who was alive in this term; until it was told who never was. Of learners that joined.
         self.met: set[str] | None = set()
         self.initializer = ""
-        self.initializer_moved_at = 0.0  # or appointed
+        self.appointed_at = self.initializer_moved_at = 0.0
+        self.here = self.here_before = 0  # bytes fetched: now, and when it was appointed
+        self.came = self.moved = 0  # bytes, at most; and how many there were at the newest move
         # Whoever was an initializer in this term: what others send nobody asked for. Of learners
         # that joined, so there are no more than MEMBERS_MAX at once.
         self.appointed: set[str] = set()
@@ -55,9 +63,23 @@ class Announcer:
         """The run goes on where it had ended: its next end has an evaluation of its own."""
         self.evaluated = False
 
-    def initial_moved(self, senders: tuple[str, ...], now: float) -> None:
-        """More of the initial parameters is on its way: whoever sends them is given time."""
-        self.initializer_moved_at, self.senders = now, senders
+    def initial_moved(self, event: InitMoved, parameters: int, now: float) -> None:
+        """More of the initial parameters has come: whoever sends them is given time for as much.
+
+        `parameters`: N; 0 while it is not known. More than all of them is no progress.
+        """
+        self.senders, self.here = event.senders, event.here
+        if event.initializer != self.initializer:
+            return
+        came = event.stored + event.here - self.here_before
+        self.came = max(self.came, min(came, COUNTED * parameters) if parameters else came)
+        if self.came >= self.moved + CHUNK_BYTES:
+            self.initializer_moved_at, self.moved = now, self.came
+
+    def _slow(self, now: float) -> bool:
+        """Whether it is another initializer's turn."""
+        still = now - self.initializer_moved_at > INITIALIZER_S
+        return still or now - self.appointed_at > INITIALIZER_S + SLOWER * transfer_s(self.came)
 
     def _changes(self, alive: tuple[str, ...], now: float) -> list[Effect]:
         told: list[Effect] = []
@@ -106,14 +128,15 @@ class Announcer:
         if h.initialised or h.paused or h.stopping or early or self.rounds.suspended:
             self.initializer = ""
             return
-        slow = now - self.initializer_moved_at > INITIALIZER_S
-        if self.initializer in self.alive and not slow:
+        if self.initializer in self.alive and not self._slow(now):
             return
         # In turn: any of them may be the only one that can. But first whoever sent them under an
         # earlier leader: it need not send them again.
         later = [x for x in self.alive if x > self.initializer] or list(self.alive)
         sent = [x for x in self.senders if x in self.alive and x not in self.appointed]
-        self.initializer, self.initializer_moved_at = (sent or later)[0], now
+        self.initializer = (sent or later)[0]
+        self.appointed_at = self.initializer_moved_at = now
+        self.here_before, self.came, self.moved = self.here, 0, 0
         self.appointed.add(self.initializer)
 
     def _evaluation_made(self) -> bool:
