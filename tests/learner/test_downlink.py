@@ -575,7 +575,22 @@ async def test_an_announced_state_is_fetched_while_its_donor_still_sends(rig: Ri
         for index in range(outgoing.blob.chunks):
             data = bytes(outgoing.data(index))
             await bus.append(subject, data, headers=outgoing.headers(index))
-        while (event := await rig.next()) == StateMoved("a", "n-1"):
-            pass
+        while isinstance(event := await rig.next(), StateMoved):
+            assert event.bytes <= len(payload)
         assert event == StateSeen("a", "n-1")
         assert rig.down.states == {"n-1": Received(payload, outgoing.blob.digest)}
+
+
+@pytest.mark.parametrize("size", [0, 1 << 50])
+async def test_a_state_that_lies_elsewhere_or_is_far_too_large_is_bad(rig: Rig, size: int) -> None:
+    """Memory is taken for as many bytes as it says, before a chunk is here."""
+    await rig.syncer.prepare()
+    rig.down.state_bytes = 7
+    blob = describe(subjects.state("r", "a", "b", "n-1" if size else "n-0"), b"moments")
+    if size:
+        change = {"bytes": size, "chunk_bytes": 1 << 40, "chunks": size >> 40}
+        blob = blob.model_copy(update=change)
+    async with rig.running(rig.down.state("a", "n-1")):
+        await send_state(rig, b"moments", blob=blob)
+        assert isinstance(await rig.next(), StateBad)
+        assert rig.down.states == {}

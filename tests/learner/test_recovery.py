@@ -29,6 +29,7 @@ from diloco_learner.recovery.recovery import (
     INIT_S,
     JOIN_S,
     MOVES,
+    SLOWER,
     STATE_BYTES_PER_S,
     STATE_S,
     STATE_SILENCE_S,
@@ -37,6 +38,7 @@ from diloco_learner.recovery.recovery import (
     recovery_times,
 )
 from diloco_shared.protocol.messages import Beat, Grant, Stamp
+from diloco_shared.protocol.pace import transfer_s
 from diloco_shared.spec.run import RunSpec, shared_keys
 
 SPEC = RunSpec.model_validate(
@@ -433,14 +435,60 @@ def test_a_donor_whose_state_moves_is_not_given_up() -> None:
     desk = Desk()
     receiving(desk)
     nonce = desk.recovery.nonce
-    for _ in range(100):
-        effects = desk.tell(StateMoved("b", nonce))
+    for n in range(100):
+        effects = desk.tell(StateMoved("b", nonce, n * 10_000_000))
         desk.now += STATE_SILENCE_S - 1
         effects += desk.tell(TimePassed())
         assert not only(effects, SendJoin)
     effects = desk.pass_time(1.0)
     assert only(effects, Tell)[0].kind == "donor-failed"
     assert only(effects, SendJoin)
+
+
+LITTLE = 100_000  # bytes within STATE_SILENCE_S
+
+
+# Of all, on a link that is slow and worth using.
+ALLOWED_S = STATE_S + STATE_SILENCE_S + SLOWER * transfer_s(10 * LITTLE)
+
+
+@pytest.mark.parametrize(
+    ("sign", "most"),
+    [
+        (lambda nonce, n: StateMoved("b", nonce), STATE_SILENCE_S),  # announced again
+        (lambda nonce, n: StateComing("b", nonce), STATE_SILENCE_S),  # said to be there, again
+        (lambda nonce, n: StateMoved("b", nonce, LITTLE), STATE_SILENCE_S),  # sent again
+        (lambda nonce, n: StateMoved("b", nonce, LITTLE * (n + 1)), ALLOWED_S),  # little by little
+        (lambda nonce, n: StateMoved("b", nonce, 100 * LITTLE * (n + 1)), ALLOWED_S),  # too much
+    ],
+)
+def test_a_donor_that_only_says_that_it_sends_is_given_up(sign: Any, most: float) -> None:
+    desk = Desk()
+    desk.recovery.state_bytes = 10 * LITTLE
+    receiving(desk)
+    nonce = desk.recovery.nonce
+    began, effects = desk.now, list[RecoveryEffect]()
+    for n in range(100):
+        effects += desk.tell(sign(nonce, n)) if not n % 10 else desk.tell(TimePassed())
+        if only(effects, SendJoin):
+            break
+        desk.now += STATE_SILENCE_S / 20
+    assert only(effects, Tell)[0].kind == "donor-failed"
+    assert desk.now - began <= most + STATE_SILENCE_S / 20
+
+
+def test_a_donor_is_not_blamed_for_what_waits_behind_other_payloads() -> None:
+    desk = Desk()
+    receiving(desk)
+    nonce = desk.recovery.nonce
+    for _ in range(100):
+        desk.now += STATE_SILENCE_S - 1
+        effects = desk.tell(StateMoved("b", nonce, waiting=True), TimePassed())
+        assert not only(effects, SendJoin)
+    assert desk.recovery.deadline == desk.now + STATE_SILENCE_S
+    desk.tell(StateMoved("b", nonce, LITTLE))
+    desk.now += STATE_S + STATE_SILENCE_S
+    assert only(desk.tell(TimePassed()), SendJoin)
 
 
 def test_only_the_donor_that_is_waited_for_is_given_time() -> None:

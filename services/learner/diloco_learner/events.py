@@ -75,10 +75,15 @@ class StateComing:
 
 @dataclass(frozen=True, slots=True)
 class StateMoved:
-    """A donor has begun to send its inner state, or more of it has come."""
+    """A donor has begun to send its inner state, or more of it has come: so many `bytes` are here.
+
+    `waiting`: no more of it could come, since other payloads are before it.
+    """
 
     donor: str
     nonce: str
+    bytes: int = 0
+    waiting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

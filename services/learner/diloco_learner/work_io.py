@@ -360,7 +360,7 @@ class Work:
         self.down = Downlink(context, self.book, self._put, check, initial)
         sockets = counting(self.control.traffic, self.data.traffic)
         self.reporter = Reporter(context, self.mailbox, self.book, self.faults, sockets)
-        self.reporter.state_bytes = self.checkpoints.room.needed
+        self.down.state_bytes = self.reporter.state_bytes = self.checkpoints.room.needed
         self.built = True
         if why := self.checkpoints.fault:
             self.up.tell_soon("checkpoint-failed", why, {})

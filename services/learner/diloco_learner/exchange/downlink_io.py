@@ -61,6 +61,10 @@ from diloco_shared.spec.run import config_hash
 # use: an hour is longer than a run has none.
 FORGET_S, FORGET_PAUSES_S = 3600.0, (2.0, 30.0)
 
+# An inner state has so many times the bytes of this learner's at most, and a header: a donor of
+# another release may store it in wider numbers. The header names each tensor.
+STATES_MAX, STATE_HEAD_MAX = 2, 16 << 20
+
 # --------------------------------------------------------------------------------------------------
 # Publications of one fragment that wait for the one before them.
 
@@ -144,6 +148,7 @@ class Downlink:
         self.check_state = check_state  # raises ValueError for what the trainer cannot use
         self.leaders = Leaders(context.me, spec.algorithm.shards)
         self.states: dict[str, Received] = {}  # by nonce; at most the newest
+        self.state_bytes = 0  # of an inner state, once it is known
         self.still_there = asyncio.Event()  # an inner state that is in use
         self.refused = 0
         self.booking = asyncio.Lock()  # the book takes one publication at a time
@@ -433,14 +438,24 @@ class Downlink:
         whose = (m.donor, m.newcomer, m.newcomer_incarnation, m.nonce, m.config_hash)
         if whose != (donor, self.learner, self.incarnation, nonce, self.config_hash):
             raise WireError(f"inner state of {whose[0]} for {whose[1]}, not as granted")
+        # Before its chunks are fetched: memory is taken for as many bytes as it says.
+        if m.blob.subject != subjects.state(self.run, donor, self.learner, nonce):
+            raise WireError(f"inner state with chunks on {m.blob.subject[:200]}")
+        if self.state_bytes and m.blob.bytes > STATES_MAX * self.state_bytes + STATE_HEAD_MAX:
+            raise WireError(f"inner state of {m.blob.bytes} bytes, here it has {self.state_bytes}")
         return m.blob
 
     async def _state(self, blob: Blob, donor: str, nonce: str, here: asyncio.Event) -> None:
         """Fetched, checked and put; while the bus is away what has come is kept."""
         stream = subjects.state_stream(self.run)
 
-        def moved(_: int) -> None:
-            self.put(StateMoved(donor, nonce))
+        told = 0
+
+        def moved(chunks: int) -> None:
+            nonlocal told
+            here = min(chunks * blob.chunk_bytes, blob.bytes)
+            self.put(StateMoved(donor, nonce, here, waiting=chunks <= told))
+            told = max(told, chunks)
 
         try:
             # Ten times a payload and more, once in a life: nobody needs that memory again.

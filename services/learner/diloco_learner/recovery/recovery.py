@@ -45,7 +45,7 @@ from diloco_shared.protocol.messages import (
     Restored,
     Stamp,
 )
-from diloco_shared.protocol.pace import silence_s
+from diloco_shared.protocol.pace import silence_s, transfer_s
 from diloco_shared.spec.run import RunSpec, shared_keys
 
 # --------------------------------------------------------------------------------------------------
@@ -82,6 +82,9 @@ STATE_S, STATE_S_MAX, STATE_BYTES_PER_S = 10.0, 60.0, 50_000_000
 # Once its state moves: as long as it does, and this many seconds of silence. Moments may be old, so
 # no transfer is begun again for staleness; a donor that dies over it is not waited for.
 STATE_SILENCE_S = 2 * silence_s()
+# What has come may have taken so many times as long as on the slowest link worth using: a chunk now
+# and then is no transfer.
+SLOWER = 4.0
 # Donors tried before doing without: four minutes of waiting are worse than moments that start anew.
 DONORS_MAX = 5
 # If the run has not begun this many seconds after the last of them was stored, this learner looks
@@ -123,6 +126,8 @@ class Recovery:
         self.parameters = parameters
         self.initial = initial
         self.making_s = state_bytes / STATE_BYTES_PER_S
+        # More than all of it is no progress. 0: nobody knows how large it is.
+        self.state_bytes = state_bytes or 8 * parameters
         self.config = shared_keys(spec) | {"layout": layout}
         self.state = Stage.JOINING
         self.attempt = 0
@@ -146,6 +151,11 @@ class Recovery:
         self.reached: dict[Stage, float] = {}  # when, the newest time
         self.granted_at: float | None = None  # first
         self.arriving = ""  # nonce under which a donor's state is complete on the bus
+        self.moved = ""  # nonce under which something of a state has moved
+        self.came = 0  # bytes of it, at most
+        # Since when the donor is waited for, not counting what others held up, and until when this
+        # is known.
+        self.since = self.since_at = 0.0
         self.ignored: Counter[str] = Counter()  # why input changed nothing (I11) -> count
         self.join = self._new_join()
 
@@ -277,8 +287,8 @@ class Recovery:
             return self._without_donor()
         self._move(Stage.RECEIVING)
         self.donor = grant.donor
-        patience_s = min(STATE_S * 2 ** len(self.failed_donors), STATE_S_MAX)
-        self.wake_at = now + patience_s + self.making_s
+        self.since = self.since_at = now
+        self.wake_at = now + self._patience_s
         early, self.early = self.early, None
         return self._state_seen(early) if early else []
 
@@ -298,14 +308,38 @@ class Recovery:
             self.ignored["state nobody waits for"] += 1
         return []
 
+    @property
+    def _patience_s(self) -> float:
+        """With a donor that has shown no sign."""
+        patience_s: float = min(STATE_S * 2 ** len(self.failed_donors), STATE_S_MAX)
+        return patience_s + self.making_s
+
     def _moving(self, event: StateMoved | StateComing, now: float) -> None:
-        """More of it has come; once all is on the bus, the donor has done its part."""
-        if event.nonce != self.nonce:
+        """More of it has come; once all is on the bus, the donor has done its part.
+
+        What is announced again is no more, nor is what was here before.
+        """
+        if event.nonce != self.nonce or not self._more(event):
             return
+        if self.state is not Stage.RECEIVING:
+            return
+        if isinstance(event, StateMoved) and event.waiting:
+            self.since += now - self.since_at
+        self.since_at = now
+        allowed_s = self._patience_s + STATE_SILENCE_S + SLOWER * transfer_s(self.came)
+        self.wake_at = min(now + STATE_SILENCE_S, self.since + allowed_s)
+
+    def _more(self, event: StateMoved | StateComing) -> bool:
+        """Whether this is a sign of life of its donor, or tells that the donor can give none."""
+        first, self.moved = self.moved != event.nonce, event.nonce
+        if first:
+            self.came = 0
         if isinstance(event, StateComing):
-            self.arriving = event.nonce
-        if self.state is Stage.RECEIVING:
-            self.wake_at = now + STATE_SILENCE_S
+            again, self.arriving = self.arriving == event.nonce, event.nonce
+            return not again
+        came = min(event.bytes, self.state_bytes) if self.state_bytes else event.bytes
+        more, self.came = came > self.came, max(self.came, came)
+        return more or first or event.waiting
 
     def _donor_failed(self, reason: str, now: float) -> list[RecoveryEffect]:
         self.failed_donors = (*self.failed_donors, self.donor)
