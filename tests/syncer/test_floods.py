@@ -35,6 +35,7 @@ from diloco_syncer.streams.floods_io import (
     first_set_bytes,
     greedy,
     message_bytes,
+    superseded,
     unasked,
     unreached,
 )
@@ -342,6 +343,32 @@ def test_of_states_there_is_what_was_asked_for() -> None:
 def test_a_state_that_takes_half_of_the_stream_is_none() -> None:
     held = of({"state.r.a.b.n1": LIMIT // 2 + 1})
     assert unasked(held, LIMIT, {("a", "n1")}, {"s"}) == {"a": {"a.>": LIMIT // 2 + 1}}
+
+
+def test_states_that_nobody_waits_for_any_more_are_found() -> None:
+    held = of({"state.r.a.b.n1": 9, "state.r.a.b.n1.m": 1, "state.r.a.c.n2": 9, "state.r.x": 3})
+    assert superseded(held, {("a", "n1"), ("x", "n2")}) == {"a.b.n1.>"}
+
+
+async def test_a_state_that_nobody_waits_for_goes_and_its_donor_is_not_accused() -> None:
+    bus, _, outbox, floods = await crowded(run_spec(), {})
+    names = ["state.r.a.b.n1", "state.r.a.b.n1.m", "state.r.a.b.n2", "state.r.a.z.n3"]
+    await bus.ensure_stream(StreamSpec(subjects.state_stream("r"), ("state.r.>",), LIMIT))
+    for name in names:
+        await bus.append(name, b"moments")
+    states = {("a", "n2")}, {("a", "n1")}
+    floods.machine.admission.states = lambda: states  # type: ignore[method-assign]
+    found = await floods._state(of(dict.fromkeys(names, 7)), LIMIT)
+    assert found == {"a": {"a.z.n3.>": 7}} and outbox.events.empty()
+
+    async def left() -> list[str]:
+        there = await bus.fetch(subjects.state_stream("r"), "state.r.>")
+        return [message.subject for message in there]
+
+    assert await left() == ["state.r.a.b.n2", "state.r.a.z.n3"]
+    await floods._take_back("STATE", "a", found["a"])
+    assert await left() == ["state.r.a.b.n2"], "its chunks as well"
+    assert outbox.events.get_nowait().kind == "flood"
 
 
 def test_a_state_of_many_empty_messages_is_none() -> None:

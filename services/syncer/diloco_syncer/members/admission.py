@@ -1,16 +1,22 @@
 """Who may work for the run, and from whom a newcomer gets its inner state (paper section 4)."""
 
 from diloco_shared.protocol.messages import Donate, Grant, Join
+from diloco_shared.protocol.pace import inner_state_s
 from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import RunSpec, shared_keys
 from diloco_syncer.events import Effect, SendDonate, SendGrant, Tell
 from diloco_syncer.history.history import History
-from diloco_syncer.members.donations import Donations, choose_donor
+from diloco_syncer.members.claims import Claims
+from diloco_syncer.members.donations import LIMIT_S, Donations, choose_donor
 from diloco_syncer.members.layouts import Layouts
-from diloco_syncer.members.roster import Roster
+from diloco_syncer.members.roster import Member, Roster
 
-# Grants remembered for repeated joins: far more than learners can join within a heartbeat.
-GRANTS_MAX = 256
+# Grants remembered for repeated joins, and to know which states were asked for: two of each learner
+# that a run may have, so that nobody's joins push out another one's.
+GRANTS_EACH, GRANTS_MAX = 2, 2 * MEMBERS_MAX
+# Donors that a newcomer is given at once: all that it tries, and some for its next life. It gets
+# one back after as long as a donation may take, and all of them once its work is merged.
+DONORS_AT_ONCE = 8
 
 
 class Admission:
@@ -21,7 +27,10 @@ class Admission:
         self.history = history
         self.roster = roster
         self.donations = Donations()
-        self.grants: dict[str, Grant] = {}
+        self.grants: dict[str, Grant] = {}  # by nonce, the newest last
+        self.given = Claims(DONORS_AT_ONCE)  # donors, to newcomers
+        # newcomer -> which work of it was merged last, when it was given one
+        self.given_at: dict[str, tuple[int, int]] = {}
         self.layouts = Layouts(spec, history)
 
     def due(self, now: float) -> list[Effect]:
@@ -52,22 +61,9 @@ class Admission:
         if self.roster.too_soon(join.learner, join.incarnation, now):
             return []  # an honest one asks again within a second, and is let in a little later
         self.roster.join(join.learner, join.incarnation, join.nonce, now)
-        donor = None
-        # One shard names a donor for all: the learner puts the grants together.
-        if self.history.initialised and self.history.shard == 0:
-            donor = choose_donor(
-                self.history,
-                self.roster,
-                join.learner,
-                join.failed_donors,
-                now,
-                self.donations.donors,
-            )
-        reason = self._whence(donor.learner if donor else "")
+        donor, reason = self._donor(join, now)
         grant = self._grant(join, donor.learner if donor else "", accepted=True, reason=reason)
-        while len(self.grants) >= GRANTS_MAX:
-            del self.grants[next(iter(self.grants))]
-        self.grants[join.nonce] = grant
+        self._remember(grant)
         if donor is not None:
             self.donations.ask(
                 Donate(
@@ -90,6 +86,54 @@ class Admission:
                 {"learner": join.learner, "donor": grant.donor},
             ),
         ]
+
+    def _donor(self, join: Join, now: float) -> tuple[Member | None, str]:
+        """Who gives a newcomer its inner state, and what is said of that."""
+        # One shard names a donor for all: the learner puts the grants together.
+        if not self.history.initialised or self.history.shard:
+            return None, self._whence("")
+        donor = choose_donor(
+            self.history,
+            self.roster,
+            join.learner,
+            join.failed_donors,
+            now,
+            self.donations.donors,
+        )
+        if donor is None:
+            return None, self._whence("")
+        merged = self._merged(join.learner)
+        if merged > self.given_at.get(join.learner, merged):
+            self.given.used_until.pop(join.learner, None)  # it has used what it was given
+        self.given.again_s = LIMIT_S + inner_state_s(sum(self.history.sizes_P))
+        if not self.given.counts(join.learner, now):
+            return None, f"it has asked for {DONORS_AT_ONCE} optimizer states, and used none"
+        left = self.given.used_until.keys()
+        self.given_at = {m: at for m, at in self.given_at.items() if m in left}
+        self.given_at[join.learner] = merged
+        return donor, self._whence(donor.learner)
+
+    def _merged(self, learner: str) -> tuple[int, int]:
+        """Of its newest work that was merged: which life did it, and in which round it was."""
+        found = [of_p[learner] for of_p in self.history.last_merged if learner in of_p]
+        return max(((life, newest) for life, newest, _ in found), default=(-1, -1))
+
+    def _remember(self, grant: Grant) -> None:
+        """For repeats of its join. Of a learner the newest count."""
+        self.grants.pop(grant.nonce, None)
+        of_it = [nonce for nonce, g in self.grants.items() if g.learner == grant.learner]
+        for nonce in of_it[: max(len(of_it) - GRANTS_EACH + 1, 0)]:
+            del self.grants[nonce]
+        while len(self.grants) >= GRANTS_MAX:
+            del self.grants[next(iter(self.grants))]
+        self.grants[grant.nonce] = grant
+
+    def states(self) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        """(donor, nonce) of states that somebody waits for, and of those that were asked for and
+        nobody waits for any more."""
+        awaited = {(d.donate.donor, d.donate.nonce) for d in self.donations.under_way.values()}
+        granted = {(grant.donor, nonce) for nonce, grant in self.grants.items() if grant.donor}
+        return awaited, granted - awaited
 
     def _whence(self, donor: str) -> str:
         """Who gives a newcomer the state of its optimizer."""

@@ -15,7 +15,8 @@ crowded, what is there is counted, and what is more than a learner can have sent
   for takes a learner's share. Of several shards each looks after its own fragments. What lies where
   no honest learner writes is taken by the first one: each purges what is of its fragments, and so
   it would stay for good.
-- On STATE there is only what the leader asked a donor for, and snapshots of syncers.
+- On STATE there is only what the leader asked a donor for, and snapshots of syncers. What nobody
+  waits for any more goes, too, and its donor has no fault in it.
 
 Bytes are those of the stream: headers take room, too. And a message counts as much as one of an
 honest learner has on average at least: else millions of empty ones would fill a stream, and those
@@ -350,6 +351,16 @@ def unasked(
     }
 
 
+def superseded(held: Mapping[str, Held], over: Collection[tuple[str, str]]) -> set[str]:
+    """Filters of what of STATE was asked for, and nobody waits for: (donor, nonce) in `over`."""
+    found = set[str]()
+    for subject in held:
+        donor, newcomer, nonce = [*subject.split("."), "", "", ""][2:5]
+        if (donor, nonce) in over:
+            found.add(f"{donor}.{newcomer}.{nonce}.>")
+    return found
+
+
 class Floods:
     """Of one leader's term."""
 
@@ -474,15 +485,17 @@ class Floods:
             for shard in range(self.machine.spec.algorithm.shards)
             for member in await other_syncers(self.control, self.run, shard, self.me)
         }
-        grants = self.machine.admission.grants
-        asked = {(grant.donor, nonce) for nonce, grant in grants.items()}
-        return unasked(held, limit, asked, syncers)
+        awaited, over = self.machine.admission.states()
+        for filter_ in sorted(superseded(held, over))[:REMOVED_MAX]:
+            log.info("a state that nobody waits for is removed", filter=filter_)
+            await self._purge("STATE", filter_)
+        return unasked(held, limit, awaited | over, syncers)
 
     async def _take_back(self, kind: str, learner: str, filters: Mapping[str, int]) -> None:
         """Purge what is under these filters, and name the learner."""
-        stream, size = subjects.run_stream(self.run, kind), sum(filters.values())
+        size = sum(filters.values())
         for part in _some(filters):
-            await self.control.purge(stream, f"{kind.lower()}.{self.run}.{part}")
+            await self._purge(kind, part)
         log.warning("flood", stream=kind, learner=learner, bytes=size)
         if kind == "UP":
             text = f"{learner} filled UP with more than it can have to send ({size} bytes)"
@@ -494,6 +507,13 @@ class Floods:
         text += ": they are removed. If it goes on, revoke its site"
         data = {"learner": learner, "stream": kind, "bytes": size}
         self.outbox.tell(Tell("flood", text, data))
+
+    async def _purge(self, kind: str, part: str) -> None:
+        """What is under a filter. Chunks of a state lie at the place that its filter is below."""
+        places = [part, part.removesuffix(".>")] if kind == "STATE" else [part]
+        for place in places:
+            where = f"{kind.lower()}.{self.run}.{place}"
+            await self.control.purge(subjects.run_stream(self.run, kind), where)
 
 
 def _of_fragments(subject: str, owned: Collection[int]) -> bool:
