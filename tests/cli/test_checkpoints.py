@@ -37,8 +37,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "LOOK_S", 0.0)
 
 
-def at(restores: int, state: str = "running") -> Row:
-    return {"state": state, "status": {"restores": restores}}
+def at(restores: int, state: str = "running", shards: int = 1) -> Row:
+    spec = {"algorithm": {"shards": shards}}
+    return {"name": "r", "spec": spec, "state": state, "status": {"restores": restores}}
 
 
 def event(kind: str, serial: int | None, shard: int = 0) -> Row:
@@ -59,13 +60,46 @@ BEFORE = [event("restore-failed", 1), event("restored", 2)]
     [
         [[*BEFORE, FAILED]],
         [BEFORE, [*BEFORE, FAILED]],  # the status was quicker than the event
-        [[FAILED, event("restored", 3, shard=1)]],
         [[DONE, FAILED, event("restored", 4)]],
     ],
 )
 def test_a_restore_that_failed_is_said_to(told: list[list[Row]]) -> None:
     with pytest.raises(CliError, match="restore-failed of 3"):
         restored(Client(at(2), at(3), events=told))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [[FAILED, event("restored", 3, shard=1)]],
+        [[DONE], [DONE, event("restore-failed", 3, shard=1)]],  # the other tells a moment later
+    ],
+)
+def test_a_restore_that_failed_in_one_shard_is_said_to(told: list[list[Row]]) -> None:
+    with pytest.raises(CliError, match="restore-failed of 3"):
+        restored(Client(at(2), at(3, shards=2), events=told))
+
+
+@pytest.mark.parametrize(
+    ("shards", "told", "whose"),
+    [
+        (1, BEFORE, "run 'r' is done"),
+        (2, [*BEFORE, DONE], "syncer shard 1 of run 'r' is done"),
+        (2, [], "syncer shard 0, 1 of run 'r' is done"),
+    ],
+)
+def test_a_restore_of_which_nothing_tells_is_not_said_to_be_done(
+    shards: int, told: list[Row], whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader dies between its status and its event, and whoever leads next tells nothing."""
+    monkeypatch.setattr(checkpoints, "EVENT_S", 0.0)
+    with pytest.raises(CliError, match=f"^{whose} with the wish, and nothing tells"):
+        restored(Client(at(2), at(3, shards=shards), events=[told]))
+
+
+def test_every_shard_is_waited_for() -> None:
+    both = [DONE, event("restored", 3, shard=1)]
+    assert restored(Client(at(2), at(3, shards=2), events=[[DONE], both])) == at(3, shards=2)
 
 
 @pytest.mark.parametrize("told", [[*BEFORE, DONE], [FAILED, DONE], [DONE, *BEFORE[:1]]])

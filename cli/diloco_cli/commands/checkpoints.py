@@ -144,7 +144,7 @@ def _restored(client: Client, run: str, serial: int, *, wait: bool) -> dict[str,
     found = client.run(run)
     while wait:
         if _restores(found) >= serial:
-            _check_gone_back(client, run, serial, _restores(found))
+            _check_gone_back(client, found, serial)
             break
         if found["state"] in OVER:
             raise CliError(f"run {run!r} was over before it went back to the checkpoint", FAILED)
@@ -167,31 +167,50 @@ def _restores(run: dict[str, Any]) -> int:
     return int((run["status"] or {}).get("restores", 0))
 
 
-def _check_gone_back(client: Client, run: str, serial: int, settled: int) -> None:
-    """CliError where this wish was given up: the status alone does not tell."""
+def _check_gone_back(client: Client, run: dict[str, Any], serial: int) -> None:
+    """CliError unless every shard tells that it went back: the status alone does not tell whether
+    this wish was fulfilled or given up."""
+    name, shards = run["name"], _shards(run)
     until, patience = time.monotonic() + EVENT_S, Patience(PATIENCE_S)
-    while (told := patience.ask(lambda: _told(client, run))) is None or not _of(told, serial):
+    while (told := patience.ask(lambda: _told(client, name))) is None or not (
+        shards <= _last(told, serial).keys()
+    ):
         if told is not None and time.monotonic() > until:
             break
         time.sleep(LOOK_S)
-    # A syncer of an older release tells no serial.
-    last = {e["data"].get("shard", 0): e for e in _of(told, serial) or _of(told, None)}
+    last = _last(told, serial)
+    if not last and (old := _last(told, None)):
+        last, shards = old, set(old)  # a syncer of an older release tells no serial
     for event in last.values():
         if event["kind"] == "restore-failed":
             raise CliError(str(event["text"]), FAILED)
-    if not last and settled > serial:
-        raise CliError(f"another restore of run {run!r} was asked for meanwhile", FAILED)
+    if not last and _restores(run) > serial:
+        raise CliError(f"another restore of run {name!r} was asked for meanwhile", FAILED)
+    # A leader that dies has perhaps shown that it is done with the wish, and not yet told how.
+    if silent := sorted(shards - last.keys()):
+        whose = f"syncer shard {', '.join(map(str, silent))} of run" if len(shards) > 1 else "run"
+        raise CliError(
+            f"{whose} {name!r} is done with the wish, and nothing tells whether it went back. "
+            f"'diloco status {name}' shows its step: where that is not the checkpoint's or a "
+            "little more, it has not, and you may ask again",
+            FAILED,
+        )
+
+
+def _shards(run: dict[str, Any]) -> set[int]:
+    """Of its syncer; each tells of its own part."""
+    return set(range(run["spec"]["algorithm"].get("shards", 1)))
+
+
+def _last(told: list[dict[str, Any]], serial: int | None) -> dict[int, dict[str, Any]]:
+    """By shard: what became of one wish."""
+    return {e["data"].get("shard", 0): e for e in told if e["data"].get("serial") == serial}
 
 
 def _told(client: Client, run: str) -> list[dict[str, Any]]:
     """What became of wishes to go back, oldest first."""
     kinds = ("restored", "restore-failed")
     return [e for e in client.events(run) if e["kind"] in kinds]
-
-
-def _of(told: list[dict[str, Any]], serial: int | None) -> list[dict[str, Any]]:
-    """Of one wish."""
-    return [e for e in told if e["data"].get("serial") == serial]
 
 
 @checkpoint.command()

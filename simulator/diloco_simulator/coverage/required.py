@@ -215,7 +215,9 @@ RARER = (
     "DN full",
     "hubs restored twice",
     "refused: outlier",
+    "restore in force",
     "STATE full",
+    "told: restored",
     "UP full",
 )
 # Promises that every few worlds check.

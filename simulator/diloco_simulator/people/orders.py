@@ -92,7 +92,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The wish of that serial number is fulfilled, or given up, which its leader shows."""
+    """The wish of that serial number is fulfilled, or given up, which its leader shows alike.
+
+    A tape has a record of those alone that were fulfilled.
+    """
 
     text: str
     serial: int
@@ -101,7 +104,7 @@ class Restore:
         return True
 
     def done(self, since: Sequence[TapeRecord]) -> bool:
-        return True
+        return any(isinstance(r, TapeRestore) and r.serial == self.serial for r in since)
 
     def shown(self, view: View) -> bool:
         return bool(view["status"]["restores"] >= self.serial)

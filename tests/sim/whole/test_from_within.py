@@ -47,6 +47,7 @@ def test_a_calm_world_breaks_nothing_and_every_promise_is_looked_at() -> None:
     for promise in ("I5", "I6", "I7", "I8", "I9", "I10", "I12", "liveness"):
         assert found.looks[promise], promise
     assert found.counts["restored"] == 1 and found.counts["moments of its own part"]
+    assert found.counts["restore in force"] and found.counts["told: restored"]
 
 
 def of_double_merges(patch: pytest.MonkeyPatch) -> None:

@@ -468,6 +468,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "files of exports taken home",
         "samples written once all is well",
     ),
+    "test_from_within.py::test_a_calm_world_breaks_nothing_and_every_promise_is_looked_at": (
+        "restore in force",
+        "told: restored",
+    ),
     "test_hardships.py::test_all_of_them_strike_and_the_run_ends": (
         "initial parameters half sent",
         "noise to everybody",
