@@ -280,10 +280,12 @@ def test_a_time_that_no_clock_shows_is_not_kept() -> None:
     assert told.tell(subjects.event_by("oslo"), said("oslo"))
 
 
-def test_what_learners_told_of_a_deleted_run_of_that_name_is_not_the_next_ones() -> None:
-    """The stream keeps it until they say more, and a coordinator that is started anew reads it."""
+def test_what_was_told_of_a_deleted_run_of_that_name_is_not_the_next_ones() -> None:
+    """The stream keeps what learners told until they say more, and a coordinator that is started
+    anew reads it. A syncer that was cut off tells its own once the run's events are gone."""
     told = Told()
     told.by("oslo", text="of the deleted run")
+    told.tell(subjects.event("r", "deposed"), said("syncer-1", "deposed"))
     told.tell(subjects.event("cluster", "note"), said("s", run="cluster"))
     told.tell(subjects.event("r", "run-created"), said("coordinator", "run-created"))
     told.by("oslo", text="of this one")

@@ -275,6 +275,32 @@ async def test_metrics_tell_losses_over_time(world: Any, status: Callable[..., A
         assert (sample["alive"], sample["participating"]) == (2, 1)
 
 
+async def test_what_is_told_late_of_a_deleted_run_is_not_the_next_ones(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever evaluated it was cut off, and its name is given again."""
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await desk.ask("POST", "/v1/runs/demo/stop")
+        await until(lambda: desk.registry.over("demo"))
+        assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204
+        await world.tells("evaluation", val_loss=5.0, steps=8)
+        await until(lambda: [e.kind for _, e in desk.registry.events] == ["evaluation"])
+        tell, phases = desk.registry.tell, list[str]()
+
+        async def noted(run: str, *what: Any) -> None:
+            phases.append(desk.registry.runs[run].phase)
+            await tell(run, *what)
+
+        monkeypatch.setattr(desk.registry, "tell", noted)
+        await desk.ask("POST", "/v1/runs", SPEC)
+        assert phases == ["submitting"], "what is told of it before is shown no more"
+        await until(lambda: "run-created" in {e.kind for _, e in desk.registry.events})
+        assert (await desk.get("/v1/runs/demo/metrics"))["evaluations"] == []
+    async with world.coordinator() as desk:  # and one that reads all of it anew
+        assert (await desk.get("/v1/runs/demo/metrics"))["evaluations"] == []
+
+
 async def test_a_loss_that_is_not_a_number_is_shown_as_none(
     world: Any, status: Callable[..., Any]
 ) -> None:

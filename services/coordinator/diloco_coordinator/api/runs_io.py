@@ -299,8 +299,6 @@ class Runs:
                 if isinstance(error, TooFewNodes):
                     raise invalid("run", [_too_few_nodes(spec.keeping.replicas, error)]) from None
                 raise
-        text = f"run {spec.name} submitted" + (f" from {restore.source}" if restore else "")
-        await self.registry.tell(spec.name, "run-created", text, {})
         return record
 
     async def free(self, name: str) -> None:
@@ -329,6 +327,10 @@ class Runs:
         await ensure_run_streams(self.registry.bus, spec.name, needed, replicas=copies)
         if first is not None:
             await first()
+        source = record.restore.source if record.restore else ""
+        text = f"run {spec.name} submitted" + (f" from {source}" if source else "")
+        # Before anybody works for it: what was told of such a run until now is shown no more.
+        await self.registry.tell(spec.name, "run-created", text, {})
         record = record.model_copy(update={"phase": "there"})
         await self.registry.update_run(record)
         return record

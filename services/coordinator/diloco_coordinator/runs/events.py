@@ -109,7 +109,9 @@ class Events:
                 False  # of a run that is deleted: the stream keeps it until the learner says more
             )
         if event.kind == "run-created":
-            self._begins(event.run)
+            # What was told of such a run before is of a deleted one of its name: what its learners
+            # told is kept until they say more, and who was cut off tells it once all else is gone.
+            self.forget(event.run)
         if share is not None:
             if share.kept >= BY_ONE_MAX:
                 self._let_go(teller)
@@ -134,12 +136,6 @@ class Events:
         the stream, none of them pushes out others."""
         event = item[1]
         return ("", event.source) if event.source in self._shares else (event.run, event.kind)
-
-    def _begins(self, run: str) -> None:
-        """What learners told of such a run before is of a deleted one of its name: the stream keeps
-        it until they say more. All else of that run went with it."""
-        learners = self._shares.keys()
-        self._keep(i for i in self.kept if i[1].run != run or i[1].source not in learners)
 
     def _let_go(self, teller: str) -> None:
         """Room for one more of a learner: its longest curve is thinned, or else the oldest goes."""
