@@ -67,6 +67,18 @@ def test_a_note_by_a_clock_that_is_ahead_is_of_now() -> None:
     assert roll.expired(100.0 + FORGET_S + 1.0, ()) == ["a", "b"]
 
 
+def test_a_clock_that_is_set_back_makes_nobody_gone_for_ever() -> None:
+    """A machine begins a day ahead, a member dies, and then the machine hears what time it is."""
+    roll = Roll()
+    for name in ("a", "b", "c"):
+        roll.seen(record(name), 9e4)
+    roll.silent("a", 9e4 + 1)
+    roll.not_ahead(100.0)
+    roll.silent("b", 110.0)
+    roll.not_ahead(131.0)
+    assert [roll.notes[name].since_s(131.0) for name in ("a", "b", "c")] == [31.0, 21.0, 31.0]
+
+
 def test_a_wish_to_drain_outlives_the_process() -> None:
     roll = Roll()
     roll.seen(record(), 1.0)

@@ -1,4 +1,4 @@
-"""Exports of a coordinator whose clock was ahead for a time."""
+"""Exports and members of a coordinator whose clock was ahead for a time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +7,8 @@ import pytest
 from coordinator.making import Maker
 from waiting import until
 
+from diloco_coordinator.runs.assigning_io import assign
+from diloco_coordinator.runs.scheduler import GRACE_S
 from diloco_shared import ambient
 from diloco_shared.ambient import System
 
@@ -57,3 +59,27 @@ async def test_what_is_made_after_its_clock_was_mended_is_no_older(
     assert [r.rounds for r in maker.asked] == [10, 20, 30, 40, 50, 60, 70, 80]
     assert [e["rounds"] for e in found] == [70, 80]
     assert "serial" not in found[0]
+
+
+async def test_the_place_of_a_member_that_died_before_the_clock_was_set_back_is_given_to_another(
+    world: Any,
+) -> None:
+    """A machine that begins a day ahead would keep the place for a day."""
+    alone = {"learners_min": 1, "learners_max": 1}
+    with ambient.using(clock := Ahead()):
+        clock.by_s = 86_400.0
+        async with world.coordinator() as desk:
+            made = await desk.ask("POST", "/v1/runs", {**SPEC, "membership": alone})
+            assert made.status_code == 201, made.text
+            await world.joins("syncer-1", role="syncer")
+            await world.joins("learner-1")
+            await until(lambda: desk.registry.assigned.get("learner-1") == "demo")
+            await world.joins("learner-2")
+            await world.dies("learner-1")
+            await until(lambda: not desk.registry.roll.notes["learner-1"].alive)
+            clock.by_s = 0.0
+            await assign(desk.registry)
+            assert "learner-2" not in desk.registry.assigned, "the other may be back in a moment"
+            clock.by_s = GRACE_S + 1.0
+            await assign(desk.registry)
+            assert desk.registry.assigned.get("learner-2") == "demo"

@@ -58,6 +58,7 @@ class Specs:
 async def assign(registry: Registry, specs: Specs | None = None) -> None:
     """One look, and what follows from it."""
     await registry.miss()
+    registry.roll.not_ahead(ambient.wall())
     members = [_member(registry, m, note) for m, note in registry.roll.notes.items()]
     unread = _unread(registry)
     # One to a run that was deleted ends, also if another has taken its name since.

@@ -66,6 +66,15 @@ def _forget_s(note: MemberNote) -> float:
     return FORGET_DRAINED_S if note.drained else FORGET_S
 
 
+def _by_now(note: MemberNote, now: float) -> MemberNote:
+    """By a clock that was ahead of ours, or by ours before it was set back, it speaks of what is to
+    come: nobody would ever be gone for long. What it tells happened by now."""
+    if max(note.gone_since or 0.0, note.back_at) <= now:
+        return note
+    gone_since = None if note.gone_since is None else min(note.gone_since, now)
+    return note.model_copy(update={"gone_since": gone_since, "back_at": min(note.back_at, now)})
+
+
 @dataclass(slots=True)
 class Roll:
     """Every member known. `seen` and `silent` return the note to write down, if it changed."""
@@ -75,14 +84,13 @@ class Roll:
     asked: Counter[str] = field(default_factory=Counter)
 
     def restore(self, note: MemberNote, now: float) -> None:
-        """A note from before: it holds unless the member was seen meanwhile.
+        """A note from before: it holds unless the member was seen meanwhile."""
+        self.notes.setdefault(note.record.id, _by_now(note, now))
 
-        By a clock that is ahead of ours it speaks of what is to come: nobody would ever be gone
-        for long. What it tells happened by now.
-        """
-        gone_since = None if note.gone_since is None else min(note.gone_since, now)
-        at = {"gone_since": gone_since, "back_at": min(note.back_at, now)}
-        self.notes.setdefault(note.record.id, note.model_copy(update=at))
+    def not_ahead(self, now: float) -> None:
+        """The clock may have been set back since notes were made."""
+        for member, note in self.notes.items():
+            self.notes[member] = _by_now(note, now)
 
     def seen(self, record: MemberRecord, now: float) -> MemberNote | None:
         """A member's key is there."""
