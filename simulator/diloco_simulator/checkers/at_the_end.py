@@ -26,6 +26,8 @@ def look(observer: "Observer") -> None:
         _went_back_alike(watch)
         _merged_again(watch)
         _have_what_is_committed(watch)
+        # Who has credentials of its own tells its events elsewhere.
+        _evaluated(watch, told=observer.reached.last_told or observer.scene.options.named)
 
 
 def _held(observer: "Observer", of: OfShard) -> list[int]:
@@ -70,10 +72,28 @@ def _long(life: LearnerLife, seconds: float) -> bool:
     return not life.drained and seconds > STEPS * life.step_s
 
 
+def _evaluated(watch: RunWatch, *, told: bool) -> None:
+    """Of a run that ended when nothing went wrong any more the last evaluation is told, or why
+    there is none, if any learner stayed to the end."""
+    versions, ended_at = _versions(watch), max(of.ended_at for of in watch.of)
+    if min(of.ended_at for of in watch.of) < watch.healed_at or min(versions) < 0:
+        return
+    last = watch.ended, versions
+    stayed = [
+        m for m, e in watch.ends.items() if (e.outcome, e.adopted) == last and e.at > ended_at
+    ]
+    watch.report.looked("liveness")
+    if stayed and not told:
+        watch.broken("liveness", f"{', '.join(stayed)} left, and no last evaluation was told")
+
+
+def _versions(watch: RunWatch) -> tuple[int, ...]:
+    """The last ones, of every fragment."""
+    return tuple(max(of_p) for of_p in zip(*(of.merges.versions for of in watch.of), strict=True))
+
+
 def _have_what_is_committed(watch: RunWatch) -> None:
-    versions = tuple(
-        max(of_p) for of_p in zip(*(of.merges.versions for of in watch.of), strict=True)
-    )
+    versions = _versions(watch)
     # Who left a run that was over knows nothing of records that were lost after that.
     epochs = [begun for of in watch.of for begun in of.epochs]
     newest = max((epoch for epoch, _ in epochs), default=0)

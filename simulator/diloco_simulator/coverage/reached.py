@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from diloco_shared.protocol.messages import (
     TapeCheckpoint,
+    TapeEnd,
     TapeEpoch,
     TapeRebirth,
     TapeRecord,
@@ -68,6 +69,7 @@ class Reached:
         self.granted: set[tuple[int, str]] = set()
         self.pulled: set[tuple[int, int, int, int]] = set()
         self.events = subjects.event(spec.name, "")
+        self.last_told = False  # of this end: the last evaluation, or that there is none
         self.kinds: dict[str, Callable[[bytes], None]] = {
             BEAT: lambda payload: self._beat(decode(payload, Beat)),
             GRANT: lambda payload: self._grant(decode(payload, Grant)),
@@ -127,6 +129,9 @@ class Reached:
         if stream == subjects.EVENTS_STREAM and message.subject.startswith(self.events):
             if (event := _read(message, Event)) is not None:
                 self.saw("told:", event.kind)
+                if event.kind in ("evaluation", "evaluation-failed") and event.data.get("final"):
+                    self.last_told = True
+                    self.saw("the last one told:", event.kind)
                 if event.kind == "recovered" and "source" in event.data:  # else a syncer's
                     self.saw("from", str(event.data["source"]))
         elif stream == f"KV_{subjects.MEMBERS}" and message.payload:
@@ -151,6 +156,8 @@ class Reached:
                 self.initialised[shard] = True
             case TapeTerm() | TapeRebirth():
                 self._leads(shard, record.leader, record.term)
+            case TapeEnd():
+                self.last_told = False
             case TapeRestore():
                 if self.open[shard]:
                     self.saw("restored with a round in flight")

@@ -15,7 +15,7 @@ from diloco_learner.training.train import TrainLoop
 from diloco_shared.process.membership import Registration
 from diloco_simulator.troubles import signals
 from diloco_simulator.troubles.signals import Signals
-from diloco_simulator.worlds import processes
+from diloco_simulator.worlds import computing, processes
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import TOLD, Options, told_to_stop
 from diloco_simulator.worlds.processes import Host
@@ -119,6 +119,30 @@ def test_a_learner_that_does_not_reach_the_hub_ends_in_time_and_has_saved(
     )
     assert found.violations == [] and found.counts["told to stop: learner"] >= 1
     assert found.counts["moments of before a stop"]
+
+
+def test_one_that_stands_by_evaluates_when_the_evaluator_is_told_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(computing, "BESIDE_STEPS", 40.0)
+    told = list[str]()
+
+    def evaluates(machine: Host) -> bool:
+        loop = getattr(getattr(machine.app, "work", None), "train_loop", None)
+        of = None if loop is None else loop.exchange.evaluating
+        return of is not None and of.last is not None and not of.over
+
+    def watch(world: World) -> None:
+        busy = [m for m in world.learners if evaluates(m)]
+        if busy and not told:
+            told.append(busy[0].name)
+            world.signals.tell(busy[0], 60.0)
+        world.loop.call_later(0.1, watch, world)
+
+    found = calm(monkeypatch, watch)
+    assert found.violations == [] and told
+    for kind in ("evaluation-failed", "evaluation"):  # of it, and of the other
+        assert found.counts[f"the last one told: {kind}"] == 1
 
 
 def test_told_are_those_of_some_seeds() -> None:
