@@ -60,7 +60,7 @@ class HeldOut:
         """Of a mixture: how many sequences of which corpus."""
         each = zip(self.names, self.counts, self.shares or self.counts, strict=True)
         return ", ".join(
-            f"{many} of {name}" + (f" (which count as {share})" if many < share else "")
+            f"{many} of {name} (which count as {share})" if many < share else f"{many} of {name}"
             for name, many, share in each
         )
 
