@@ -20,8 +20,9 @@ from diloco_shared.durable import free_bytes, replace
 # prepared on any disk. A checkpoint of a model of 600 million parameters takes as much.
 SPARE_BYTES, SPARE_SHARE = 8 << 30, 4
 # Between two looks, in chunks of text of 256 KiB each: to ask a network file system takes longer
-# than to encode one. Together they are far less than what is left.
-LOOK_CHUNKS = 16
+# than to encode one. That is where so much is left that as many chunks are little beside it; where
+# less is, each chunk is followed by a look.
+LOOK_CHUNKS, LARGE_BYTES = 16, 1 << 30
 # It is begun again once so much more is free, as a part of what was free: each attempt costs hours.
 MORE = 8
 # Or after so many seconds: of a quota no file system tells how much of it is left.
@@ -48,7 +49,8 @@ class Room:
         self.lock = folder.parent / f".{folder.name}.lock"
         self.free = free_bytes(self.cache) or 0  # 0 where the file system does not tell
         self.spare = min(SPARE_BYTES, self.free // SPARE_SHARE)
-        self.looks, self.done, self.total = 0, 0, 0
+        self.every = LOOK_CHUNKS if self.spare >= LARGE_BYTES else 1
+        self.chunks, self.done, self.total = 0, 0, 0
 
     def check(self) -> None:
         """ValueError if it found no room before, and there is not more by now."""
@@ -66,8 +68,8 @@ class Room:
     def look(self, done: int, total: int) -> None:
         """After each chunk, of `done` bytes of `total`. Raises Full while there is room left."""
         self.done, self.total = done, total
-        self.looks += 1
-        if self.looks % LOOK_CHUNKS == 0:
+        self.chunks += 1
+        if self.chunks % self.every == 0:
             free = free_bytes(self.cache)
             if free is not None and free < self.spare:
                 raise Full
@@ -98,4 +100,4 @@ def _wanted(free: int) -> int:
 
 
 def _when(free: int) -> str:
-    return f"{shown(_wanted(free))} are, and after a day" if free else "a day is over"
+    return f"{shown(_wanted(free))} are free, and after a day" if free else "a day is over"
