@@ -28,7 +28,9 @@ from diloco_syncer.history.history import History
 from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.leadership.leader_io import BEGIN_S, DROPPED_SAY_S, LINGER_S, Leader
 from diloco_syncer.leadership.lease_io import LeaseKeeper
+from diloco_syncer.members.donations import donation_s
 from diloco_syncer.messages import arrivals_io as arrivals
+from diloco_syncer.streams.purging_io import LeftStates
 
 
 @pytest.fixture
@@ -180,25 +182,45 @@ async def test_what_its_shard_owes_a_checkpoint_is_waited_for(
     assert leader._over()
 
 
-@pytest.mark.virtual
-async def test_a_leader_sets_leases_back_where_the_run_went_back_lately(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def leads_until(leader: Leader, done: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     await ensure_run_streams(leader.data, "t", limits(assumed(leader.spec)))
     await ensure_buckets(leader.control)
     events = StreamSpec(subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,), 1 << 20)
     await leader.control.ensure_stream(events)
-    back = asyncio.Event()
-    monkeypatch.setattr(leader, "_loop", back.wait)
+    monkeypatch.setattr(leader, "_loop", done.wait)
     monkeypatch.setattr(leader, "_watch_lease", asyncio.Event().wait)  # it leads
+    async with asyncio.timeout(60.0):
+        await leader.run()
+
+
+@pytest.mark.virtual
+async def test_a_leader_sets_leases_back_where_the_run_went_back_lately(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = asyncio.Event()
 
     async def set_back_again() -> None:
         back.set()
 
     monkeypatch.setattr(leader, "_set_back_again", set_back_again)
     leader.machine.history.restored = Restored(epoch=1, serial=1, source="r.ab/000001")
-    async with asyncio.timeout(60.0):
-        await leader.run()
+    await leads_until(leader, back, monkeypatch)
+
+
+@pytest.mark.virtual
+async def test_a_leader_looks_after_what_newcomers_that_died_have_left(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, limits_s = asyncio.Event(), list[float]()
+
+    async def keep(states: LeftStates) -> None:
+        limits_s.append(states.limit_s())
+        looks.set()
+
+    monkeypatch.setattr(LeftStates, "keep", keep)
+    leader.machine.history.sizes_P = (10_000_000, 0)
+    await leads_until(leader, looks, monkeypatch)
+    assert limits_s == [donation_s(10_000_000)]
 
 
 @pytest.mark.virtual

@@ -7,6 +7,7 @@ import pytest
 from syncer.contexts import context
 from waiting import until
 
+from diloco_shared.budget import Size
 from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
@@ -16,7 +17,8 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.streams import purging_io as purging
-from diloco_syncer.streams.purging_io import UpPurger, forget_states
+from diloco_syncer.streams.purging_io import LeftStates, UpPurger, forget_states
+from diloco_syncer.streams.storage_io import Storage
 
 COVERS = 10
 
@@ -180,3 +182,96 @@ async def test_a_learner_that_says_it_is_a_standby_is_not_waited_for() -> None:
     key = subjects.member_key("s2", "learner", named=True)
     await show(bus, "s2", "standby", 3, key=key)
     await purged(bus, spec())
+
+
+class Left:
+    """A leader's looks at what the dead have left, every two seconds; a newcomer has ten."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self.bus = bus
+        self.storage = Storage(spec(), bus, Size, lambda _: None)
+        self.states = LeftStates(context(spec(), bus, "s1"), self.storage, lambda: 10.0)
+
+    async def sent(self, newcomer: str, donor: str = "donor", nonce: str = "n") -> None:
+        await self.bus.append(subjects.state("r", donor, newcomer, nonce) + ".m", b"moments")
+
+    async def passes(self, seconds: float) -> None:
+        for _ in range(int(seconds / 2)):
+            await asyncio.sleep(2)
+            await self.look()
+
+    async def look(self) -> None:
+        await self.storage._see("STATE")
+        await self.states.look()
+
+    async def there(self) -> list[str]:
+        found = await self.bus.fetch(subjects.state_stream("r"), "state.r.>")
+        return sorted({message.subject.split(".")[3] for message in found})
+
+
+async def left_states() -> Left:
+    bus = await bus_with()
+    await bus.ensure_stream(StreamSpec(subjects.state_stream("r"), ("state.r.>",), 1 << 30))
+    return Left(bus)
+
+
+@pytest.mark.virtual
+async def test_what_was_sent_to_a_newcomer_that_died_is_removed() -> None:
+    """A stream has room for all learners but one, and new names come and die."""
+    left = await left_states()
+    for newcomer in ("pod-1", "pod-2", "s2"):
+        await left.sent(newcomer)
+    await show(left.bus, "pod-2", "working", 0)
+    await show(left.bus, "s2", "catching up", 0)
+    await left.look()
+    await left.passes(18)
+    assert await left.there() == ["pod-1", "pod-2", "s2"], "it may come back in a moment"
+    await left.passes(4)
+    assert await left.there() == ["pod-2", "s2"], "who lives may still fetch it"
+
+
+@pytest.mark.virtual
+async def test_who_comes_back_has_its_time_again() -> None:
+    left = await left_states()
+    await left.sent("pod-1")
+    await left.look()
+    await left.passes(16)
+    await show(left.bus, "pod-1", "working", 0)
+    await left.passes(6)
+    await left.bus.kv_delete(subjects.MEMBERS, "pod-1")
+    await left.passes(10)
+    assert await left.there() == ["pod-1"]
+    await left.passes(4)
+    assert await left.there() == []
+
+
+@pytest.mark.virtual
+async def test_what_is_sent_to_a_later_life_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes back while it is looked at."""
+    left = await left_states()
+    await left.sent("pod-1")
+    await left.look()
+    await left.passes(18)
+    purge = left.bus.purge
+
+    async def late(*what: Any, **how: Any) -> int:
+        await left.sent("pod-1", nonce="later")
+        return await purge(*what, **how)
+
+    monkeypatch.setattr(left.bus, "purge", late)
+    await left.passes(4)
+    (message,) = await left.bus.fetch(subjects.state_stream("r"), "state.r.>")
+    assert message.subject == subjects.state("r", "donor", "pod-1", "later") + ".m"
+
+
+@pytest.mark.virtual
+async def test_nothing_is_read_of_a_stream_that_is_emptied_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = await left_states()
+    monkeypatch.setattr(left.bus, "held", None)
+    for _ in range(4):
+        await left.sent("pod-1")
+        await left.passes(8)
+        await left.bus.purge(subjects.state_stream("r"), "state.r.>")
+        await left.passes(2)

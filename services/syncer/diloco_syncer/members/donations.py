@@ -16,6 +16,11 @@ REPEAT_S = 1.0
 LIMIT_S = 120.0
 
 
+def donation_s(parameters: int) -> float:
+    """For so many seconds a newcomer is waited for, at most."""
+    return LIMIT_S + inner_state_s(parameters)
+
+
 @dataclass(slots=True)
 class Donation:
     """A request under way."""
@@ -32,8 +37,7 @@ class Donations:
     under_way: dict[str, Donation] = field(default_factory=dict)
 
     def ask(self, donate: Donate, parameters: int, now: float) -> None:
-        until = now + LIMIT_S + inner_state_s(parameters)
-        self.under_way[donate.newcomer] = Donation(donate, until, now)
+        self.under_way[donate.newcomer] = Donation(donate, now + donation_s(parameters), now)
 
     def due(self, roster: Roster, now: float) -> list[Donate]:
         """Requests to send now; those that are settled are forgotten."""

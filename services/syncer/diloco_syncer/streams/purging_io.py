@@ -1,5 +1,6 @@
 """Removes from UP what a snapshot covers, once the standbys have executed it too; and from STATE
 what was sent to learners, once they say that it is in use: they may have no right to remove it.
+What was sent to those that died before they could say so is removed, too.
 """
 
 import asyncio
@@ -7,13 +8,16 @@ from collections.abc import Callable
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Delivery, Unavailable
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.bus.stored_records import members_of
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.records import MemberRecord
 from diloco_syncer.context import RunContext
 from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.streams.storage_io import Storage
 
 log = structlog.get_logger()
 
@@ -23,6 +27,12 @@ LOOK_S = 1.0
 FULL = 0.5
 # What a syncer's member record shows while it executes the tape.
 FOLLOWING = ("standby", "catching up")
+# Between two looks at what the dead have left on STATE, in seconds: it is there for minutes.
+LEFT_LOOK_S = 30.0
+# Messages beside the chunks that such a look reads the subjects of: two of each state.
+LEFT_EXTRA_MAX = 10_000
+# Members whose states are removed at a look: a site may invent names, and each is one request.
+LEFT_REMOVED_MAX = 100
 
 
 class UpPurger:
@@ -98,6 +108,58 @@ async def forget_states(context: RunContext) -> None:
 
     async with context.control.serve(subjects.forget_state(run, "*"), forget):
         await asyncio.Event().wait()
+
+
+class LeftStates:
+    """Inner states and snapshots of those that are gone for good. Of one leader's term.
+
+    STATE has room for all learners but one, and each that dies while it recovers leaves what was
+    sent to it for hours: a few of them, and no newcomer is given anything any more.
+    """
+
+    def __init__(self, context: RunContext, storage: Storage, limit_s: Callable[[], float]) -> None:
+        """`limit_s`: for so long a newcomer is waited for, in seconds."""
+        self.run, self.shard, self.control = context.spec.name, context.shard, context.control
+        self.stream = subjects.state_stream(self.run)
+        self.storage, self.limit_s = storage, limit_s
+        self.filled_at: float | None = None  # since then STATE was not empty; monotonic, as below
+        self.gone: dict[str, float] = {}  # newcomer with something on STATE -> since when
+
+    async def keep(self) -> None:
+        """For ever; the first shard looks after all of them."""
+        if not self.shard:
+            await again_and_again(self.look, "what the dead left on STATE", LEFT_LOOK_S)
+
+    async def look(self) -> None:
+        """Look once, and remove what is due. Raises BusError.
+
+        STATE is empty most of the time, and whoever recovers takes less than the limit: nothing is
+        read before that is over.
+        """
+        now, limit_s, use = ambient.monotonic(), self.limit_s(), self.storage.streams.get("STATE")
+        if use is None or not use.bytes:
+            self.filled_at, self.gone = None, {}
+            return
+        self.filled_at = now if self.filled_at is None else self.filled_at
+        if now - self.filled_at < limit_s:
+            return
+        # What came since is of a later life: one that comes back this instant.
+        below = self.storage.last_seqs["STATE"] + 1
+        living = {m.id for m in await members_of(self.control)}
+        absent = await self._named(use.bytes) - living
+        self.gone = {newcomer: self.gone.get(newcomer, now) for newcomer in absent}
+        due = sorted(m for m, since in self.gone.items() if now - since >= limit_s)
+        for newcomer in due[:LEFT_REMOVED_MAX]:
+            states = subjects.states_of(self.run, newcomer)
+            await self.control.purge(self.stream, states, below_seq=below)
+            del self.gone[newcomer]
+            log.info("what was sent to a member that is gone is removed", member=newcomer)
+
+    async def _named(self, size: int) -> set[str]:
+        """To whom what is on STATE was sent."""
+        every, most = subjects.states_of(self.run, "*"), LEFT_EXTRA_MAX + 2 * size // CHUNK_BYTES
+        held = await self.control.held(self.stream, every, messages_max=most)
+        return {subject.split(".")[3] for subject in held}
 
 
 async def standbys_behind(
