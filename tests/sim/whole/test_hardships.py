@@ -1,11 +1,9 @@
 """Rarer troubles of whole worlds: each strikes, and the run ends whatever comes together."""
 
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
-from diloco_learner.exchange.evaluations_io import Evaluations
 from diloco_shared.budget import assumed, streams
 from diloco_shared.protocol import subjects
 from diloco_shared.spec.run import RunSpec
@@ -154,12 +152,6 @@ def test_bad_input_that_nobody_counts_is_seen(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Refusals, "tell", lambda *_: [])
     found = world.one(1, SHORT.changed(garbage=0.5))
     assert any(v.startswith("I11") and "not counted" in v for v in found.violations)
-
-
-def test_a_last_evaluation_that_nobody_tells_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Evaluations, "_told", AsyncMock())
-    found = world.one(1, SHORT)
-    assert any(v.startswith("liveness") and "no last evaluation" in v for v in found.violations)
 
 
 @pytest.mark.parametrize("seed", [6, 7, 8])

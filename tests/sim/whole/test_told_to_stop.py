@@ -7,9 +7,11 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from diloco_learner.exchange.evaluations_io import Evaluations
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.training.train import TrainLoop
 from diloco_shared.process.membership import Registration
@@ -143,6 +145,12 @@ def test_one_that_stands_by_evaluates_when_the_evaluator_is_told_to_stop(
     assert found.violations == [] and told
     for kind in ("evaluation-failed", "evaluation"):  # of it, and of the other
         assert found.counts[f"the last one told: {kind}"] == 1
+
+
+def test_a_last_evaluation_that_nobody_tells_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Evaluations, "_told", AsyncMock())
+    (broken,) = calm(monkeypatch).violations
+    assert broken.startswith("liveness") and "no last evaluation" in broken
 
 
 def test_told_are_those_of_some_seeds() -> None:
