@@ -1,13 +1,12 @@
 """Who may work for the run, and from whom a newcomer gets its inner state (paper section 4)."""
 
 from diloco_shared.protocol.messages import Donate, Grant, Join
-from diloco_shared.protocol.pace import inner_state_s
 from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import RunSpec, shared_keys
 from diloco_syncer.events import Effect, SendDonate, SendGrant, Tell
 from diloco_syncer.history.history import History
 from diloco_syncer.members.claims import Claims
-from diloco_syncer.members.donations import LIMIT_S, Donations, choose_donor
+from diloco_syncer.members.donations import Donations, choose_donor, donation_s
 from diloco_syncer.members.layouts import Layouts
 from diloco_syncer.members.roster import Member, Roster
 
@@ -105,7 +104,7 @@ class Admission:
         merged = self._merged(join.learner)
         if merged > self.given_at.get(join.learner, merged):
             self.given.used_until.pop(join.learner, None)  # it has used what it was given
-        self.given.again_s = LIMIT_S + inner_state_s(sum(self.history.sizes_P))
+        self.given.again_s = donation_s(sum(self.history.sizes_P))
         if not self.given.counts(join.learner, now):
             return None, f"it has asked for {DONORS_AT_ONCE} optimizer states, and used none"
         left = self.given.used_until.keys()
