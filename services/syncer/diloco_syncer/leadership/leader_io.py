@@ -115,8 +115,7 @@ class Leader:
         self.spec, self.leader, shard = context.spec, context.me, context.shard
         self.control, self.data, self.snapshots = context.control, context.data, context.snapshots
         self.tape, self.lease = tape, lease
-        self.recovered = recovered
-        self.executed = executed  # told the newest record
+        self.recovered, self.executed = recovered, executed  # the latter: told the newest record
         self.payloads = Payloads(lambda: context.payload_bytes_max or self._payload_bytes())
         self.queue = Arrivals(lambda key: key in self.payloads.held)
         self.inbox = Inbox(
