@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,7 +193,11 @@ SERVER = "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); tim
 def test_a_server_ends_with_its_keeper(number: signal.Signals, tmp_path: Path) -> None:
     """Nobody would read what it says, and it would end at a word of it later."""
     keeper = ["-m", "diloco_shared.process.keep_hub", "--monitor", "", str(tmp_path)]
-    with psutil.Popen([sys.executable, *keeper, sys.executable, "-c", SERVER]) as process:
+    command = [sys.executable, *keeper, sys.executable, "-c", SERVER]
+    # Also where the tests run under `nohup`.
+    with psutil.Popen(
+        command, preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    ) as process:
         (server,) = wait_until(process.children)
         wait_until(lambda: "time.sleep" in " ".join(server.cmdline()))
         process.send_signal(number)
