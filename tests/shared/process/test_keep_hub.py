@@ -4,7 +4,6 @@ import errno
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,6 +185,10 @@ def test_a_server_that_wants_a_token_is_asked_with_it(
 
 # Takes no notice of a terminal that is closed, as nats-server, which reads its configuration again.
 SERVER = "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); time.sleep(600)"
+# Has what follows take notice of it, also where the tests run under `nohup`.
+HEEDFUL = """import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.execv(sys.executable, sys.argv[1:])"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -193,11 +196,8 @@ SERVER = "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); tim
 def test_a_server_ends_with_its_keeper(number: signal.Signals, tmp_path: Path) -> None:
     """Nobody would read what it says, and it would end at a word of it later."""
     keeper = ["-m", "diloco_shared.process.keep_hub", "--monitor", "", str(tmp_path)]
-    command = [sys.executable, *keeper, sys.executable, "-c", SERVER]
-    # Also where the tests run under `nohup`.
-    with psutil.Popen(
-        command, preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
-    ) as process:
+    command = [sys.executable, "-c", HEEDFUL, sys.executable, *keeper, sys.executable, "-c", SERVER]
+    with psutil.Popen(command) as process:
         (server,) = wait_until(process.children)
         wait_until(lambda: "time.sleep" in " ".join(server.cmdline()))
         process.send_signal(number)
