@@ -68,6 +68,7 @@ class Mark:
     tokens: Any  # what I5 has counted
     numbers: Any  # what I9 has computed
     data: Any = None  # which sequences were merged
+    budget: Any = None  # how much of it was used
 
 
 class Anchors:

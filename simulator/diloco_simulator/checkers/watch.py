@@ -14,6 +14,7 @@ from diloco_simulator.checkers.cuts import Parts
 from diloco_simulator.checkers.data import DataRead, UnknownData
 from diloco_simulator.checkers.limits import SILENT_S, LearnerLimits, StepPace
 from diloco_simulator.checkers.promises import Anchors, KnownRefusals, Merges, Report
+from diloco_simulator.checkers.rates import Rates
 from diloco_simulator.checkers.stops import Stops
 from diloco_simulator.checkers.watch_shard import OfShard
 from diloco_simulator.coverage.reached import of_record
@@ -57,6 +58,7 @@ class RunWatch:
         self.claims = Claims(report, self._merges_of)
         self.parts = Parts(report)
         self.pace = StepPace(report, spec, self.anchors)
+        self.rates = Rates(report, spec)
         self.limits = LearnerLimits(report, spec)
         self.stops = Stops(report, spec.algorithm.shards)
         size = partial(size_of, spec.data.virtual_shards)

@@ -14,6 +14,7 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
 )
 from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers.budget import BudgetUsed
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.cuts import Cuts, Parts
 from diloco_simulator.checkers.ledger import Tokens
@@ -52,6 +53,7 @@ class OfShard:
         self.alive = Alive(self.report)
         self.members = KnownMembers(self.report, spec)
         self.tokens = Tokens(self.report, spec, claims, shard)
+        self.budget = BudgetUsed(self.report, spec, self.tokens, shard)
         self.data = data
         self.limits = LeaderLimits(self.report, spec, learners, shard)
         self.numbers = CheckedNumbers(self.report, spec, shard) if numbers else None
@@ -79,6 +81,7 @@ class OfShard:
     def record(self, record: TapeRecord, now: float, *, faulty: bool) -> None:
         """Every record as the tape takes it."""
         mark = self._read(record, now)
+        self.budget.record(record, mark, now)
         self.alive.record(now)
         if self.numbers is not None:
             self.numbers.record(record, mark)
@@ -132,6 +135,7 @@ class OfShard:
             self.tokens.fates[-1],
             self.numbers.state if self.numbers is not None else [],
             self.data.state(),
+            self.budget.now,
         )
 
     def lost(self, kept: Sequence[TapeRecord], gone: Sequence[TapeRecord]) -> None:
@@ -142,6 +146,7 @@ class OfShard:
         self.merges.begin(self.spec.algorithm.quorum)
         del self.seqs[len(kept) :], self.tails[len(kept) :]
         self.tokens.lost(len(kept))
+        self.budget.lost(len(kept))
         self.data.lost()
         self.cuts.executed.clear()
         if self.numbers is not None:

@@ -39,7 +39,7 @@ from diloco_learner.work_io import Work
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Restored
+from diloco_shared.protocol.messages import Restored, Stamp
 from diloco_simulator.checkers.data import SEEN_S
 from diloco_simulator.checkers.limits import LearnerHolds
 from diloco_simulator.checkers.watch import End, RunWatch
@@ -113,6 +113,8 @@ class Trained:
         self.found_bad = False
         self.steps = 0  # of this life, at its end
         self.last_moments: bytes | None = None  # then, where one host holds them
+        # Of the publications that were delivered and not adopted yet.
+        self.stamps: dict[tuple[int, int, int], Stamp] = {}
         self.copy: tuple[int, bytes] | None = None  # the newest of its moments: after which step
         self.life = f"{learner}/{exchange.incarnation}"
         options, algorithm = watch.scene.options, watch.spec.algorithm
@@ -131,13 +133,16 @@ class Trained:
             watch.anchors.adopted(self.life, *key, digest_array(np.asarray(trainer.fragment(p))))
             watch.claims.adopted(self.life, *key)
         watch.pace.begins(self.life)
+        watch.rates.begins(self.life, exchange.epoch, exchange.stamp)
         for of in watch.of:
             of.members.trains(self.learner, exchange.incarnation, self.state)
 
     def _look(self, handle: Any, turns: Any) -> None:
         def handled(event: Any, now: float) -> list[Any]:
             self._meets(event)
+            before = self.exchange.epoch
             effects: list[Any] = handle(event, now)
+            self._placed(event, before)
             for effect in effects:
                 self._decides(effect)
             return effects
@@ -154,6 +159,7 @@ class Trained:
 
         def stepped(tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Any:
             self._reads(tokens_BxL1)
+            self.watch.rates.steps(self.life, rate)
             return step(tokens_BxL1, rate, poisoned=poisoned)
 
         exchange.handle, loop.turns, loop.trainer.step = handled, turned, stepped
@@ -171,12 +177,28 @@ class Trained:
         match event:
             case Stepped():
                 self.watch.claims.stepped(self.life, event.tokens)
+                self.watch.rates.stepped(self.life)
             case BeatSeen():
                 self.watch.pace.told(self.life, event.beat)
             case AnchorReady():
                 self.watch.pace.published(self.life, event.epoch)
             case _:
                 pass
+
+    def _placed(self, event: Any, before: int) -> None:
+        """How far the run is, by what was delivered; `before`: the epoch that it knew by then."""
+        match event:
+            case BeatSeen():
+                epoch, stamp = event.beat.epoch, event.beat.stamp
+            case AnchorReady():
+                epoch, stamp = event.epoch, event.stamp
+                self.stamps[epoch, event.fragment, event.version] = stamp
+            case _:
+                return
+        if self.exchange.epoch > before:
+            self.watch.rates.enters(self.life, epoch, stamp)
+        else:
+            self.watch.rates.told(self.life, epoch, stamp)
 
     def _decides(self, effect: Any) -> None:
         watch = self.watch
@@ -185,6 +207,7 @@ class Trained:
                 key = (e.epoch, e.fragment, e.version)
                 watch.anchors.adopted(self.life, *key, digest_array(self.loop.anchors[key]))
                 watch.claims.adopted(self.life, *key)
+                watch.rates.adopted(self.life, e.epoch, self.stamps.pop(key))
             case KeepPart() as e:
                 place = self.learner, e.number, e.epoch, e.versions
                 watch.parts.kept(self.life, *place, self._copied(e.step))
