@@ -24,7 +24,7 @@ from typing import Any
 
 from diloco_shared.durable import replace
 from diloco_simulator import shrink
-from diloco_simulator.coverage.required import ENOUGH, RequiredStates
+from diloco_simulator.coverage.required import ENOUGH, SOON, RequiredStates
 from diloco_simulator.worlds import crash_points, found
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options, fresh_seed
@@ -162,7 +162,7 @@ class Sums:
             "recoveries": counts["told: recovered"],
             "refused": counts["refused: told"],
             "coverage": dict(sorted(worlds.items(), key=lambda of: (-of[1], of[0]))),
-            "missing": self.states.missing(),
+            "missing": self.states.missing(self.seeds),
             "looks": dict(sorted(self.states.looks.items())),
             "counts": dict(sorted(counts.items())),
             "crash_points": dict(self.places),
@@ -282,7 +282,7 @@ def main() -> None:
     result = sums.result()
     report(sums, result, time.monotonic() - began)
     write(args, sums)
-    sys.exit(1 if sums.violations or not complete(args, result) else 0)
+    sys.exit(1 if sums.violations or not complete(args, sums) else 0)
 
 
 def report(sums: Sums, result: dict[str, Any], seconds: float) -> None:
@@ -296,17 +296,17 @@ def report(sums: Sums, result: dict[str, Any], seconds: float) -> None:
     print(f"{figures}  {sums.virtual_s:.0f} virtual s  ({seconds:.0f} s)")
 
 
-def complete(args: argparse.Namespace, result: dict[str, Any]) -> bool:
-    """Whether enough seeds as they are drawn have reached what they must."""
-    if (
-        max(args.seeds, result["seeds"]) < ENOUGH
-        or args.syncers is not None
-        or args.shards is not None
-    ):
+def complete(args: argparse.Namespace, sums: Sums) -> bool:
+    """Whether enough seeds as they are drawn have reached what they must, and fewer have checked
+    every promise."""
+    seeds = max(args.seeds, sums.seeds)
+    if seeds < SOON or args.syncers is not None or args.shards is not None:
         return True
-    if result["missing"]:
-        print(f"{ENOUGH} worlds must reach, and did not: {', '.join(result['missing'])}")
-    return not result["missing"]
+    enough = seeds >= ENOUGH
+    missing = sums.states.missing(seeds) if enough else sums.states.unchecked(seeds)
+    if missing:
+        print(f"{ENOUGH if enough else SOON} worlds must reach, and did not: {', '.join(missing)}")
+    return not missing
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from diloco_simulator import check, shrink
-from diloco_simulator.coverage.required import ENOUGH, REQUIRED
+from diloco_simulator.coverage.required import CHECKED, ENOUGH, LOOKS, REQUIRED, SOON
 from diloco_simulator.worlds import constants, crash_points, found
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
@@ -97,12 +97,27 @@ def test_enough_worlds_that_missed_what_they_must_reach_fail(
     assert (result["seeds"], result["violations"], result["rounds"]) == (1, 1, 3)
     assert result["crash_points"] == {"leader": 1}
     assert set(REQUIRED) < set(result["missing"])
-    for few in ((ENOUGH - 1,), (ENOUGH, "--syncers", 2)):
+    for few in ((SOON - 1,), (ENOUGH, "--syncers", 2)):
         arguments(monkeypatch, "--seeds", *few)
-        assert check.complete(check.arguments(), result)
+        assert check.complete(check.arguments(), sums)
     arguments(monkeypatch, "--seeds", ENOUGH)
-    assert not check.complete(check.arguments(), result)
+    assert not check.complete(check.arguments(), sums)
     assert REQUIRED[0] in capsys.readouterr().out
+
+
+def test_a_promise_that_hardly_any_world_checked_fails_sooner(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sums = check.Sums()
+    looks = dict.fromkeys(CHECKED, LOOKS * SOON // ENOUGH)
+    sums.states.looks.update(looks)
+    arguments(monkeypatch, "--seeds", SOON)
+    assert check.complete(check.arguments(), sums)
+    for name in ("exports", "samples", "tokens", "commands", "data", "disks", "stops", "deletion"):
+        sums.states.looks[name] -= 1
+        assert not check.complete(check.arguments(), sums)
+        assert f"a check of {name}\n" in capsys.readouterr().out
+        sums.states.looks[name] += 1
 
 
 @pytest.mark.whole

@@ -195,3 +195,17 @@ def test_a_shard_that_lost_the_record_of_a_restore_is_excused_from_that_one_alon
     )
     at_the_end._went_back_alike(watch)
     assert bool(told) == blamed
+
+
+@pytest.mark.parametrize(("since_s", "merged_at", "looks"), [(1.0, -1.0, 0), (100.0, 150.0, 1)])
+def test_who_had_no_time_to_be_merged_again_is_not_judged(
+    since_s: float, merged_at: float, looks: int
+) -> None:
+    """And what is not judged is no check that was made."""
+    life = SimpleNamespace(silent_since=np.inf, able_at=0.0, drained=False, step_s=1.0)
+    members = SimpleNamespace(lives={("a", 0): life}, merged_at={"a": merged_at})
+    report = Report(lambda invariant, text: pytest.fail(text))
+    of = SimpleNamespace(members=members, committed_at=100.0 + since_s, report=report)
+    watch: Any = SimpleNamespace(of=[of], healed_at=100.0, report=report)
+    at_the_end._merged_again(watch)
+    assert report.looks["I10"] == looks

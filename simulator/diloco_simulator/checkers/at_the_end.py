@@ -58,13 +58,14 @@ def _went_back_alike(watch: RunWatch) -> None:
 def _merged_again(watch: RunWatch) -> None:
     for of in watch.of:
         for (learner, incarnation), life in of.members.lives.items():
-            watch.report.looked("I10")
             until, able_at = (
                 min(of.committed_at, life.silent_since),
                 max(watch.healed_at, life.able_at),
             )
-            merged_at = of.members.merged_at.get(learner, -1.0)
-            if _long(life, until - able_at) and merged_at < watch.healed_at:
+            if not _long(life, until - able_at):
+                continue
+            watch.report.looked("I10")
+            if of.members.merged_at.get(learner, -1.0) < watch.healed_at:
                 of.report("I10", f"{learner} {incarnation} was never merged again after the heal")
 
 

@@ -157,6 +157,7 @@ class Exporting:
         self.seen[name] = view
         self.since.setdefault(name, self.world.loop.now)
         if before is not None and before["state"] != "running":
+            self.looked()
             if before != view and not self._unwritten(before, view):
                 self.broken(f"export {name} was {before['state']}, and changed to {view}")
             return
@@ -206,6 +207,10 @@ class Exporting:
                 f"themselves of {most}"
             )
 
+    def looked(self) -> None:
+        """At one of them, with something to compare it with."""
+        self.world.found.looks["exports"] += 1
+
     def broken(self, text: str) -> None:
         self.world.broken("exports", text)
 
@@ -225,6 +230,7 @@ class Exporting:
         for view in shown:
             if view["state"] == "complete":
                 self.counts["exports looked at"] += 1
+                self.looked()
                 await self._downloaded(view)
                 if wrong := not_whole(root / view["id"], view, run.observer.watch):
                     self.broken(f"export {view['id']}: {wrong}")

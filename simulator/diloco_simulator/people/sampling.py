@@ -75,6 +75,7 @@ class Sampling:
     def _judge(self, said: str, tokens: int, leaves: bool) -> None:
         lines = [line.removeprefix("data: ") for line in said.split("\n\n") if line]
         events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.world.found.looks["samples"] += 1
         text = [event["text"] for event in events if "text" in event]
         if text != [f" {n}" for n in range(len(text))] or not events[0].get("begun"):
             self.broken(f"a sample came as {lines}")
@@ -99,6 +100,7 @@ class Sampling:
             except NoAnswer:
                 status, said = 0, ""
             await asyncio.sleep(1.0)
+        self.world.found.looks["samples"] += 1
         if status != wanted or (status == 200 and '"done": true' not in said):
             self.broken(f"all is well, and a sample is answered with {status}: {said[-200:]}")
         self.counts["samples written once all is well"] += status == 200

@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from diloco_coordinator.access import ADMIN, OVERLAP_S_MAX
+from diloco_simulator.people.user import AGAIN
 
 if TYPE_CHECKING:
     from diloco_simulator.people.visitors import Visitors
@@ -62,6 +63,11 @@ class TokenVisits:
     async def _access(self, headers: dict[str, str], *may: int) -> None:
         status, _ = await self.visitors.ask("GET", "/access", may=may, headers=headers)
         self.visitors.counts[f"tokens: answered with {status}"] += 1
+        self._looked(status)
+
+    def _looked(self, status: int) -> None:
+        """At what a token is good for: where a coordinator answers that has what it needs."""
+        self.world.found.looks["tokens"] += status not in AGAIN
 
     # --- kinds ---------------------------------------------------------------------------------
 
@@ -84,6 +90,7 @@ class TokenVisits:
         """Whoever was refused stands in the log, as long as the same process is asked."""
         status, said = await self.visitors.ask("GET", f"/audit?actor={name}")
         if status == 200 and process is self.world.coordinator.process:
+            self._looked(status)
             if not any(row["status"] == 403 for row in said["rows"]):
                 self.visitors.broken(f"{name} was refused, and the audit log says {said['rows']}")
             self.visitors.counts["tokens: refusals found in the audit log"] += 1

@@ -215,6 +215,7 @@ class User:
             # What needed no record of its own must be so in the end.
             if over or late or (so and self.tapes.done(asked)):
                 del self.orders[kind]
+                self._judged(late=late, over=over)
                 self.counts[f"{kind} in force"] += so and self.tapes.done(asked)
                 if not so:
                     found.append(f"{order.text} is accepted, and not so ({view['reason']})")
@@ -222,6 +223,11 @@ class User:
                 del self.orders[kind]
                 found.append(f"{order.text} is accepted, and has not begun ({view['reason']})")
         return found
+
+    def _judged(self, *, late: bool, over: bool) -> None:
+        """An order was, in its time or too late; of a run that is over nobody knows any more."""
+        if late or not over:
+            self.tapes.observer.watch.report.looked("commands")
 
     def _begins(self, kind: str) -> bool:
         """Whether nothing is to be seen of a checkpoint only because something else comes first."""

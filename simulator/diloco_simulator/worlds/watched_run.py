@@ -162,5 +162,6 @@ class WatchedRun:
             if world.loop.now > by:
                 break
             await asyncio.sleep(LOOK_S)
+        world.found.looks["deletion"] += 1
         if left := [s for s in subjects.run_streams(name) if world.broker.exists(s)]:
             world.broken("deletion", f"{', '.join(left)} outlived the run")

@@ -71,6 +71,7 @@ def test_exports_are_asked_for_and_made_by_themselves(rates: Rates) -> None:
     assert found.counts["exports made by themselves"] and found.counts["exports begun"]
     assert found.counts["exports looked at"] and found.counts["exports answered with 409"]
     assert found.counts["exports gone with their runs"] == 1 and found.counts["exports ready"]
+    assert found.looks["exports"] and found.looks["samples"] and found.looks["deletion"]
     assert sum(n for what, n in found.counts.items() if what.startswith("exports removed")) == 1
 
 

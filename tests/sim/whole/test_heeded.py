@@ -81,6 +81,7 @@ def test_what_is_ordered_once_all_is_well_is_so() -> None:
     assert found.counts["orders once all is well"] == 1
     assert found.counts["desired in force"] >= 2 and found.counts["quorum in force"] >= 1
     assert found.counts["checkpoint in force"] == 1
+    assert found.looks["commands"] >= 4, "each of them was judged"
     for changes in ({"checkpoints": 1, "steps": 36}, STOP):
         assert calm(changes).violations == []
 

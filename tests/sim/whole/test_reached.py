@@ -1,12 +1,15 @@
 """Rare states of whole worlds, and places to die: named, counted, required."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from diloco_simulator.coverage import required
 from diloco_simulator.coverage.required import CHECKED, ENOUGH, OF, REQUIRED, RequiredStates
 from diloco_simulator.worlds import crash_points
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_what_no_world_reached_is_missing_where_there_were_enough() -> None:
@@ -17,6 +20,15 @@ def test_what_no_world_reached_is_missing_where_there_were_enough() -> None:
     assert states.worlds == {REQUIRED[0]: 1, REQUIRED[1]: 1, "other": 2}
     checks = [f"a check of {name}" for name in CHECKED[1:]]
     assert states.missing() == [*REQUIRED[2:], *checks]
+    assert states.unchecked(ENOUGH) == [f"a check of {name}" for name in CHECKED]
+
+
+def test_every_promise_of_the_page_must_be_checked() -> None:
+    """Those of its table."""
+    page = (REPOSITORY / "docs/explanation/simulation.md").read_text("utf-8")
+    table = page.split("| promise | what is checked in every world |")[1].split("\n\n")[0]
+    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")]
+    assert sorted(rows) == sorted(CHECKED)
 
 
 def test_enough_worlds_miss_nothing_by_chance() -> None:

@@ -37,6 +37,7 @@ def test_all_of_them_are_answered_and_the_tape_is_the_same_again() -> None:
     assert len(kinds - {"visitors: lacks_room"}) == 14
     assert found.counts["merges executed again"] > 0, "after the newest snapshots"
     assert all(found.counts[f"tokens: {kind}"] for kind in ("rotates", "limits", "asks_wrongly"))
+    assert found.looks["tokens"]
 
 
 @pytest.mark.usefixtures("often")
