@@ -25,7 +25,12 @@ class Place:
     epoch: int
     least: Stamp  # of what it has adopted
     most: Stamp  # of what has reached it
+    share: float = 0.0  # of the budget: beyond what reached it, and never back within an epoch
     steps: int = 0  # its own since `least`
+
+    def hears(self, stamp: Stamp, each: int) -> None:
+        """And goes on from there for one round, by what a step was until then."""
+        self.share = max(self.share, stamp.fraction + each * stamp.fraction_per_step)
 
     def least_steps(self, each: int) -> int:
         return self.least.steps + min(self.steps, each)
@@ -44,14 +49,18 @@ class Rates:
 
     def begins(self, life: str, epoch: int, stamp: Stamp) -> None:
         """A process has what it needs to train."""
-        self.places[life] = Place(epoch, stamp, stamp)
+        self.places[life] = place = Place(epoch, stamp, stamp)
+        place.hears(stamp, self.each)
 
     def told(self, life: str, epoch: int, stamp: Stamp) -> None:
         """A heartbeat, or a publication, was delivered to this life."""
         place = self.places[life]
-        if epoch == place.epoch and stamp.steps > place.most.steps:
+        if epoch != place.epoch:
+            return
+        place.hears(stamp, self.each)
+        if stamp.steps > place.most.steps:
             place.most = stamp
-        if epoch == place.epoch and not self.single:
+        if not self.single:
             self._behind(place, stamp)
 
     def enters(self, life: str, epoch: int, stamp: Stamp) -> None:
@@ -59,9 +68,10 @@ class Rates:
         place = self.places[life]
         place.epoch, place.most = epoch, stamp
         if self.single:
-            place.least, place.steps = stamp, 0
+            place.least, place.steps, place.share = stamp, 0, 0.0
         else:
             self._behind(place, stamp)
+        place.hears(stamp, self.each)
 
     def _behind(self, place: Place, stamp: Stamp) -> None:
         """Of several shards the slowest counts, and one that is behind may not have spoken yet."""
@@ -97,8 +107,7 @@ class Rates:
             # Before a round is closed nobody says how much of the budget a step is.
             least = 0.0 if place.least.round < 0 and n <= self.each else most
         else:
-            least, most = place.least.fraction, place.most.fraction
-            most += self.each * max(place.least.fraction_per_step, place.most.fraction_per_step)
+            least, most = place.least.fraction, place.share
         lowest, highest = (peak * self._cosine(share) for share in (most, least))
         return lowest * (1 - ROUNDING) <= rate <= highest * (1 + ROUNDING)
 
