@@ -30,6 +30,9 @@ AGAIN_S = 1.0
 # checkpoint waits for a disk, and for learners one of which may stay silent. A stop needs none.
 WITHIN_S = {"desired": 30.0, "quorum": 30.0, "checkpoint": 700.0, "restore": 180.0}
 STOPPED_S = 60.0
+# Whoever wants to go back waits so long for a checkpoint that is complete, in virtual seconds: most
+# are within a third of that.
+WAITS_S = 30.0
 # And its mark is on the tape, where nothing else comes first.
 MARKED_S = 30.0
 STOP = "stop"
@@ -160,17 +163,28 @@ class User:
             asked = Asked(Checkpoint(number), ambient.monotonic(), self.tapes.counts())
             self.orders["checkpoint"] = asked
 
-    async def restore(self) -> None:
-        """Ask for the run to go back to a complete one, if there is any."""
-        _, said = await self._ask("GET", f"{self.run}/checkpoints")
-        there = [c for c in (said or {}).get("checkpoints", []) if c.get("complete", True)]
-        if not there:
-            return
-        ref = self.rng.choice(there)
+    async def restore(self, waits_s: float = WAITS_S) -> int:
+        """Ask for the run to go back to a complete one: what it is answered with. 0: no answer, or
+        there is none after so long."""
+        until, dice = self.tapes.now + waits_s, self.rng
+        while not (there := await self._complete()):
+            if self.tapes.now > until:
+                return 0
+            # Whoever has waited draws with dice of their own: others fall as if nobody had.
+            dice = Random(f"restores late of {self.spec.seed}, {self.tapes.now:.3f}")
+            await asyncio.sleep(AGAIN_S)
+        ref = dice.choice(there)
         number = ref["number"] if "number" in ref else parse_reference(ref["ref"])[2]
         path = f"{self.run}/checkpoints/{number}/restore"
         text = f"back to {number}"
-        await self._order("restore", "POST", path, {}, lambda said: Restore(text, said["serial"]))
+        return await self._order(
+            "restore", "POST", path, {}, lambda said: Restore(text, said["serial"])
+        )
+
+    async def _complete(self) -> list[View]:
+        """Checkpoints of the run that can be gone back to."""
+        _, said = await self._ask("GET", f"{self.run}/checkpoints")
+        return [c for c in (said or {}).get("checkpoints", []) if c.get("complete", True)]
 
     async def calm(self, quorum: int) -> None:
         """Once all is well: go on as in the beginning, if it was not stopped."""

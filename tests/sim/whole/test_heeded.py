@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from diloco_simulator.people import heeding
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.world import WorldResult, played
 from diloco_syncer.checkpoints.checkpoints import CheckpointDecisions
+from diloco_syncer.checkpoints.restoring import Restoring
 from diloco_syncer.history.history import History
 from diloco_syncer.leadership import user_requests
 from diloco_syncer.rounds.rounds import Rounds
@@ -65,12 +67,39 @@ def of_rounds_in_a_pause(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rounds, "_open_next", anyway)
 
 
+def of_restores(patch: pytest.MonkeyPatch) -> None:
+    """Each is given up, as if its checkpoint could not be loaded."""
+    loaded = Restoring.loaded
+
+    def faulty(self: Restoring, event: Any, now: float, wall: float) -> Any:
+        return loaded(self, replace(event, fault="not to be had"), now, wall)
+
+    patch.setattr(Restoring, "loaded", faulty)
+
+
+def of_what_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """No manifest of a checkpoint can be written."""
+    sealed = CheckpointDecisions.sealed
+
+    def faulty(self: CheckpointDecisions, event: Any, wall: float) -> Any:
+        return sealed(self, replace(event, fault="not to be written"), wall)
+
+    patch.setattr(CheckpointDecisions, "sealed", faulty)
+
+
 FAULTS: dict[str, tuple[Break, str, dict[str, Any]]] = {
     "a pause": (ignored("paused"), "pause is accepted, and not so", WISHES),
     "another quorum": (ignored("quorum"), "is accepted, and not so", WISHES),
     "a checkpoint": (of_checkpoints, "checkpoint 1 is accepted, and has not begun", WISHES),
+    "the way back": (of_restores, "is accepted, and given up", WISHES),
+    "what is to be kept": (of_what_is_kept, "fails though all is well", WISHES),
     "a stop": (ignored("stopping"), "is ended by force, and its leader was there", STOP),
 }
+
+
+@pytest.fixture(autouse=True)
+def back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heeding, "GOES_BACK", 1.0)
 
 
 @pytest.mark.whole
@@ -81,6 +110,7 @@ def test_what_is_ordered_once_all_is_well_is_so() -> None:
     assert found.counts["orders once all is well"] == 1
     assert found.counts["desired in force"] >= 2 and found.counts["quorum in force"] >= 1
     assert found.counts["checkpoint in force"] == 1
+    assert found.counts["went back once all is well"] == 1
     assert found.looks["commands"] >= 4, "each of them was judged"
     for changes in ({"checkpoints": 1, "steps": 36}, STOP):
         assert calm(changes).violations == []
