@@ -8,6 +8,8 @@ from diloco_learner.events import Contribute, Merged, Unmerged
 from diloco_shared.protocol.messages import Progress
 from diloco_simulator.checkers.promises import Merges, Report
 
+Done = tuple[int, int]  # steps and tokens
+
 
 @dataclass(slots=True)
 class ClaimedWork:
@@ -18,14 +20,14 @@ class ClaimedWork:
     tokens: int = 0
     # fragment -> (epoch, version, steps and tokens when it was adopted)
     bases: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
-    # fragment -> tokens at each of its adoptions, in order
-    adoptions: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    # fragment -> steps and tokens at each of its adoptions, in order
+    adoptions: dict[int, list[Done]] = field(default_factory=lambda: defaultdict(list))
 
-    def based(self, p: int, base: int, tokens: int) -> bool:
-        """Whether `base` is where the newest adoption of a fragment was, in a report of `tokens`:
-        one of the same moment may have been before it."""
-        earlier = [at for at in self.adoptions[p] if at < tokens]
-        return base in earlier[-1:] or (base == tokens and tokens in self.adoptions[p])
+    def based(self, p: int, base: Done, said: Done) -> bool:
+        """Whether `base` is where the newest adoption of a fragment was, in a report of what was
+        `said` to be done: one of the same moment may have been before it."""
+        earlier = [at for at in self.adoptions[p] if at < said]
+        return base in earlier[-1:] or (base == said and said in self.adoptions[p])
 
 
 class Claims:
@@ -50,7 +52,7 @@ class Claims:
         learner, _, incarnation = life.rpartition("/")
         self.newest[learner] = max(int(incarnation), self.newest.get(learner, -1))
         work.bases[p] = (epoch, version, work.steps, work.tokens)
-        work.adoptions[p].append(work.tokens)
+        work.adoptions[p].append((work.steps, work.tokens))
 
     def voided(self, life: str) -> None:
         """History began again: what this life did since its adoptions is void."""
@@ -59,18 +61,26 @@ class Claims:
                 work.bases[p] = (epoch, -1, work.steps, work.tokens)
 
     def told(self, p: Progress) -> None:
-        """I5: a report that has reached a leader says how far its life was once, and where it had
-        adopted every fragment by then. Of an adoption that is void nothing is said."""
+        """I5: a report that has reached a leader says how far its life was once, in steps and in
+        tokens, and where it had adopted every fragment by then. Of an adoption that is void nothing
+        is said."""
         self.report.looked("I5")
         life = f"{p.learner}/{p.incarnation}"
         work = self.work.get(life, ClaimedWork())
-        if p.tokens > work.tokens:
-            self.report("I5", f"{life} reports {p.tokens} tokens, it did {work.tokens}")
+        said = p.step, p.tokens
+        if p.tokens > work.tokens or p.step > work.steps:
+            done = f"{work.steps} steps and {work.tokens} tokens"
+            self.report("I5", f"{life} reports {p.step} steps and {p.tokens} tokens, it did {done}")
         for q, version in enumerate(p.adopted):
-            base = p.tokens - p.c_tokens[q]
-            if version >= 0 and not work.based(q, base, p.tokens):
-                at = f"with {p.tokens} tokens, that it adopted fragment {q} at {base}"
+            base = p.adopted_at[q], p.tokens - p.c_tokens[q]
+            if version >= 0 and not work.based(q, base, said):
+                at = f"at {said}, that it adopted fragment {q} at {base}"
                 self.report("I5", f"{life} reports {at}; it did at {work.adoptions[q]}")
+            # Who may have skipped all its steps since then says that it has none.
+            since = {p.step - p.adopted_at[q], 0 if p.steps_skipped else p.step - p.adopted_at[q]}
+            if version >= 0 and p.c_steps[q] not in since:
+                at = f"{p.c_steps[q]} steps since it adopted fragment {q} at {p.adopted_at[q]}"
+                self.report("I5", f"{life} reports {at}, after {p.step}")
 
     def contributed(self, life: str, c: Contribute) -> None:
         """I5: a contribution is the work since its fragment was adopted, all of it and no other."""

@@ -80,6 +80,20 @@ def of_claims(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Exchange, "_contribute", more)
 
 
+def of_reports(**more: int) -> Callable[[pytest.MonkeyPatch], None]:
+    """Learners tell of more steps than they took: in all, or since an adoption."""
+    progress = Exchange.progress
+
+    def other(self: Exchange) -> Any:
+        said = progress(self)
+        changed: dict[str, Any] = {"step": said.step + more.get("step", 0)}
+        for name in ("c_steps", "adopted_at"):
+            changed[name] = tuple(n + more.get(name, 0) for n in getattr(said, name))
+        return said.model_copy(update=changed)
+
+    return lambda patch: patch.setattr(Exchange, "progress", other)
+
+
 def of_leases(patch: pytest.MonkeyPatch) -> None:
     written = Lease._written
 
@@ -189,6 +203,9 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any
     "merges that count twice": (of_double_merges, "I5", {}),
     "tokens that nobody did": (of_more_than_was_done, "I5", {}),
     "claims of work that was not done": (of_claims, "I5", {}),
+    "reports of steps that nobody took": (of_reports(step=3), "I5", {}),
+    "reports of more steps since an adoption": (of_reports(c_steps=1), "I5", {}),
+    "reports of another adoption": (of_reports(c_steps=-1, adopted_at=1), "I5", {}),
     "leases that are trusted too long": (of_leases, "I7", {"syncers": 2}),
     "rests without a reason": (of_rests, "I8", {}),
     "payloads that nobody lets go": (of_payloads, "I12", {}),
