@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_coordinator.runs.reasons import cannot_go_on
 from diloco_shared import ambient
-from diloco_shared.protocol import subjects
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers import at_the_end
 from diloco_simulator.inside.observer import Observer
 from diloco_simulator.people.orders import Tapes
 from diloco_simulator.people.rest import RestCalls
 from diloco_simulator.people.user import OVER, STOP, User
+from diloco_simulator.worlds.leavings import left_of
 
 if TYPE_CHECKING:
     from diloco_simulator.worlds.world import World
@@ -156,12 +156,13 @@ class WatchedRun:
                 return
             await asyncio.sleep(LOOK_S)
         name = self.spec.name
-        # Somebody may have made one again who had not heard yet: a coordinator looks for that.
+        # Somebody may have made a stream again who had not heard yet: a coordinator looks for that.
+        # Files go as soon as whoever has them hears of it.
         by = world.loop.now + LEFTOVERS_S
-        while any(world.broker.exists(s) for s in subjects.run_streams(name)):
+        while left := left_of(world, name):
             if world.loop.now > by:
                 break
             await asyncio.sleep(LOOK_S)
         world.found.looks["deletion"] += 1
-        if left := [s for s in subjects.run_streams(name) if world.broker.exists(s)]:
+        if left:
             world.broken("deletion", f"{', '.join(left)} outlived the run")
