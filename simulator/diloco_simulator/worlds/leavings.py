@@ -1,5 +1,6 @@
 """What is left of a run on the hub, and on the disks of those who worked for it."""
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ BUCKETS = (
     subjects.LEASES,
     subjects.STATUS,
 )
+# Whoever stood still has heard of a deletion so many virtual seconds after it goes on.
+HEARS_S = 15.0
 
 
 def left_of(world: "World", run: str) -> list[str]:
@@ -39,8 +42,11 @@ def _keys(world: "World", run: str) -> Iterator[str]:
 
 
 def _folders(world: "World", run: str) -> Iterator[str]:
-    """Of machines that are there: one that is away removes them once it is back."""
+    """Of machines that are there, and do not stand still: others remove them once they are back."""
     for machine in world.machines:
-        for kind in (SNAPSHOTS, CHECKPOINTS) if machine.lives else ():
+        process = machine.process
+        there = process is not None and process.silent_since == math.inf
+        there = there and world.loop.now - process.thawed_at > HEARS_S
+        for kind in (SNAPSHOTS, CHECKPOINTS) if there else ():
             for place in sorted((machine.folder / machine.name / kind).glob(f"{run}.*")):
                 yield f"{machine.name}: {kind}/{place.name}"
