@@ -104,6 +104,8 @@ class Claims:
             return  # publications since the restore name nobody of before; a new life begins
         if incarnation < self.newest[learner]:
             return  # they name its newest life; this one ends as soon as it hears of that
+        if (learner, incarnation) in tape.left:
+            return  # they need not name one that is over, and it begins anew as soon as it hears
         merged = work in tape.merged
         if isinstance(fate, Merged) and work in tape.lost.work:
             return  # the record was lost after its publication was seen

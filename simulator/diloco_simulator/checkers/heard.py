@@ -40,6 +40,10 @@ class Heard:
     told_at: float = -math.inf
     before: list[Word] = field(default_factory=list)
     doubted: set[Life] = field(default_factory=set)  # what they told may have been refused
+    # Who may have been taken for gone before its link was cut; and for each time at which that was
+    # so of all that it had not heard of, whom it had heard of.
+    given_up: set[Life] = field(default_factory=set)
+    but_these: list[set[Life]] = field(default_factory=list)
 
     def progress(self, p: Progress, newest: Mapping[str, int], now: float) -> bool:
         """A report has come. `newest`: each learner's newest life on the tape.
@@ -77,6 +81,10 @@ class Heard:
     def forgives(self, now: float) -> None:
         """Its link was cut: who spoke before that has a lease from now on, and who had let its own
         run out has none. Which of the two a life is depends on when the link was cut."""
+        heard_of = {(learner, spoke.incarnation) for learner, spoke in self.spoke.items()}
+        self.given_up |= {life for life in heard_of if self.gone(life, now)}
+        if -math.inf < self.since < now - GONE_S:
+            self.but_these.append(heard_of)
         self.since = now
         for spoke in self.spoke.values():
             spoke.at_most = now
@@ -93,6 +101,8 @@ class Heard:
     def gone(self, life: Life, now: float) -> bool:
         """Whether a life of before may be taken for gone: not while nobody leads."""
         spoke = self.spoke.get(life[0])
+        if life in self.given_up or any(life not in heard_of for heard_of in self.but_these):
+            return True
         heard_of = spoke is not None and spoke.incarnation == life[1]
         since = spoke.at_least if spoke is not None and heard_of else self.since
         return since > -math.inf and now - since > GONE_S
@@ -108,6 +118,11 @@ class Heard:
             if life[1] >= newest.get(life[0], -1) and not known.over(life)
             if self.silent(life, now)
         }
+
+    def replaced(self, life: Life) -> bool:
+        """Whether a newer one has taken its place."""
+        spoke = self.spoke.get(life[0])
+        return spoke is not None and spoke.incarnation > life[1]
 
     def words(self) -> list[Word]:
         """What it knows of every life, beside the tape."""

@@ -107,7 +107,8 @@ class Tokens:
         least = taped.hears(heard.earlier(now)) if at == now else taped
         for life, of in said.lives.items():
             known = most.lives.get(life, self.nothing)
-            left = known.left or not of.left or heard.gone(life, now)
+            gone = heard.gone(life, now) or heard.replaced(life)
+            left = known.left or not of.left or gone
             if not (of.within(known) and left):
                 self.report("I5", f"{leader} records {of} of {life}, which has told {known}")
         for life, known in least.lives.items():
@@ -171,7 +172,11 @@ class Counts:
             if life not in fates.lives:
                 known.append(dict.fromkeys(CLASSES, 0))
                 continue
+            # Who was taken for gone is over, whatever it says.
             certain = fates.over(life) or silent
+            gone = life in self.heard.doubted or self.heard.gone(life, self.now)
+            if gone and not certain:
+                certain = None
             overs = (False, True) if certain is None else (certain,)
             known += [fates.classes(life, p, over=over) for over in overs]
         return known

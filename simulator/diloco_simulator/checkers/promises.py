@@ -180,11 +180,14 @@ class Merges:
         self.made_in: dict[tuple[int, int], int] = {}  # (fragment, version) -> round
         # (learner, incarnation, fragment) -> the step up to which its work is merged.
         self.steps: dict[tuple[str, int, int], int] = {}
+        self.left: set[tuple[str, int]] = set()  # lives that are over, as the tape says
         self.ended = ""
 
     def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
         """A record as it is committed; `mark`: what a restore goes back to."""
         self.report.looked("I1", "I6", "I7")
+        if isinstance(record, TapeRound | TapeEnd):
+            self.left |= {(c.learner, c.incarnation) for c in record.counts if c.left}
         if self.ended and not isinstance(record, TapeEpoch | TapeRestore):
             self.report("I6", f"a record of kind {record.kind} behind the end of the run")
         match record:
@@ -226,7 +229,8 @@ class Merges:
         self.term = term
 
     def _reborn(self, record: TapeRebirth) -> None:
-        """What was committed and never published is no more."""
+        """What was committed and never published is no more; nor does anybody know who is over."""
+        self.left = set()
         for p in self.owned:
             gone = range(record.versions[p] + 1, self.versions[p] + 1)
             rounds = {self.made_in.get((p, version)) for version in gone}

@@ -16,6 +16,7 @@ from typing import Any
 
 from diloco_coordinator.runs import assigning_io as assigning
 from diloco_coordinator.runs import ending_io as ending
+from diloco_coordinator.runs import membership as members
 from diloco_learner.data import leasing_io as shards
 from diloco_learner.exchange import anchors
 from diloco_learner.exchange import downlink_io as downlink
@@ -29,10 +30,11 @@ from diloco_shared.bus import blobs, deliveries, stream_kv
 from diloco_shared.checkpoints import tape_archive_io as tape_archive
 from diloco_shared.process import disk_watch, membership
 from diloco_shared.protocol import wire
+from diloco_simulator.checkers import heard
 from diloco_syncer.history import archiving_io as archiving
 from diloco_syncer.history import follow_io as follow
 from diloco_syncer.leadership import candidate_io as candidate
-from diloco_syncer.members import admission
+from diloco_syncer.members import admission, roster
 from diloco_syncer.messages import inbox_io as inbox
 from diloco_syncer.status import status_writer_io as status_writer
 from diloco_syncer.streams import fullness_io as fullness
@@ -137,6 +139,15 @@ CARRIERS = (
     Drawn(giving, "PATIENCE_S", (7.0, 14.0)),  # longer than a chunk waits for its answer
 )
 CARRIED = (3, 4, 5)
+# In seconds: for how long somebody is silent who is then forgotten, or was told to leave. No world
+# lasts as long as the product's own, which are minutes. What the checkers take for gone goes with
+# them: earlier than a leader does by as much as a report may be late.
+WAITS = (
+    Drawn(roster, "GONE_S", (25.0,)),
+    Drawn(heard, "GONE_S", (14.0,)),
+    Drawn(roster, "LEFT_S", (6.0,)),
+    Drawn(members, "FORGET_S", (45.0,)),
+)
 # A hub is far where a message takes so long, in seconds.
 FAR_S = 0.3
 # Of limits: how often another value is drawn. Of paces: how often all are slow together, which
@@ -144,6 +155,8 @@ FAR_S = 0.3
 OTHER, SLOW = 0.3, 0.8
 # How often a world draws any of the later limits.
 LATER = 0.4
+# How often a world draws shorter waits.
+SHORT_WAITS = 0.15
 # How often streams have no more room than they need.
 JUST = 0.4
 
@@ -165,11 +178,12 @@ ALWAYS: tuple[tuple[ModuleType, str, Any], ...] = (
 
 KNOWN = {
     d.path: d
-    for d in (*LIMITS, *LATER_LIMITS, *PACES, *ROOM, *COUNTED, *ISLANDS, *CARRIERS, FACTOR)
+    for d in (*LIMITS, *LATER_LIMITS, *PACES, *WAITS, *ROOM, *COUNTED, *ISLANDS, *CARRIERS, FACTOR)
 }
 # What makes sense together alone.
 TOGETHER = (
     frozenset(d.path for d in ROOM),
+    frozenset(d.path for d in WAITS),
     frozenset(d.path for d in (CHUNKS, *COUNTED, FACTOR)),
 )
 
@@ -197,6 +211,13 @@ def later(seed: int) -> dict[str, float]:
     if rng.random() >= LATER:
         return {}
     return {d.path: rng.choice(d.others) for d in LATER_LIMITS if rng.random() < OTHER}
+
+
+def of_waits(seed: int) -> dict[str, float]:
+    """Waits that end within a world, from dice of their own."""
+    if Random(f"waits {seed}").random() >= SHORT_WAITS:
+        return {}
+    return {d.path: d.others[0] for d in WAITS}
 
 
 def of_islands(seed: int) -> dict[str, float]:

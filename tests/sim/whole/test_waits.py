@@ -1,0 +1,82 @@
+"""Waits that are longer than any world: where they are shorter, worlds see what comes of them."""
+
+from typing import Any
+
+import pytest
+
+from diloco_simulator.troubles.troubles import Troubles
+from diloco_simulator.worlds import constants
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.world import WorldResult, played
+from diloco_syncer.members import roster
+from diloco_syncer.members.roster import Roster
+
+SHORT = {d.path: d.others[0] for d in constants.WAITS}
+CALM = Options.calm(learners=3, quorum=1, steps=100, safety_s=50.0)
+# Longer than somebody may be silent who is not taken for gone.
+STANDS_STILL_S = 40.0
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner stands still, and goes on when it is forgotten."""
+
+    def plan(self: Troubles) -> None:
+        machine = self.world.learners[0]
+        self.loop.call_later(5.0, self._hang, machine, STANDS_STILL_S)
+
+    monkeypatch.setattr(Troubles, "plan", plan)
+
+
+def world(values: dict[str, float]) -> WorldResult:
+    return played(Case(1, CALM, values))
+
+
+def lives(found: WorldResult) -> int:
+    return found.counts["told: join"]
+
+
+@pytest.mark.whole
+def test_who_is_silent_for_too_long_begins_a_new_life() -> None:
+    """Where waits are the product's own, no world is long enough for that."""
+    forgotten, known = world(SHORT), world({})
+    assert forgotten.violations == known.violations == []
+    assert lives(forgotten) == lives(known) + 1
+
+
+@pytest.mark.whole
+def test_a_life_that_is_taken_for_gone_too_soon_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody may be."""
+    tidy = Roster.tidy
+
+    def sooner(self: Roster, now: float) -> None:
+        before, roster.GONE_S = roster.GONE_S, 8.0
+        try:
+            tidy(self, now)
+        finally:
+            roster.GONE_S = before
+
+    monkeypatch.setattr(Roster, "tidy", sooner)
+    violations = world(SHORT).violations
+    assert any(v.startswith("I5 at ") for v in violations), violations[:5]
+
+
+@pytest.mark.whole
+def test_a_life_that_is_forgotten_and_not_told_so_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the tape says is over goes on in vain, since nobody tells it so."""
+
+    def over(self: Roster, learner: str, incarnation: int) -> None:
+        self.counts.over(learner, incarnation)
+
+    monkeypatch.setattr(Roster, "_gone", over)
+    violations = world(SHORT).violations
+    assert any(v.startswith("I10 at ") and "was not merged in" in v for v in violations), violations
+
+
+def test_waits_are_shorter_in_some_worlds_from_dice_of_their_own() -> None:
+    drawn: list[dict[str, Any]] = [constants.of_waits(seed) for seed in range(400)]
+    assert 0.6 * constants.SHORT_WAITS * 400 < sum(map(bool, drawn)) < 1.4 * 400 * 0.15
+    assert all(values in ({}, SHORT) for values in drawn)
