@@ -45,8 +45,10 @@ def _folders(world: "World", run: str) -> Iterator[str]:
     """Of machines that are there, and do not stand still: others remove them once they are back."""
     for machine in world.machines:
         process = machine.process
-        there = process is not None and process.silent_since == math.inf
-        there = there and world.loop.now - process.thawed_at > HEARS_S
-        for kind in (SNAPSHOTS, CHECKPOINTS) if there else ():
+        if process is None or process.silent_since < math.inf:
+            continue
+        if world.loop.now - process.thawed_at < HEARS_S:
+            continue
+        for kind in (SNAPSHOTS, CHECKPOINTS):
             for place in sorted((machine.folder / machine.name / kind).glob(f"{run}.*")):
                 yield f"{machine.name}: {kind}/{place.name}"
