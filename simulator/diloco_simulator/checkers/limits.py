@@ -1,19 +1,32 @@
 """Promises about what must never wait (I8) and never grow (I12), as far as a world shows them."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from diloco_learner.exchange.anchors import EARLY_MAX, KEPT_MAX, WAITING_MAX
 from diloco_shared.protocol.messages import Beat
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.promises import Anchors, Report
+from diloco_syncer.history import archiving_io as archiving
 from diloco_syncer.snapshots.snapshots_io import KEEP
 
 # States in which a leader tells learners to hold.
 RESTING = ("paused", "finished", "stopped")
+# What a snapshot covers has gone from TAPE to its archive within so many virtual seconds: after a
+# failure an archiver waits for 5, and for an answer of the store for 10.
+ARCHIVED_S = 60.0
 # Beats of a leader may overtake each other: one of the newest few is in force.
 NEWEST_BEATS = 5
+
+
+def records_in_stream() -> int:
+    """As this world has drawn it."""
+    module: Any = archiving
+    records: int = module.RECORDS_IN_STREAM
+    return records
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,7 @@ class LeaderLimits:
         self.owned = spec.algorithm.owned(shard)
         self.learners = learners
         self.keyframe_every = spec.algorithm.keyframe_every
+        self.tape_within_at = math.inf  # when the tape held no more than it may
 
     def holds(self, leader: str, has: LeaderHolds) -> None:
         """Looked at with every beat."""
@@ -154,6 +168,19 @@ class LeaderLimits:
     def keeps(self, leader: str, snapshots: int) -> None:
         """On its disk, once one is written."""
         _within(self.report, leader, "snapshots", snapshots, KEEP)
+
+    def tape(self, leader: str, held: int, uncovered: int, now: float) -> None:
+        """Records of the shard in TAPE, and those of them that come after the older of its kept
+        snapshots, once nothing is in the way of its archive. `now`: in virtual seconds."""
+        self.report.looked("I12")
+        most = records_in_stream() * self.algorithm.shards + uncovered
+        if held <= most:
+            self.tape_within_at = now
+        elif now - self.tape_within_at > ARCHIVED_S:
+            self.tape_within_at = math.inf  # it is told once
+            self.report(
+                "I12", f"TAPE holds {held} records of {leader}, at most {most} are promised"
+            )
 
     def purges(self, leader: str, needed: Sequence[str]) -> None:
         """A purge of UP begins. `needed`: what it takes of rounds that no snapshot covers."""

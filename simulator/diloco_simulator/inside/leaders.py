@@ -14,7 +14,7 @@ from typing import Any
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Grant, Pull, TapeEnd, TapeRound
 from diloco_simulator.checkers.heard import Heard
-from diloco_simulator.checkers.limits import LeaderHolds
+from diloco_simulator.checkers.limits import LeaderHolds, records_in_stream
 from diloco_simulator.checkers.watch import RunWatch, WatchedScene
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.net import GIVEN_UP_S, RETRY_S, SLOW
@@ -86,6 +86,7 @@ class SeenLeaders:
                 pinned = snapshots.pinned.values()  # somebody fetches them
                 kept = [covers for covers in snapshots.covers() if covers not in pinned]
                 term.of.limits.keeps(term.name, len(kept))
+                term.saved(min(snapshots.covers(), default=0))
             return path
 
         async def purged(outbox: Outbox, below: Callable[[], int]) -> None:
@@ -142,6 +143,7 @@ class SeenTerm:
         self.first_pulled: dict[int, int] = {}
         self.asked: dict[str, int] = {}  # where an answer to a pull lies on UP -> its round
         self.covered_until: int | None = None
+        self.covers = -1  # record up to which its oldest snapshot does; -1: none of this term
         self.covered_round = -1  # the newest that a snapshot of this term covers
         self.up = subjects.up_stream(watch.spec.name)
         self.noticed = len(self._ends)  # so often UP had lost its tail, when it last noticed that
@@ -303,7 +305,27 @@ class SeenTerm:
             self.of.alive.beat(beat, self.scene.now)
         self._names_full_disk(beat)
         self._tells_who_is_lost(now)
+        self._tape()
         self._account(now)
+
+    def saved(self, covers: int) -> None:
+        """A snapshot is written; `covers`: what the oldest of those that are kept does."""
+        self.covers = covers
+
+    def _tape(self) -> None:
+        """It holds what snapshots do not cover, and little more: where one syncer has the shard,
+        whom nobody follows, and no checkpoint needs what came after its mark."""
+        h, options, limits = self.machine.history, self.scene.options, self.of.limits
+        waits = options.syncers > 1 or options.losses or h.checkpoint_open or h.outcome
+        stream = subjects.tape_stream(self.watch.spec.name)
+        away = self.scene.faulty or waits or self.covers < 0 or not self.broker.exists(stream)
+        if away or self.broker.info(stream).messages <= records_in_stream():
+            limits.tape_within_at = self.scene.now
+            return
+        subject = subjects.tape(self.watch.spec.name, h.shard)
+        seqs = [message.seq for message in self.broker.select(stream, subject, 1)]
+        uncovered = sum(seq > self.covers for seq in seqs)
+        limits.tape(self.name, len(seqs), uncovered, self.scene.now)
 
     def _names_full_disk(self, beat: Beat) -> None:
         """Whoever cannot renew its lease on a full disk says that it is full (I6)."""
