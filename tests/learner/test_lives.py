@@ -7,11 +7,13 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from learner.contexts import learner
 from waiting import until
 
+from diloco_learner import app as app_module
 from diloco_learner.app import UNFIT_RETRY_S_MAX, Learner
 from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
@@ -41,6 +43,36 @@ async def test_one_that_is_assigned_elsewhere_does_not_begin_again_after_a_resto
     app.assigned = name, spec.id if id_ == "mine" else id_
     async with asyncio.timeout(5.0):
         assert await app._begins_again(Leave("restored", "epoch 1"), spec) is again
+    await bus.close()
+    folder.release()
+
+
+@pytest.mark.parametrize("leave", [Leave("restored", "epoch 1"), Leave("superseded", ""), None])
+async def test_one_that_was_told_to_end_begins_no_other_life(
+    tmp_path: Path, spec: RunSpec, monkeypatch: pytest.MonkeyPatch, leave: Leave | None
+) -> None:
+    """Also where it is given the same run again before it has ended: that waits for its end."""
+    folder, bus = DataFolder(tmp_path, "a"), MemoryBus(MemoryBroker(), "a")
+    app = Learner(Settings(id="a", data=tmp_path), bus, bus, folder)
+    app.assigned, attempts = (spec.name, spec.id), list[int]()
+
+    async def attempt(_: RunSpec) -> Leave | None:
+        attempts.append(len(attempts))
+        if len(attempts) == 1:
+            app.dismissed = asyncio.current_task()
+            return leave
+        raise AssertionError("it works on")
+
+    monkeypatch.setattr(app, "spec_of", AsyncMock(return_value=spec))
+    monkeypatch.setattr(app, "_attempt", attempt)
+    monkeypatch.setattr(app, "_tell_lost", AsyncMock())
+    monkeypatch.setattr(app_module, "newest_boot", AsyncMock(side_effect=lambda *_: own))
+    monkeypatch.setattr(app.membership, "refresh", AsyncMock())
+    monkeypatch.setattr(app.membership, "worked_for", lambda: spec.name)
+    own = app.membership.record.boot
+    async with asyncio.timeout(5.0):
+        await app._work_for(spec.name)
+    assert attempts == [0]
     await bus.close()
     folder.release()
 
@@ -176,7 +208,9 @@ async def test_a_run_whose_assignment_came_again_meanwhile_is_looked_at_once_mor
         worked.append(run)
 
     app: Any = SimpleNamespace(
-        membership=SimpleNamespace(worked_for=lambda: len(worked) < 2), _work_once_for=work_once_for
+        membership=SimpleNamespace(worked_for=lambda: len(worked) < 2),
+        _work_once_for=work_once_for,
+        _is_dismissed=False,
     )
     await Learner._work_for(app, "r")
     assert worked == ["r", "r"]

@@ -86,6 +86,7 @@ class Learner(Worker[Settings]):
             fetched_by_all(data, self.computing.hosts.carriers)
         self.work: Work | None = None
         self.assigned = ("", "")  # the run that it was told last, and its id
+        self.dismissed: asyncio.Task[None] | None = None  # the work that was told to end last
         self.reads_for = ("", "")  # a run, and its id, of which it reads what it began from
         self.unfit_for = ""  # why it could not work for its run, as an event told last
         self.trained = False  # in its last attempt
@@ -181,6 +182,7 @@ class Learner(Worker[Settings]):
         Another run waits until this one is left; a process that is told to stop does not.
         """
         why = "assigned elsewhere" if next_run else "not assigned any more"
+        self.dismissed = working
         await self._dismiss(why)
         if not await self._leaves_by_itself(working):
             working.cancel()
@@ -234,8 +236,14 @@ class Learner(Worker[Settings]):
 
     async def _work_for(self, run: str) -> None:
         await self._work_once_for(run)
-        while self.membership.worked_for():
+        while not self._is_dismissed and self.membership.worked_for():
             await self._work_once_for(run)
+
+    @property
+    def _is_dismissed(self) -> bool:
+        """Whether the task that asks was told to end. Nobody would end another life of it: the one
+        that was left was to end it. And whoever has been given the run again waits for its end."""
+        return asyncio.current_task() is self.dismissed
 
     async def _work_once_for(self, run: str) -> None:
         spec = await self.spec_of(run)
@@ -248,6 +256,8 @@ class Learner(Worker[Settings]):
         try:
             while leave is None or await self._begins_again(leave, spec):
                 leave = await self._attempt(spec)
+                if self._is_dismissed:
+                    break
         except BaseException:
             await self._tell_lost(run)
             raise
@@ -256,7 +266,8 @@ class Learner(Worker[Settings]):
             await self.computing.over(OVER_S if self.ends else None)
             self.faults.works_for("")
             self.membership.update(run="", state="idle", reason="")
-        log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
+        if leave is not None:
+            log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
         await self.membership.refresh()
 
     async def _begins_again(self, leave: Leave, spec: RunSpec) -> bool:
@@ -269,7 +280,7 @@ class Learner(Worker[Settings]):
         """
         run, this = spec.name, (spec.name, spec.id)
         if self.assigned != this:
-            return False  # nobody would end a newer life: the one that was left was to end it
+            return False
         if leave.outcome == "unread":
             log.warning("begins again", run=run, reason=leave.reason)
             self.reads_for = this
@@ -283,7 +294,7 @@ class Learner(Worker[Settings]):
             self.membership.update(run="", state="idle", reason=TAKEN)
             await self.membership.regained()
             self.membership.update(run=run, state="working", reason="")
-        return self.assigned == this
+        return self.assigned == this and not self._is_dismissed
 
     async def _attempt(self, spec: RunSpec) -> Leave | None:
         """Work for the run once; None, after a while, if this process is unfit for it."""
