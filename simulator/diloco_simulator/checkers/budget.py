@@ -27,6 +27,8 @@ from diloco_simulator.checkers.promises import Mark, Report
 BUDGET = "budget"
 # Shares of a budget are quotients of numbers below a million.
 ROUNDING = 1e-9
+# So many records beside rounds may be on their way to the tape at once, as I12 has it.
+OTHERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +158,20 @@ class BudgetUsed:
             self.report(BUDGET, f"round {n} of {self.rounds} says {said}, not {(share, each)}")
 
     def _bounds(self, used: Used, now: float) -> tuple[float, float]:
-        """Of the share that is used: (least, most)."""
+        """Of the share that is used: (least, most). A record may have been made when those of the
+        rounds before it, which were in flight as well, were on their way to the tape."""
         if (tokens := self.budget.tokens) is not None:
-            taped = self.tokens.fates[-2]  # before this round: it may tell of more
-            least: float = taped.before + sum(known.tokens for known in taped.lives.values())
+            taped = self.tokens.fates[-2 - self.in_flight - OTHERS : -1]
+            least: float = min(
+                of.before + sum(known.tokens for known in of.lives.values()) for of in taped
+            )
             most: float = sum(work.tokens for work in self.tokens.claims.work.values())
             return min(least / tokens, 1.0), min(most / tokens, 1.0)
         seconds = self.budget.seconds
         assert seconds is not None
-        return min(used.seconds / seconds, 1.0), min((now - used.since) / seconds, 1.0)
+        # Time counts from the first round on, once that is recorded.
+        passed_s = used.seconds if used.next_round >= self.in_flight else 0.0
+        return min(passed_s / seconds, 1.0), min((now - used.since) / seconds, 1.0)
 
     # --- the end -------------------------------------------------------------------------------
 
