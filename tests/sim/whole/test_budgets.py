@@ -69,17 +69,13 @@ def of_outer_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def of_ends(patch: pytest.MonkeyPatch) -> None:
-    """The last round of all but one fragment is left out."""
-    patch.setattr(
-        history.History,
-        "finished_rounds",
-        property(
-            lambda self: (
-                self.finishing_from >= 0
-                and self.next_round >= self.finishing_from + len(self.owned) - 1
-            )
-        ),
-    )
+    """The last round of one fragment is left out."""
+
+    def early(self: history.History) -> None:
+        if self.finishing_from < 0:
+            self.finishing_from = self.next_round - 1
+
+    patch.setattr(history.History, "_finish", early)
 
 
 def of_rates(patch: pytest.MonkeyPatch) -> None:
