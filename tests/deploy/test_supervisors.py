@@ -209,12 +209,16 @@ read -r away < "$CONTROLLER" || true
 sed -i 1d "$CONTROLLER"
 [ "$away" != away ] || { echo "Unable to contact slurm controller" >&2; exit 1; }
 """
-SQUEUE = AWAY + 'cat "$STATE"\n'
+# Of an array's number it says how all of its tasks are.
+SQUEUE = AWAY + """
+cat "$STATE"
+[[ " $* " != *" ${SLURM_ARRAY_JOB_ID:-none} "* ]] || echo RUNNING
+"""
 SCONTROL = AWAY + 'echo "scontrol $*" >> "$SAID"\n'
 
 
 class Job:
-    """One life of the script, as job 7, number 2 of its array."""
+    """One life of the script, as number 2 of an array: the task that has the array's own number."""
 
     def __init__(self, folder: Path) -> None:
         programs = folder / "bin"
@@ -256,6 +260,7 @@ class Job:
             "DILOCO_NATS_CREDENTIALS": str(folder / "credentials"),
             "SITE": "frankfurt",
             "SLURM_JOB_ID": "7",
+            "SLURM_ARRAY_JOB_ID": "7",
             "SLURM_ARRAY_TASK_ID": "2",
             "SLURM_CPUS_PER_TASK": "8",
         }
@@ -300,14 +305,21 @@ def test_at_its_time_limit_a_learner_saves_its_state_and_the_job_comes_back(job:
     wait_until(lambda: job.lines() == [STARTED])
     process.send_signal(signal.SIGUSR1)
     assert process.wait(timeout=60) == 0
-    told = "scancel --signal=TERM 7"
-    assert job.lines() == [STARTED, told, "stopped", "scontrol requeue 7"]
+    told = "scancel --signal=TERM 7_2"
+    assert job.lines() == [STARTED, told, "stopped", "scontrol requeue 7_2"]
     job.said.write_text("")
     process.communicate()
     again = job.start()  # the same id, whatever node it is on
     wait_until(lambda: job.lines() == [STARTED])
     again.send_signal(signal.SIGUSR1)
     again.wait(timeout=60)
+
+
+def test_a_job_without_an_array_comes_back_too(job: Job) -> None:
+    job.status.write_text("0\n")
+    process = job.start(SLURM_ARRAY_JOB_ID="", SLURM_ARRAY_TASK_ID="")
+    assert process.wait(timeout=60) == 0
+    assert job.lines() == [STARTED.replace("-2", "-1"), "scontrol requeue 7"]
 
 
 def test_a_job_that_is_cancelled_does_not_come_back(job: Job) -> None:
@@ -323,7 +335,7 @@ def test_a_learner_that_slurm_stops_is_queued_again(job: Job) -> None:
     """Preempted: the step gets the signal, and the script none."""
     job.status.write_text("0\n")
     assert job.start().wait(timeout=60) == 0
-    assert job.lines() == [STARTED, "scontrol requeue 7"]
+    assert job.lines() == [STARTED, "scontrol requeue 7_2"]
 
 
 @pytest.mark.parametrize("often", [1, 14])
@@ -332,14 +344,14 @@ def test_a_controller_that_is_away_is_asked_again(often: int, job: Job) -> None:
     job.status.write_text("0\n")
     job.controller.write_text("away\n" * often)
     assert job.start().wait(timeout=60) == 0
-    assert job.lines() == [STARTED, "scontrol requeue 7"]
+    assert job.lines() == [STARTED, "scontrol requeue 7_2"]
 
 
 def test_a_controller_that_is_away_when_a_job_is_to_come_back_is_told_again(job: Job) -> None:
     job.status.write_text("0\n")
     job.controller.write_text("here\naway\n")
     assert job.start().wait(timeout=60) == 0
-    assert job.lines() == [STARTED, "scontrol requeue 7"]
+    assert job.lines() == [STARTED, "scontrol requeue 7_2"]
 
 
 @pytest.mark.parametrize("answers", ["away\n" * 15, "here\n" + "away\n" * 15])
@@ -364,8 +376,8 @@ def test_a_step_that_is_only_on_its_way_is_told_to_stop_once_it_is_there(job: Jo
     (job.folder / "state.there").touch()
     assert process.wait(timeout=60) == 0
     first, told, *_, requeued = job.lines()
-    assert (first, told) == ("srun", "scancel --signal=TERM 7")
-    assert requeued == "scontrol requeue 7" and "killed" not in job.lines()
+    assert (first, told) == ("srun", "scancel --signal=TERM 7_2")
+    assert requeued == "scontrol requeue 7_2" and "killed" not in job.lines()
 
 
 def test_a_fault_starts_it_again_and_a_wrong_set_up_does_not(job: Job) -> None:
