@@ -210,10 +210,13 @@ sed -i 1d "$CONTROLLER"
 [ "$away" != away ] || { echo "Unable to contact slurm controller" >&2; exit 1; }
 """
 # Of an array's number it says how all of its tasks are.
-SQUEUE = AWAY + """
+SQUEUE = (
+    AWAY
+    + """
 cat "$STATE"
 [[ " $* " != *" ${SLURM_ARRAY_JOB_ID:-none} "* ]] || echo RUNNING
 """
+)
 SCONTROL = AWAY + 'echo "scontrol $*" >> "$SAID"\n'
 
 

@@ -1,6 +1,7 @@
 """A text that becomes more than the disk takes: others find room, and nobody fills it again."""
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,24 @@ def is_free(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> list[int]:
     return left
 
 
+class Disk:
+    """Of so many bytes, where a cache lies; `others` take some of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+        self.size, self.others = size, 0
+        monkeypatch.setattr("diloco_learner.data.room.free_bytes", self.free)
+
+    def free(self, cache: Path) -> int:
+        taken = (path.stat().st_size for path in cache.glob("*/*") if path.is_file())
+        return self.size - self.others - sum(taken)
+
+
+def remembered(cache: CorpusCache) -> int:
+    """What did not do."""
+    (kept,) = cache.folder.glob(".*.short")
+    return int(json.loads(kept.read_text())["free"])
+
+
 @pytest.mark.parametrize("again", ["more room", "a day", "damaged"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_text_that_found_no_room_is_not_begun_again_before_there_is_more(
@@ -33,11 +52,11 @@ def test_a_text_that_found_no_room_is_not_begun_again_before_there_is_more(
     def full(writer: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    is_free(monkeypatch, 80_000)
+    Disk(monkeypatch, 80_000)
     with monkeypatch.context() as patch:
         patch.setattr("diloco_shared.corpora.prepare._Writer.closed", full)
         says = (
-            rf"has no room in .*cache \({os.strerror(number)}\): it takes about .* 80 kB were free"
+            rf"has no room in .*cache \({os.strerror(number)}\): it takes about .* could have 80 kB"
         )
         with pytest.raises(ValueError, match=says) as first:
             load(data(folder), cache=cache)
@@ -81,12 +100,49 @@ def test_who_prepares_a_text_leaves_room_to_others(
     assert [path.suffix for path in cache.folder.iterdir()] == [".short"]
 
 
+def test_a_text_that_fits_is_begun_again_once_others_have_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint lay there for a while: the text was refused for a day, though it fits."""
+    monkeypatch.setattr("diloco_shared.corpora.prepare.CHUNK_BYTES", 100)
+    folder, cache = folder_of(tmp_path / "a", 60), CorpusCache(tmp_path / "cache")
+    disk = Disk(monkeypatch, 400_000)
+
+    def look(self: Room, done: int, total: int) -> None:
+        disk.others = 399_000 if 2 * done > total else 0
+        whole(self, done, total)
+
+    whole = Room.look
+    with monkeypatch.context() as patch:
+        patch.setattr(Room, "look", look)
+        with pytest.raises(ValueError, match="100 kB are left to others, and it could have 1 kB"):
+            load(data(folder), cache=cache)
+    assert 100_000 < remembered(cache) < 300_000, "what it takes, and what is left to others"
+    with pytest.raises(ValueError, match="has no room"):
+        load(data(folder), cache=cache)
+    disk.others = 0
+    assert len(one(load(data(folder), cache=cache)).train)
+
+
+def test_what_others_gave_back_meanwhile_did_not_do_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch, 1000)
+    room = Room(tmp_path / "a")
+    disk.size = 5000
+    room.look(1, 10)
+    room.ended(900)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert "could have 5.9 kB" in room.short("text", full)
+    assert remembered(CorpusCache(tmp_path)) == 5900
+
+
 def test_only_so_many_texts_without_room_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diloco_learner.data.room.SHORT_MAX", 2)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for name in "abc":
-        Room(tmp_path / name).short("text", 0, full)
+        Room(tmp_path / name).short("text", full)
         os.utime(tmp_path / f".{name}.short", (ord(name), ord(name)))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".b.short", ".c.short"]

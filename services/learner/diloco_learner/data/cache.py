@@ -124,10 +124,10 @@ class CorpusCache:
         except BaseException as error:
             if is_prepared(folder):  # it is whole, and took hours
                 raise
-            written = _bytes(folder)
+            room.ended(_bytes(folder))
             removed(folder)  # a full disk would stay full
             if isinstance(error, OSError) and error.errno in NO_ROOM:
-                raise ValueError(room.short(source.name, written, error)) from None
+                raise ValueError(room.short(source.name, error)) from None
             raise
         room.found()
         if self.tell is not None and (ends := corpus.ends_within):

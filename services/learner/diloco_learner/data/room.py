@@ -1,6 +1,6 @@
 """Whether the disk has room for a corpus that is made of text; nobody knows how much it takes.
 
-    CACHE/.<key>.short  that there was none: how many bytes were free, and what is said of it
+    CACHE/.<key>.short  that there was none: how many bytes did not do, and what is said of it
 
 Streams of a hub, snapshots and checkpoints may lie on the same disk, and must not find it full. So
 whoever prepares a corpus stops while some room is left. Learners try a run again every half minute:
@@ -23,7 +23,7 @@ SPARE_BYTES, SPARE_SHARE = 8 << 30, 4
 # than to encode one. That is where so much is left that as many chunks are little beside it; where
 # less is, each chunk is followed by a look.
 LOOK_CHUNKS, LARGE_BYTES = 16, 1 << 30
-# It is begun again once so much more is free, as a part of what was free: each attempt costs hours.
+# It is begun again once so much more is free, as a part of what did not do: an attempt costs hours.
 MORE = 8
 # Or after so many seconds: of a quota no file system tells how much of it is left.
 AGAIN_S = 86_400.0
@@ -51,6 +51,7 @@ class Room:
         self.spare = min(SPARE_BYTES, self.free // SPARE_SHARE)
         self.every = LOOK_CHUNKS if self.spare >= LARGE_BYTES else 1
         self.chunks, self.done, self.total = 0, 0, 0
+        self.written, self.had = 0, self.free
 
     def check(self) -> None:
         """ValueError if it found no room before, and there is not more by now."""
@@ -74,17 +75,28 @@ class Room:
             if free is not None and free < self.spare:
                 raise Full
 
-    def short(self, name: str, written: int, error: OSError) -> str:
-        """What to say of a corpus that found no room, after so many bytes; it is remembered."""
-        takes = f"about {shown(written * self.total / self.done)}" if self.done else "more"
+    def ended(self, written: int) -> None:
+        """So many bytes of it are there, before they are removed. Others may have taken room too,
+        for a while: so what it had is not what was free when it was begun."""
+        self.written = written
+        if self.free and (free := free_bytes(self.cache)) is not None:
+            self.had = written + free
+
+    def short(self, name: str, error: OSError) -> str:
+        """What to say of a corpus that found no room and has `ended`; it is remembered."""
+        takes = self.written * self.total / self.done if self.done else 0.0
+        # What it had did not do. What was free at first may do, if others have given it back: that
+        # is known only where the whole of it would have fitted.
+        failed = max(self.had, min(self.free, int(takes) + self.spare if takes else self.free))
         text = (
             f"the corpus of {name!r} has no room in {self.cache} ({error.strerror}): it takes "
-            f"{takes}, {shown(self.spare)} are left to others, and {shown(self.free)} were free. "
+            f"{f'about {shown(takes)}' if takes else 'more'}, {shown(self.spare)} are left to "
+            f"others, and it could have {shown(self.had)}. "
             "Make room there, let learners use another folder (DILOCO_CORPORA), or name as source "
-            f"what 'diloco data prepare' wrote elsewhere. It is tried again once {_when(self.free)}"
+            f"what 'diloco data prepare' wrote elsewhere. It is tried again once {_when(failed)}"
         )
         with suppress(OSError):  # then it is begun again, and stops again
-            replace(self.kept, json.dumps({"free": self.free, "why": text}))
+            replace(self.kept, json.dumps({"free": failed, "why": text}))
             remembered = sorted(self.cache.glob(".*.short"), key=lambda p: p.stat().st_mtime_ns)
             for path in remembered[:-SHORT_MAX]:
                 path.unlink(missing_ok=True)
