@@ -124,6 +124,29 @@ def test_a_text_that_fits_is_begun_again_once_others_have_gone(
     assert len(one(load(data(folder), cache=cache)).train)
 
 
+def test_what_a_killed_attempt_left_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text was refused for what it had itself written, which nobody else ever removed."""
+    folder, cache = folder_of(tmp_path / "a", 60), CorpusCache(tmp_path / "cache")
+    disk = Disk(monkeypatch, 100_000)
+    with monkeypatch.context() as patch:
+        patch.setattr("diloco_shared.corpora.prepare._Writer.closed", _full)
+        with pytest.raises(ValueError, match="has no room"):
+            load(data(folder), cache=cache)
+    disk.size = 120_000
+    (kept,) = cache.folder.iterdir()
+    left = cache.folder / kept.name.removeprefix(".").removesuffix(".short")
+    left.mkdir()
+    (left / "unfinished").touch()
+    (left / "train-00000.bin").write_bytes(bytes(40_000))
+    assert len(one(load(data(folder), cache=cache)).train)
+
+
+def _full(writer: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_what_others_gave_back_meanwhile_did_not_do_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

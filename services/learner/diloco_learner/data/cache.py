@@ -111,6 +111,7 @@ class CorpusCache:
         check: Callable[[], object],
     ) -> None:
         """Of a text that is not prepared. Raises ValueError and OSError."""
+        removed(folder)  # what somebody left who was killed is no room that others took
         room, told = Room(folder), _told(source.name, self.tell)
         room.check()
 
