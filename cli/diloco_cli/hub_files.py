@@ -24,10 +24,11 @@ SHARE = 0.75
 
 
 def room_at(store: Path) -> int:
-    """What all streams of a store may hold together, where nobody says; 0: nobody knows."""
-    whole = store.absolute()
-    there = next(path for path in (whole, *whole.parents) if path.exists())
-    return int(SHARE * (free_bytes(there) or 0))
+    """What all streams of a store may hold together, where nobody says; 0: nobody knows.
+
+    Whoever may not look at the store's place learns that from what makes the hub's folder.
+    """
+    return int(SHARE * (free_bytes(store.absolute()) or 0))
 
 
 def counted_here(room: int, store: Path) -> str:

@@ -34,13 +34,24 @@ def test_what_a_hub_may_hold_is_counted_once(
     looked, hub, store = list[Path](), tmp_path / "hub", tmp_path / "not" / "there"
     monkeypatch.setattr(hub_files, "free_bytes", lambda at: looked.append(at) or 4000)
     assert run(monkeypatch, "hub", "init", hub, "--store", store, *nodes) == 0
-    assert looked == [tmp_path], "the store is not there yet"
+    assert looked == [store], "it is not there yet"
     said = capsys.readouterr().out
     assert "may hold 3 kB (max_file_store): three quarters of what is free at" in said
     configs = [*hub.rglob("nats-server.conf")]
     assert len(configs) == (len(nodes) // 2 or 1)
     for config in configs:
         assert "  max_file_store: 3000\n" in config.read_text()
+
+
+def test_a_place_that_cannot_be_looked_at_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that only another user may look into; no system takes a name of 300 characters."""
+    hub = tmp_path / ("a" * 300)
+    assert run(monkeypatch, "hub", "init", hub) == 1
+    assert "cannot be written: file name too long" in capsys.readouterr().err.lower()
+    assert run(monkeypatch, "hub", "init", tmp_path / "hub", "--store", hub / "store") == 0
+    assert "max_file_store" not in capsys.readouterr().out, "nobody knows what is free there"
 
 
 @pytest.mark.parametrize(("free", "line"), [(None, ""), (0, ""), (9, "max_file_store: 7\n")])
