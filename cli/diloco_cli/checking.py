@@ -22,8 +22,8 @@ from diloco_shared.spec.mesh import AUTO
 from diloco_shared.spec.run import RunSpec
 
 COMMAND = (sys.executable, "-m", "diloco_learner.preflight")
-# One check without a sign of life, in seconds. Compiling takes minutes. Whoever prepares a text, or
-# reads a file of tokens for its digest, says ten times how far it is.
+# One check without a sign of life, in seconds. Compiling takes minutes. Whoever prepares a text,
+# reads a file of tokens for its digest, or waits for another one that does, gives one each minute.
 CHECK_S_MAX = 3600.0
 # A line holds one finding, whose texts are bounded: six times as much, escaped for JSON.
 LINE_CHARS_MAX = 1 << 16

@@ -1,5 +1,7 @@
 """A model that is still built for a run that was left: no thread can be ended from outside."""
 
+import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,8 @@ from diloco_learner.data.corpus import digest, load
 from diloco_learner.training import computing_io
 from diloco_learner.training.computing_io import Check, LeftBehind, OnThisMachine, go_on
 from diloco_learner.training.trainer import Program
+from diloco_shared.corpora import folders
+from diloco_shared.corpora.prepared import Corpus
 from diloco_shared.reach.local import Reach
 from diloco_shared.spec.run import Data, RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -201,3 +205,41 @@ def test_who_waited_for_another_one_that_prepares_looks_before_it_begins(
     data = Data(source=str(folder_of(tmp_path / "a", 60)))
     with pytest.raises(LeftBehind):
         load(data, cache=CorpusCache(tmp_path / "cache"), check=leaves_at(1))
+
+
+@pytest.mark.parametrize("kind", ["text", "tokens"])
+def test_who_waits_for_another_one_goes_on_to_look_whether_anybody_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The other one may prepare a text, or read a file, for hours."""
+    file = tmp_path / "t.bin"
+    np.arange(5000, dtype=np.uint16).tofile(file)
+    file.with_suffix(".json").write_text('{"vocabulary": 5000}')
+    data = Data(source=str(folder_of(tmp_path / "a", 60) if kind == "text" else file))
+    cache, other = CorpusCache(tmp_path / "cache"), contextlib.ExitStack()
+    taken = list[Path]()
+
+    def read(check: Callable[[], object]) -> str:
+        corpus = load(data, cache=cache, check=check)
+        assert isinstance(corpus, Corpus)
+        return cache.digest(corpus, file, check)
+
+    def watched(folder: Path, **how: Any) -> Any:
+        taken.append(folder)
+        return folders.locked(folder, **how)
+
+    for module in ("cache", "digests"):
+        monkeypatch.setattr(f"diloco_learner.data.{module}.locked", watched)
+    monkeypatch.setattr(folders, "LOOK_S", 0.0)
+    with pytest.raises(LeftBehind):
+        read(leaves_at(2))  # so it is known of which folder
+    # Whoever does not look does not wait for ever either.
+    watch = threading.Timer(30.0, other.close)
+    watch.start()
+    other.enter_context(folders.locked(taken[0], wait=False))
+    with pytest.raises(LeftBehind):
+        read(leaves_at(5))
+    assert watch.is_alive(), "it left while the other one had it"
+    lets_go = itertools.chain([None, None, other.close], itertools.repeat(None))
+    assert read(lambda: (step := next(lets_go)) and step())
+    watch.cancel()

@@ -1,12 +1,16 @@
 """What checks say of the corpora of a run."""
 
+import itertools
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from shared.corpora.texts import folder_of
 
 from diloco_learner.data.cache import CorpusCache
 from diloco_learner.preflight.__main__ import IslandSettings, _checked
@@ -22,10 +26,16 @@ def tokens_of(path: Path, many: int) -> Path:
     return path
 
 
-def found(name: str, spec: RunSpec, cache: CorpusCache, **tables: Any) -> Finding:
+def found(
+    name: str,
+    spec: RunSpec,
+    cache: CorpusCache,
+    goes_on: Callable[[], None] = lambda: None,
+    **tables: Any,
+) -> Finding:
     """Of one check, after those before it; those behind it are not made."""
     changed = RunSpec.model_validate(spec.model_dump(mode="json") | tables)
-    made = check(changed, Path("/"), cache, now=time.monotonic)
+    made = check(changed, Path("/"), cache, now=time.monotonic, goes_on=goes_on)
     return next(finding for finding in made if finding.name == name)
 
 
@@ -47,17 +57,32 @@ def test_who_waits_for_a_check_hears_that_a_corpus_gets_on(
 ) -> None:
     """A check that gives no sign of life is ended after an hour."""
 
-    def checking(spec: RunSpec, root: object, cache: CorpusCache, **more: object) -> list[Finding]:
-        assert cache.tell is not None
-        cache.tell("reads tokens.bin for its digest: 10 % of 9 bytes")
+    clock = [0.0]
+
+    def checking(*of: object, goes_on: Callable[[], None], **more: object) -> list[Finding]:
+        for second in range(150):
+            clock[0] = second
+            goes_on()
         return []
 
+    monkeypatch.setattr("diloco_shared.ambient.monotonic", lambda: clock[0])
     monkeypatch.setattr("diloco_learner.preflight.checks.check", checking)
     monkeypatch.setattr("diloco_learner.training.platforms.settle", lambda: None)
     monkeypatch.setattr("diloco_learner.training.compilation_cache.keep_for_user", lambda place: "")
     said, island = list[dict[str, Any]](), IslandSettings(None, "", lambda: 1)
     _checked(Reach(tmp_path), tmp_path, island, spec.model_dump_json(), said.append)
-    assert said == [{"begins": "corpus"}]
+    assert said == [{"begins": "corpus"}] * 2, "a sign each minute"
+
+
+def test_a_check_gives_signs_while_a_corpus_is_prepared_or_read(
+    spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of many terabytes takes more than an hour."""
+    monkeypatch.setattr("diloco_shared.corpora.prepare.CHUNK_BYTES", 100)
+    for source in (tokens_of(tmp_path / "t.bin", 900), folder_of(tmp_path / "text", 60)):
+        signs, cache = itertools.count(), CorpusCache(tmp_path / "cache")
+        made = found("corpus", spec, cache, partial(next, signs), data={"source": str(source)})
+        assert made.ok and next(signs) > 1
 
 
 def test_a_text_that_spells_the_end_of_a_document_is_told(spec: RunSpec, tmp_path: Path) -> None:

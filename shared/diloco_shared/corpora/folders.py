@@ -3,9 +3,14 @@
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# Between two looks whether a lock is free, by who has something to do meanwhile. What others do who
+# have it takes minutes or hours.
+LOOK_S = 1.0
 
 
 class Busy(ValueError):
@@ -13,16 +18,24 @@ class Busy(ValueError):
 
 
 @contextmanager
-def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+def locked(
+    folder: Path, *, wait: bool, meanwhile: Callable[[], object] | None = None
+) -> Iterator[None]:
     """Hold the lock of a folder, which is a hidden file beside it.
 
     `wait` until whoever has it lets go, else raise Busy. The system lets go for a process that
-    dies, so a wait is as long as the other one works. Raises OSError if it cannot be made.
+    dies, so a wait is as long as the other one works. `meanwhile` is called each second of it, and
+    what it raises ends it. Raises OSError if it cannot be made.
     """
     folder = folder.absolute()  # "." has no name
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.parent / f".{folder.name}.lock"
-    fd = _acquired(path, folder, wait=wait)
+    while (fd := _acquired(path, wait=wait and meanwhile is None)) is None:
+        if not wait:
+            raise Busy(f"another process is writing {folder}: wait until it is done")
+        assert meanwhile is not None
+        meanwhile()
+        time.sleep(LOOK_S)
     try:
         yield
     finally:
@@ -30,7 +43,8 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
         os.close(fd)
 
 
-def _acquired(path: Path, folder: Path, *, wait: bool) -> int:
+def _acquired(path: Path, *, wait: bool) -> int | None:
+    """None where another one has it."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -43,6 +57,6 @@ def _acquired(path: Path, folder: Path, *, wait: bool) -> int:
         except OSError as error:
             os.close(fd)
             if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise Busy(f"another process is writing {folder}: wait until it is done") from None
+                return None
             raise
         os.close(fd)

@@ -76,8 +76,8 @@ class CorpusCache:
     ) -> Corpus:
         """The corpus of this text, prepared now unless it is there. Raises ValueError.
 
-        `check` is called again and again meanwhile. What it raises ends the work, which leaves
-        nothing behind: nobody can end a thread from outside.
+        `check` is called again and again meanwhile, also while another one prepares it. What it
+        raises ends the work, which leaves nothing behind: nobody can end a thread from outside.
         """
         # Earlier builds counted a row for every token, and what they prepared says no other number.
         fewer = rows_for_text(tokenizer) < tokenizer.vocabulary
@@ -86,7 +86,7 @@ class CorpusCache:
         key = hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
         folder = self.folder / key
         try:
-            with locked(folder, wait=True):
+            with locked(folder, wait=True, meanwhile=check):
                 check()  # whoever had the lock may have had it for hours
                 if is_prepared(folder) and not self._damaged(folder):
                     os.utime(folder)  # used now

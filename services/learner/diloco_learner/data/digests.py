@@ -39,7 +39,8 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 class KeptDigests:
     """In a folder, which need not be there yet. `tell` is called with what takes long, in words.
 
-    `check` is called again and again while a file is read; what it raises ends that.
+    `check` is called again and again while a file is read, here or by another one; what it raises
+    ends that.
     """
 
     folder: Path
@@ -56,7 +57,7 @@ class KeptDigests:
         if (found := self._kept().get(key)) is not None:
             return found
         try:
-            with locked(self.folder / key, wait=True):
+            with locked(self.folder / key, wait=True, meanwhile=self.check):
                 return self._kept().get(key) or self._read(corpus, key)
         except OSError:
             return self._hashed(corpus)

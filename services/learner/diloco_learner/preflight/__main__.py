@@ -26,6 +26,9 @@ from diloco_shared.spec.mesh import MeshSizes, mesh_of
 
 Say = Callable[[dict[str, Any]], None]
 
+# Seconds between signs that a corpus gets on: whoever started this waits an hour for one.
+SIGN_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class IslandSettings:
@@ -99,17 +102,13 @@ def _checked(
         print(why, file=sys.stderr)
     spec = RunSpec.model_validate_json(run)
 
-    def tells(text: str) -> None:
-        """How far a corpus is: whoever waits for this check learns that it goes on."""
-        print(text, file=sys.stderr)
-        say({"begins": "corpus"})
-
     made = check(
         spec,
         reach.data,
-        CorpusCache(cache or users_cache(), tell=tells),
+        CorpusCache(cache or users_cache(), tell=partial(print, file=sys.stderr)),
         now=ambient.monotonic,
         begins=lambda name: say({"begins": name}),
+        goes_on=_signs(say, ambient.monotonic),
         factories=reach.factories,
         mesh=island.mesh,
         kept_at=island.kept_at,
@@ -123,6 +122,23 @@ def _checked(
         findings.append(finding)
         say(finding.view())
     return findings
+
+
+def _signs(say: Say, now: Callable[[], float]) -> Callable[[], None]:
+    """Whoever waits for a check learns that it goes on, however often this is called.
+
+    A tenth of a corpus, of which its process tells in words, may take longer than anybody waits;
+    and so may what another process prepares.
+    """
+    said = now()
+
+    def goes_on() -> None:
+        nonlocal said
+        if now() >= said + SIGN_S:
+            said = now()
+            say({"begins": "corpus"})
+
+    return goes_on
 
 
 if __name__ == "__main__":

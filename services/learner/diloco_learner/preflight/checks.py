@@ -98,6 +98,7 @@ def check(
     *,
     now: Callable[[], float],
     begins: Callable[[str], None] = lambda name: None,
+    goes_on: Callable[[], None] = lambda: None,
     beginning: InitialWeightsOf = weights_of,
     factories: Factories | None = None,
     mesh: MeshSizes | None = None,
@@ -108,13 +109,14 @@ def check(
 
     Paths are looked for in `root`; text is prepared into `cache`, on whose disk the learner's own
     files are counted too. `now`: seconds, monotonic. `begins` hears the name of each check before
-    it is made, so that one that ends this process is known. `beginning` opens what the run begins
+    it is made, so that one that ends this process is known. `goes_on` is called again and again
+    while a corpus is prepared or read, which may take hours. `beginning` opens what the run begins
     from; by default a folder. `factories`: whose modules the run's model may be of; by default any.
     `mesh`: of this learner's devices, None for "auto". `kept_at`: where all hosts of an island keep
     its checkpoints, if they do. `hosts`: how many there are, of which this one is checked as if it
     were the first and the others were like it; WrongHosts where that is not known.
     """
-    made = _Checks(spec, root, cache, now, beginning, factories, mesh, kept_at, hosts)
+    made = _Checks(spec, root, cache, now, goes_on, beginning, factories, mesh, kept_at, hosts)
     causes = Causes()
     for name in CHECKS:
         if (left_out := causes.skip(name)) is not None:
@@ -163,6 +165,7 @@ class _Checks:
         root: Root,
         cache: CorpusCache,
         now: Callable[[], float],
+        goes_on: Callable[[], None],
         beginning: InitialWeightsOf,
         factories: Factories | None,
         mesh: MeshSizes | None,
@@ -170,7 +173,7 @@ class _Checks:
         hosts: Callable[[], int],
     ) -> None:
         self.beginning, self.factories, self.wanted = beginning, factories, mesh
-        self.kept_at, self.count_hosts = kept_at, hosts
+        self.kept_at, self.count_hosts, self.goes_on = kept_at, hosts, goes_on
         self.spec, self.root, self.cache, self.now = spec, root, cache, now
         self.sequences_B = spec.inner.batch_sequences * spec.inner.accumulation
 
@@ -267,13 +270,13 @@ class _Checks:
 
     def corpus(self) -> Found:
         """It can be opened, or prepared, and is the one that the run means."""
-        self.corpora = load(self.spec.data, self.root, self.cache)
+        self.corpora = load(self.spec.data, self.root, self.cache, self.goes_on)
         self.separator = separator_of(self.spec.data, self.corpora)
         tokens = sum(len(c.split(name)) for c in self._parts for name in SPLITS)
         names = ", ".join(part.source for part in self.spec.data.sources)
         # Kept, as learners keep it: of a file of tokens all is read, which may take hours.
         digests = " ".join(
-            self.cache.digest(corpus, place_of(part.source, self.root))
+            self.cache.digest(corpus, place_of(part.source, self.root), self.goes_on)
             for corpus, part in zip(self._parts, self.spec.data.sources, strict=True)
         )
         text = f"{names}: {tokens:,} tokens, digest {digests}"
