@@ -185,9 +185,9 @@ def test_systemd_takes_a_unit(path: Path, tmp_path: Path) -> None:
 # Says under which id it runs, and ends as `status` says once it is told to stop, or at once.
 LEARNER = """#!/bin/bash
 credentials=$(cat "$DILOCO_NATS_CREDENTIALS")
-echo "start $DILOCO_ID of $DILOCO_HOSTS $DILOCO_NATS_URL $credentials" >> "$SAID"
-echo $$ > "$TASK"
 trap 'echo stopped >> "$SAID"; exit 0' TERM
+echo $$ > "$TASK"
+echo "start $DILOCO_ID of $DILOCO_HOSTS $DILOCO_NATS_URL $credentials" >> "$SAID"
 read -r status < "$STATUS" || true
 if [ -n "$status" ]; then : > "$STATUS"; exit "$status"; fi
 while true; do sleep 0.05; done
@@ -201,12 +201,14 @@ wait $!
 """
 SCANCEL = """#!/bin/bash
 echo "scancel $*" >> "$SAID"
+[ ! -e "$STATE.away" ] || { rm "$STATE.away"; exit 1; }
 kill -TERM "$(cat "$TASK")"
 """
-# Its controller is away as often as a line of the file says so.
+# Its controller is away, or too busy to answer, as often as a line of the file says so.
 AWAY = """#!/bin/bash
 read -r away < "$CONTROLLER" || true
 sed -i 1d "$CONTROLLER"
+[ "$away" != busy ] || exec sleep 1000
 [ "$away" != away ] || { echo "Unable to contact slurm controller" >&2; exit 1; }
 """
 # Of an array's number it says how all of its tasks are.
@@ -223,7 +225,7 @@ SCONTROL = AWAY + 'echo "scontrol $*" >> "$SAID"\n'
 class Job:
     """One life of the script, as number 2 of an array: the task that has the array's own number."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, asks_s: int = 60) -> None:
         programs = folder / "bin"
         programs.mkdir()
         stand_ins = {
@@ -247,9 +249,10 @@ class Job:
         ):
             file.write_text(text)
         script = SBATCH.read_text("utf-8")
-        for at_once in ("AGAIN_S=10", "ASKED_S=5"):
-            assert at_once in script
-            script = script.replace(at_once, f"{at_once.partition('=')[0]}=0")
+        soon = {"AGAIN_S=10": 0, "ASKED_S=5": 0, "ANSWERS_S=10": 1, "ASKS_S=75": asks_s}
+        for line, seconds in soon.items():
+            assert f"\n{line}\n" in script
+            script = script.replace(line, f"{line.partition('=')[0]}={seconds}")
         (folder / "script").write_text(script)
         self.environment = {
             "PATH": f"{programs}:{os.environ['PATH']}",
@@ -291,8 +294,8 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Any:
-    made = Job(tmp_path)
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    made = Job(tmp_path, *([request.param] if hasattr(request, "param") else []))
     yield made
     if made.process is not None and made.process.poll() is None:
         os.killpg(made.process.pid, signal.SIGKILL)
@@ -318,6 +321,16 @@ def test_at_its_time_limit_a_learner_saves_its_state_and_the_job_comes_back(job:
     again.wait(timeout=60)
 
 
+def test_a_word_to_stop_that_told_nobody_is_repeated_soon(job: Job) -> None:
+    process = job.start(DILOCO_STOP_S="900")
+    wait_until(lambda: job.lines() == [STARTED])
+    (job.folder / "state.away").touch()
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=60) == 0
+    told = "scancel --signal=TERM 7_2"
+    assert job.lines() == [STARTED, told, told, "stopped", "scontrol requeue 7_2"]
+
+
 def test_a_job_without_an_array_comes_back_too(job: Job) -> None:
     job.status.write_text("0\n")
     process = job.start(SLURM_ARRAY_JOB_ID="", SLURM_ARRAY_TASK_ID="")
@@ -341,11 +354,11 @@ def test_a_learner_that_slurm_stops_is_queued_again(job: Job) -> None:
     assert job.lines() == [STARTED, "scontrol requeue 7_2"]
 
 
-@pytest.mark.parametrize("often", [1, 14])
-def test_a_controller_that_is_away_is_asked_again(often: int, job: Job) -> None:
+@pytest.mark.parametrize("answers", ["away\n", "away\n" * 14, "busy\naway\nbusy\n"])
+def test_a_controller_that_is_away_is_asked_again(answers: str, job: Job) -> None:
     """Its silence does not say that somebody has cancelled the job."""
     job.status.write_text("0\n")
-    job.controller.write_text("away\n" * often)
+    job.controller.write_text(answers)
     assert job.start().wait(timeout=60) == 0
     assert job.lines() == [STARTED, "scontrol requeue 7_2"]
 
@@ -357,8 +370,10 @@ def test_a_controller_that_is_away_when_a_job_is_to_come_back_is_told_again(job:
     assert job.lines() == [STARTED, "scontrol requeue 7_2"]
 
 
-@pytest.mark.parametrize("answers", ["away\n" * 15, "here\n" + "away\n" * 15])
+@pytest.mark.parametrize("job", [3], indirect=True)
+@pytest.mark.parametrize("answers", ["away\n" * 999, "here\n" + "away\n" * 999, "busy\n" * 99])
 def test_a_job_that_cannot_come_back_fails_and_says_so(answers: str, job: Job) -> None:
+    """Before its time limit: a busy controller takes as long as it likes for each answer."""
     job.status.write_text("0\n")
     job.controller.write_text(answers)
     process = job.start()
@@ -438,9 +453,12 @@ def test_the_script_tells_the_learner_settings_that_it_takes(tmp_path: Path) -> 
     found = re.fullmatch(r"B:USR1@(\d+)", directives["signal"])
     stop_s = re.search(r"export DILOCO_STOP_S=.*:-(\d+)", text)
     assert found is not None and stop_s is not None
-    asked_max, asked_s = re.findall(r"^ASKED_(?:MAX|S)=(\d+)$", text, flags=re.MULTILINE)
-    longest_s = int(stop_s[1]) + int(asked_max) * int(asked_s)
+    (asks_s,) = re.findall(r"^ASKS_S=(\d+)$", text, flags=re.MULTILINE)
+    longest_s = int(stop_s[1]) + int(asks_s)
     assert int(found[1]) > longest_s, "a busy controller takes a while, too"
+    asking = re.findall(r"(?:scancel|squeue|scontrol) (?=-|requeue)", text)
+    timed = re.findall(r'timeout "\$ANSWERS_S" (?:scancel|squeue|scontrol) ', text)
+    assert len(asking) == len(timed) == 3, "each of them may hang"
     assert int(stop_s[1]) + 2 * CLOSES_S <= KILL_WAIT_S
 
 
