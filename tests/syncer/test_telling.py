@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from syncer.contexts import context
 
+from diloco_shared import ambient
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.events import Tell
+from diloco_syncer.events import SendBeat, Tell
 from diloco_syncer.members import claims
 from diloco_syncer.members.claims import ABOUT_ONE, TOLD_AGAIN_S, TOLD_AT_ONCE, Telling
 from diloco_syncer.messages.outbox_io import EVENTS_MAX, Outbox
@@ -50,6 +51,75 @@ def test_what_was_left_out_is_counted_and_told_later() -> None:
     assert not said.left_out
 
 
+def lost_for_good(said: Telling, now: float) -> Tell:
+    """The loss that is left out after a link went up and down at once."""
+    for _ in range(TOLD_AT_ONCE):
+        assert said.take(about("b", "learner-lost"), now) is not None
+        assert said.take(about("b", "learner-alive"), now) is not None
+    last = about("b", "learner-lost")
+    assert said.take(last, now) is None
+    return last
+
+
+def test_who_was_told_lost_is_told_alive_whatever_was_told_of_it() -> None:
+    said = Telling()
+    for _ in range(TOLD_AT_ONCE - 1):
+        said.take(about("b", "learner-lost"), 0.0)
+    for _ in range(TOLD_AT_ONCE):
+        said.take(about("b", "learner-alive"), 0.0)
+    assert said.take(about("b", "learner-lost"), 0.0) is not None
+    assert said.take(about("b", "learner-alive"), 0.0) == about("b", "learner-alive")
+
+
+def test_who_is_told_lost_is_told_alive_also_where_a_later_loss_was_left_out() -> None:
+    """A leader tells twice of whom it never met."""
+    said = Telling()
+    for _ in range(TOLD_AT_ONCE):
+        said.take(about("b", "learner-lost"), 0.0)
+        said.take(about("b", "learner-alive"), 0.0)
+    assert said.take(about("b", "learner-lost"), TOLD_AGAIN_S) is not None
+    assert said.take(about("b", "learner-lost"), TOLD_AGAIN_S) is None
+    assert said.due(3 * TOLD_AGAIN_S) == [], "it is known as lost"
+    assert said.take(about("b", "learner-alive"), TOLD_AGAIN_S) is not None
+
+
+def test_who_was_not_told_lost_is_not_told_alive() -> None:
+    """Its words for that may last longer than those for losses."""
+    said = Telling()
+    for _ in range(TOLD_AT_ONCE):
+        said.take(about("b", "learner-lost"), 0.0)
+        said.take(about("b", "learner-alive"), 0.0)
+    said.words.used_until.pop("learner-alive b", None)
+    assert said.take(about("b", "learner-lost"), 0.0) is None
+    assert said.take(about("b", "learner-alive"), 0.0) is None
+    assert said.due(TOLD_AGAIN_S) == [], "it is alive"
+
+
+def test_a_loss_that_was_left_out_is_told_once_there_are_words_again() -> None:
+    said = Telling()
+    last = lost_for_good(said, 0.0)
+    assert said.due(TOLD_AGAIN_S - 1.0) == []
+    assert said.due(TOLD_AGAIN_S) == [last], "it stands for itself: nothing else was left out"
+    assert said.due(9 * TOLD_AGAIN_S) == [], "once"
+    assert said.take(about("b", "learner-alive"), 9 * TOLD_AGAIN_S) is not None
+
+
+async def test_a_leader_tells_with_its_beat_of_a_loss_that_was_left_out(
+    monkeypatch: pytest.MonkeyPatch, running: Any
+) -> None:
+    out, now = Outbox(context(running.spec, MemoryBus(MemoryBroker(), "s"))), [0.0]
+    monkeypatch.setattr(ambient, "monotonic", lambda: now[0])
+    lost_for_good(out.telling, 0.0)
+    running.effects.clear()
+    running.wait(5.0)
+    beat = next(e for e in running.effects if isinstance(e, SendBeat))
+    await out.send(beat)
+    assert out.events.empty()
+    now[0] = TOLD_AGAIN_S
+    await out.send(beat)
+    assert out.events.get_nowait().kind == "learner-lost"
+
+
 def test_what_concerns_the_run_is_always_told() -> None:
     said = Telling()
     for tell in (Tell("epoch", "another one"), about("b", "returned")):
@@ -62,4 +132,6 @@ def test_no_more_is_counted_than_its_limit_i12(monkeypatch: pytest.MonkeyPatch) 
     for learner in "abc":
         for _ in range(TOLD_AT_ONCE + 1):
             said.take(about(learner), 0.0)
-    assert list(said.left_out) == ["join b", "join c"]
+            said.take(about(learner, "learner-lost"), 0.0)
+    assert list(said.left_out) == ["join c", "learner-lost c"]
+    assert list(said.lost) == ["b", "c"]

@@ -74,23 +74,59 @@ TOLD_AT_ONCE, TOLD_AGAIN_S = 16, 120.0
 
 @dataclass(slots=True)
 class Telling:
-    """Of one process, about all learners of a run."""
+    """Of one process, about all learners of a run.
+
+    That a learner is lost, and that it is alive again, are a pair: pages take whoever was told lost
+    for down until it is told alive. So the second is told where the first was, and nowhere else.
+    """
 
     words: Claims = field(default_factory=lambda: Claims(TOLD_AT_ONCE, TOLD_AGAIN_S))
     # "kind learner" -> events left out since the last one that was told
     left_out: Counter[str] = field(default_factory=Counter)
+    # Learners that are lost -> None where that was told; else what is to be told, and from when on.
+    # As many as words are remembered; whoever is forgotten is told of as if it was never lost.
+    lost: dict[str, tuple[Tell, float] | None] = field(default_factory=dict)
 
     def take(self, tell: Tell, now: float) -> Tell | None:
         """What is told of it; None for nothing."""
         learner = tell.data.get("learner")
         if tell.kind not in ABOUT_ONE or not isinstance(learner, str):
             return tell
-        what = f"{tell.kind} {learner}"
-        if not self.words.counts(what, now):
-            self.left_out[what] += 1
-            if len(self.left_out) > WORDS_MAX:
-                del self.left_out[next(iter(self.left_out))]
-            return None
-        if not (left_out := self.left_out.pop(what, 0)):
+        if tell.kind == "learner-alive" and learner in self.lost:
+            told = self.lost.pop(learner) is None
+        else:
+            told = self.words.counts(f"{tell.kind} {learner}", now)
+        if tell.kind == "learner-lost":
+            self._is_lost(learner, None if told else (tell, now + TOLD_AGAIN_S))
+        return self._told(tell, learner) if told else self._leave_out(tell, learner)
+
+    def due(self, now: float) -> list[Tell]:
+        """Losses that were left out and still hold: there are words for them again."""
+        waiting = [(who, kept) for who, kept in self.lost.items() if kept and kept[1] <= now]
+        told = list[Tell]()
+        for learner, (tell, _) in waiting:
+            if self.words.counts(f"{tell.kind} {learner}", now):
+                self.lost[learner] = None
+                self.left_out[f"{tell.kind} {learner}"] -= 1  # this one
+                told.append(self._told(tell, learner))
+            else:
+                self.lost[learner] = (tell, now + TOLD_AGAIN_S)
+        return told
+
+    def _is_lost(self, learner: str, kept: tuple[Tell, float] | None) -> None:
+        if learner in self.lost and self.lost[learner] is None:
+            return  # it is known as lost already
+        self.lost[learner] = kept
+        if len(self.lost) > WORDS_MAX:
+            del self.lost[next(iter(self.lost))]
+
+    def _leave_out(self, tell: Tell, learner: str) -> None:
+        self.left_out[f"{tell.kind} {learner}"] += 1
+        if len(self.left_out) > WORDS_MAX:
+            del self.left_out[next(iter(self.left_out))]
+
+    def _told(self, tell: Tell, learner: str) -> Tell:
+        left_out = self.left_out.pop(f"{tell.kind} {learner}", 0)
+        if left_out <= 0:
             return tell
         return replace(tell, text=f"{tell.text} ({left_out} such events before it were left out)")

@@ -87,6 +87,9 @@ class Outbox:
                 subject, message = subjects.donate(self.run, effect.donate.donor), effect.donate
             case SendBeat():
                 subject, message = subjects.beat(self.run), effect.beat
+                # A beat comes every second or so: often enough for what waits for its turn.
+                for told in self.telling.due(ambient.monotonic()):
+                    self._queue(told)
         await self._say(subject, message)
 
     async def say_lapsed(self, beat: Beat) -> None:
@@ -265,8 +268,10 @@ class Outbox:
         if self.shard and effect.kind in OF_LEARNERS:
             return
         told = self.telling.take(effect, ambient.monotonic())
-        if told is None:
-            return
+        if told is not None:
+            self._queue(told)
+
+    def _queue(self, told: Tell) -> None:
         record = event_now(self.run, told.kind, self.source, told.text, told.data)
         log.info(told.kind, text=told.text)
         if self.events.full():
