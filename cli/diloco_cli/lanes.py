@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from diloco_shared.protocol.telling import OF_LANES
+
 Activity = Literal["joining", "stepping", "paused", "down", "recovering", "hung"]
 
 
@@ -61,6 +63,8 @@ def lanes(
     found: dict[str, _Lane] = {}
     able: Activity = "stepping"  # what a learner does that is able to step
     for event in events:
+        if event["kind"] not in OF_LANES:
+            continue
         if event["kind"] == "setting" and event["data"].get("name") == "paused":
             able = "paused" if event["data"]["value"] else "stepping"
             _pause(found.values(), able, float(event["at"]))

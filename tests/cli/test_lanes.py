@@ -1,18 +1,30 @@
 """Lanes: what each learner was doing when."""
 
+import ast
+import inspect
 from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+import diloco_cli.lanes
+from diloco_cli import tally
 from diloco_cli.lanes import Span, lanes
+from diloco_shared.protocol.telling import OF_LANES, OF_THE_HUB
 
 Row = dict[str, Any]
 
 
 def told(kind: str, at: float, source: str = "syncer-1", **data: Any) -> Row:
     return {"kind": kind, "at": at, "source": source, "data": data}
+
+
+def test_the_coordinator_keeps_together_what_lanes_are_made_of() -> None:
+    """Each kind that is named here is in the list by which it does so, and no other is."""
+    tree = ast.parse(inspect.getsource(diloco_cli.lanes) + inspect.getsource(tally.fault_of))
+    words = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    assert {word for word in words if word in OF_THE_HUB | OF_LANES} == OF_LANES
 
 
 def fault(what: str, at: float, kind: str, target: str) -> Row:

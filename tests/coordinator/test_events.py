@@ -179,6 +179,28 @@ def test_one_kind_of_events_in_great_numbers_pushes_out_none_of_another(
     assert [e.at for e in kept[3:]] == [float(n) for n in range(453, 500)], "the newest of them"
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_beginning_goes_with_the_losses_after_it(
+    monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """Else a lane would show all the time of the losses that are gone as stepping. `own`: the
+    learner tells in a subject of its own."""
+    monkeypatch.setattr(events, "EVENTS_MAX", 50)
+    told, data = Told(), {"learner": "oslo"}
+    if own:
+        told.by("oslo", kind="began", data=data)
+    else:
+        told.tell(subjects.event("r", "began"), said("oslo", "began"))
+    told.tell(subjects.event("q", "began"), said("rome", "began", run="q"))
+    told.tell(subjects.event("r", "restored"), said("s", "restored"))
+    for n in range(500):
+        kind = ("learner-lost", "learner-alive")[n % 2]
+        told.tell(subjects.event("r", kind), said("s", kind).model_copy(update={"data": data}))
+    kept = [event for _, event in told.events.kept]
+    assert [(e.run, e.kind) for e in kept[:2]] == [("q", "began"), ("r", "restored")]
+    assert {e.kind for e in kept[2:]} == {"learner-lost", "learner-alive"}
+
+
 def test_a_reader_beyond_the_end_goes_on_where_the_stream_began_anew() -> None:
     told = Told()
     for n in range(10):

@@ -26,6 +26,13 @@ stray-readers
 """
 OF_THE_HUB = frozenset((_OF_SYNCERS + _OF_THE_COORDINATOR).split())
 
+# What tells when each learner stepped, was down, and the like. Without some of these, whoever reads
+# the others takes a learner for stepping that was not: they are kept, or let go, together.
+_OF_LANES = """
+began fault-applied fault-healed join learner-alive learner-lost leave recovered setting
+"""
+OF_LANES = frozenset(_OF_LANES.split())
+
 
 def not_ones_own(kind: str, data: Mapping[str, Any], teller: str) -> str:
     """Why a learner may not tell this; "" if it may: what it did itself, and what befell it."""

@@ -5,8 +5,9 @@ so many. Here no more of them are kept either, and a flood of them is left out u
 learner says pushes out what it said itself, and nothing of others. Where most of it are
 evaluations of one run, these are thinned, so that the curve keeps its beginning, and all else that
 the learner said stays. Nor does one kind of a run's events push out another kind: where all are too
-many, those give way of which there are most. A coordinator that starts finds the newest ones alone
-in the stream. Pure.
+many, those give way of which there are most. What tells when learners stepped counts as one kind: a
+beginning whose losses are gone would make a learner step for ever. A coordinator that starts finds
+the newest ones alone in the stream. Pure.
 """
 
 import math
@@ -20,7 +21,7 @@ import structlog
 
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
-from diloco_shared.protocol.telling import misses, not_ones_own
+from diloco_shared.protocol.telling import OF_LANES, misses, not_ones_own
 from diloco_shared.protocol.wire import WireError, decode
 
 log = structlog.get_logger()
@@ -48,6 +49,9 @@ INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 # Seconds since 1970, in the year 5138: pages and terminals show dates up to there.
 AT_MAX = 1e11
 NAMED_BYTES_MAX = 16 * BY_ONE_MAX * EVENT_BYTES_MAX
+
+# In the place of a kind, for all those together that tell when learners stepped. No kind is empty.
+_LANES = ""
 
 
 @dataclass(slots=True)
@@ -129,13 +133,19 @@ class Events:
         # Some at once: counting takes milliseconds.
         going = (seq for seq, event in self.kept if self._list((seq, event)) == most)
         gone = set(islice(going, min(there[most], EVENTS_MAX // AT_ONCE + 1)))
+        if most[1] == _LANES:
+            # Learners with credentials of their own tell some of it in lists of their own.
+            until = max(gone)
+            gone |= {seq for seq, e in self.kept if seq <= until and _of_lanes(e, most[0])}
         self._keep([item for item in self.kept if item[0] not in gone])
 
     def _list(self, item: tuple[int, Event]) -> tuple[str, str]:
-        """What an event has its place among: those of one kind of a run, or of one learner. As in
-        the stream, none of them pushes out others."""
+        """What an event has its place among: those of one kind of a run, or of one learner. None of
+        them pushes out others."""
         event = item[1]
-        return ("", event.source) if event.source in self._shares else (event.run, event.kind)
+        if event.source in self._shares:
+            return "", event.source
+        return event.run, _LANES if event.kind in OF_LANES else event.kind
 
     def _let_go(self, teller: str) -> None:
         """Room for one more of a learner: its longest curve is thinned, or else the oldest goes."""
@@ -197,6 +207,10 @@ class Events:
         there = Counter(event.source for _, event in self.kept)
         for teller, share in self._shares.items():
             share.kept = min(share.kept, there[teller])
+
+
+def _of_lanes(event: Event, run: str) -> bool:
+    return event.run == run and event.kind in OF_LANES
 
 
 def _digest(subject: str, payload: bytes) -> int:
