@@ -106,6 +106,35 @@ async def test_a_request_that_comes_twice_at_once_is_answered_twice_with_one_run
         assert sorted(replayed, key=str) == [None, "true"]
 
 
+async def test_who_is_late_with_a_submission_hides_no_events_of_the_run_that_took_its_name(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator waits long for a server; meanwhile the user asks another one."""
+    made, waits, goes_on = runs_io.ensure_run_streams, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*given: Any, **more: Any) -> None:
+        if not waits.is_set():
+            waits.set()
+            await goes_on.wait()
+        await made(*given, **more)
+
+    monkeypatch.setattr(runs_io, "ensure_run_streams", slowly)
+    async with world.coordinator() as one, world.coordinator() as two:
+        late = asyncio.create_task(one.ask("POST", "/v1/runs", SPEC))
+        await waits.wait()
+        assert (await two.ask("POST", "/v1/runs", SPEC)).status_code == 201
+        await world.tells("init")
+        goes_on.set()
+        assert (await late).status_code == 409
+        await world.tells("end")
+
+        def kinds() -> list[str]:
+            return [e.kind for _, e in two.registry.events_after(0, "demo")]
+
+        await until(lambda: "end" in kinds())
+        assert kinds() == ["run-created", "init", "end"]
+
+
 async def test_a_repeated_request_is_not_answered_with_somebody_elses_run(world: Any) -> None:
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", SPEC)

@@ -329,7 +329,11 @@ class Runs:
             await first()
         source = record.restore.source if record.restore else ""
         text = f"run {spec.name} submitted" + (f" from {source}" if source else "")
-        # Before anybody works for it: what was told of such a run until now is shown no more.
+        # Before anybody works for it: what was told of such a run until now is shown no more. The
+        # streams may have taken long, and another submission may have the name by now.
+        there = await self.registry.look_for_run(spec.name)
+        if not there or not self.registry.is_run(spec.name, spec.id):
+            raise Conflict(f"{spec.name} is another run by now")
         await self.registry.tell(spec.name, "run-created", text, {})
         record = record.model_copy(update={"phase": "there"})
         await self.registry.update_run(record)
