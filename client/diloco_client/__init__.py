@@ -411,7 +411,9 @@ class Client:
         """As `events`, for whoever asks now and then; all of them where events were lost."""
         found, again = list[dict[str, Any]](), False
         while True:
-            after, mark = cursor
+            # Two coordinators behind one address may differ in what they have seen of a loss: each
+            # would say for ever that the other's mark is not its own. One beginning is enough.
+            after, mark = (cursor[0], "") if again else cursor
             params = {"run": run, "after": after, "mark": mark, "limit": 1000}
             page = self._call("GET", "/v1/events", has=("events",), params=params)
             if after > 0 and began_anew(page, after):

@@ -98,6 +98,25 @@ def test_who_asks_for_events_learns_that_others_have_come_up_to_its_cursor() -> 
         assert not c.events_since("demo", anew.cursor).again
 
 
+def test_two_coordinators_that_differ_send_nobody_back_for_ever() -> None:
+    """One of them has not seen yet what the hub lost; a proxy asks the one and then the other."""
+    there, asked = [{"seq": n} for n in range(1, 2501)], list[str]()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        after, mark = int(request.url.params["after"]), request.url.params["mark"]
+        asked.append(mark)
+        assert len(asked) < 20, "without end"
+        mine = f"of {len(asked) % 2}"
+        again = mark not in ("", mine)
+        found = there[0 if again else after :][:1000]
+        return httpx.Response(200, json={"events": found, "mark": mine, "again": again})
+
+    with client(handle) as c:
+        told = c.events_since("demo")
+        assert (told.events, told.again) == (there, True)
+        assert told.cursor == (2500, f"of {len(asked) % 2}")
+
+
 def test_a_refusal_carries_the_servers_words_and_paths() -> None:
     errors = [{"path": "algorithm.quorum", "message": "too small"}]
     problem = {"title": "Invalid run", "detail": "1 fault", "status": 422, "errors": errors}

@@ -155,20 +155,23 @@ async function piece(pieces, signal) {
 }
 
 /* As the coordinator tells events: whoever has read beyond their end, or others, is told what came instead. */
-const markOf = (event) => `${event.at}+${event.text}`;
+/* Where coordinators differ, each answer is of another one, and has marks of its own. */
+const markOf = (event) => `${event.at}+${event.text}${server.differ ? server.asked.length : ""}`;
 function told(events, after, mark) {
   const there = events.find((e) => e.seq === after);
   const again = (events.length > 0 && after > events.at(-1).seq) || Boolean(mark && there && markOf(there) !== mark);
-  const found = events.filter((e) => again || e.seq > after);
+  const found = events.filter((e) => again || e.seq > after).slice(0, 1000);
   return { events: found, mark: found.length ? markOf(found.at(-1)) : again ? "" : mark, again };
 }
 
 /* What the coordinator answers: [status, body] by "METHOD path"; what was asked is kept. `away`: the
-   link is lost before an answer comes, `torn`: while it comes. */
-const server = { away: false, torn: false, answers: {}, asked: [] };
+   link is lost before an answer comes, `torn`: while it comes. `differ`: coordinators do, of which so many
+   answer. */
+const server = { away: false, torn: false, differ: 0, answers: {}, asked: [] };
 async function fetch(path, { method, headers, body, signal }) {
   const [place, query] = path.split("?");
   server.asked.push({ method, path, body: body ? JSON.parse(body) : null, token: headers.Authorization });
+  if (server.differ && server.asked.length > server.differ) throw new TypeError("asked without end");
   if (server.away) throw new TypeError("network");
   const [status, found] = server.answers[`${method} ${place}`] ?? [404, { title: `no ${method} ${place}` }];
   const after = Number(/after=(\d+)/.exec(query)?.[1] ?? 0);

@@ -51,6 +51,21 @@ def test_events_that_have_overtaken_what_is_shown_are_shown_in_its_place(
         assert lines == [f"told as {newest + n}" for n in range(3, -2, -1)]
 
 
+def test_two_coordinators_that_differ_send_the_page_back_once(
+    page: Page, answers: dict[str, Any]
+) -> None:
+    """One of them has not seen yet what the hub lost; a proxy asks the one and then the other."""
+    told = deepcopy(answers)
+    told["GET /v1/events"]["events"] = [
+        evaluation(n, steps=n, val_loss=1.5) for n in range(1, 1501)
+    ]
+    page.answers = told
+    page.do("server.differ = server.asked.length + 20")
+    page.second()
+    assert page.ask('items("events").length') == 100
+    assert page.ask('items("events")[0]').endswith("told as 1500")
+
+
 @pytest.mark.parametrize("back", ["fewer committed", "another epoch", "not begun"])
 def test_rounds_of_a_run_that_went_back_are_read_anew(
     page: Page, answers: dict[str, Any], run: str, back: str

@@ -142,15 +142,18 @@ async function lookForRounds({ name, status }) {
   seen.closed = status;
 }
 
-async function lookForEvents() {
+/* `anew`: they are being asked for anew already. Of two coordinators behind one address each may say of the
+   other's mark that it is not its own, for ever: one beginning is enough, and then no mark is sent. */
+async function lookForEvents(anew = false) {
   const about = seen.run ? `&run=${encodeURIComponent(seen.run.name)}` : "";
   let page;
   do {
-    page = await get(`/v1/events?limit=1000&after=${seen.after}&mark=${encodeURIComponent(seen.mark)}${about}`);
+    const mark = anew ? "" : encodeURIComponent(seen.mark);
+    page = await get(`/v1/events?limit=1000&after=${seen.after}&mark=${mark}${about}`);
     if (page.again && seen.after > 0) {
       // The hub lost its newest events, or was put back, and others may have their numbers: all are asked for anew.
       forgetTold();
-      return lookForEvents();
+      return lookForEvents(true);
     }
     seen.after = page.events.at(-1)?.seq ?? seen.after;
     seen.mark = page.mark ?? "";
