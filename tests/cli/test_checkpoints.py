@@ -42,13 +42,14 @@ def at(restores: int, state: str = "running", shards: int = 1) -> Row:
     return {"name": "r", "spec": spec, "state": state, "status": {"restores": restores}}
 
 
-def event(kind: str, serial: int | None, shard: int = 0) -> Row:
+def event(kind: str, serial: int | None, shard: int = 0, seq: int = 9) -> Row:
     data = {} if serial is None else {"serial": serial, "shard": shard}
-    return {"kind": kind, "text": f"{kind} of {serial}", "data": data}
+    return {"kind": kind, "text": f"{kind} of {serial}", "data": data, "seq": seq}
 
 
 def restored(client: Client, serial: int = 3, wait: bool = True) -> Row:
-    return checkpoints._restored(client, "r", serial, wait=wait)  # type: ignore[arg-type]
+    go_back = checkpoints._restored
+    return go_back(client, "r", serial, since=8, wait=wait)  # type: ignore[arg-type]
 
 
 FAILED, DONE = event("restore-failed", 3), event("restored", 3)
@@ -63,7 +64,10 @@ BEFORE = [event("restore-failed", 1), event("restored", 2)]
         [[DONE, FAILED, event("restored", 4)]],
     ],
 )
-def test_a_restore_that_failed_is_said_to(told: list[list[Row]]) -> None:
+def test_a_restore_that_failed_is_said_to(
+    told: list[list[Row]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clock(monkeypatch, 1.0)
     with pytest.raises(CliError, match="restore-failed of 3"):
         restored(Client(at(2), at(3), events=told))
 
@@ -75,7 +79,10 @@ def test_a_restore_that_failed_is_said_to(told: list[list[Row]]) -> None:
         [[DONE], [DONE, event("restore-failed", 3, shard=1)]],  # the other tells a moment later
     ],
 )
-def test_a_restore_that_failed_in_one_shard_is_said_to(told: list[list[Row]]) -> None:
+def test_a_restore_that_failed_in_one_shard_is_said_to(
+    told: list[list[Row]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clock(monkeypatch, 1.0)
     with pytest.raises(CliError, match="restore-failed of 3"):
         restored(Client(at(2), at(3, shards=2), events=told))
 
@@ -102,6 +109,17 @@ def test_every_shard_is_waited_for() -> None:
     assert restored(Client(at(2), at(3, shards=2), events=[[DONE], both])) == at(3, shards=2)
 
 
+def test_a_shard_that_failed_first_may_go_back_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its leader died once it had told so, and the next one goes back."""
+    clock = Clock(monkeypatch, 1.0)
+    early = [DONE, event("restore-failed", 3, shard=1)]
+    told = [early, early, [*early, event("restored", 3, shard=1)]]
+    assert restored(Client(at(3, shards=2), events=told)) == at(3, shards=2)
+    assert clock.now == 2.0
+
+
 @pytest.mark.parametrize("told", [[*BEFORE, DONE], [FAILED, DONE], [DONE, *BEFORE[:1]]])
 def test_a_restore_that_was_done_is_said_to(told: list[Row]) -> None:
     assert restored(Client(at(2), at(3), events=[told])) == at(3)
@@ -120,6 +138,35 @@ def test_a_syncer_that_tells_no_serial_is_believed(
         assert restored(client) == at(3)
 
 
+@pytest.mark.parametrize("kind", ["restored", "restore-failed"])
+def test_what_came_before_the_wish_says_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A syncer of an older release told it, and has been upgraded since."""
+    monkeypatch.setattr(checkpoints, "EVENT_S", 0.0)
+    with pytest.raises(CliError, match="nothing tells whether it went back"):
+        restored(Client(at(3), events=[[event(kind, None, seq=8)]]))
+
+
+def test_what_came_before_a_wish_is_looked_for_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Asked(Client):
+        def restore(self, run: str, number: int, as_run: str = "") -> Row:
+            self.told = [[event("restored", None, seq=8)]]
+            return {"run": "r", "serial": 3}
+
+    monkeypatch.setattr(checkpoints, "EVENT_S", 0.0)
+    clients = iter([Asked(at(3), events=[[event("began", None, seq=n)]]) for n in (8, 7)])
+    monkeypatch.setattr(checkpoints, "connect", lambda _: nullcontext(next(clients)))
+    monkeypatch.setattr(sys, "argv", ["diloco", "checkpoint", "restore", "r", "1", "--json"])
+    for known in (False, True):
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert (not ended.value.code) is known
+    assert "nothing tells whether it went back" in capsys.readouterr().err
+
+
 def test_a_wish_that_another_one_replaced_is_not_said_to_be_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -135,11 +182,11 @@ def test_a_run_that_ends_first_has_not_gone_back(state: str) -> None:
 
 
 class Clock:
-    """Ten minutes pass between two looks."""
+    """Ten minutes pass between two looks, or as many seconds as are given."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, look_s: float = 600.0) -> None:
         self.now = 0.0
-        monkeypatch.setattr(checkpoints, "LOOK_S", 600.0)
+        monkeypatch.setattr(checkpoints, "LOOK_S", look_s)
         monkeypatch.setattr(
             checkpoints, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
         )

@@ -129,22 +129,25 @@ def restore(
 ) -> None:
     """Take a live run back to a checkpoint, or begin a new run with it."""
     with connect(where) as client:
+        before = [] if as_run else client.events(run)
+        since = int(before[-1]["seq"]) if before else 0
         wish = client.restore(run, number, as_run=as_run)
+        name, serial = str(wish["run"]), int(wish["serial"])
         with meanwhile("waits until the run has gone back", quiet=as_json):
-            found = _restored(client, str(wish["run"]), int(wish["serial"]), wait=not as_run)
+            found = _restored(client, name, serial, since=since, wait=not as_run)
     show(found, as_json, lambda: [state_line(found)])
 
 
-def _restored(client: Client, run: str, serial: int, *, wait: bool) -> dict[str, Any]:
+def _restored(client: Client, run: str, serial: int, *, since: int, wait: bool) -> dict[str, Any]:
     """The run once it has gone back; a new one waits for its members, and so is not waited for.
 
-    CliError says why it has not.
+    `since`: number of the newest event before the wish was made. CliError says why it has not.
     """
     until, patience = time.monotonic() + WAIT_S, Patience(PATIENCE_S)
     found = client.run(run)
     while wait:
         if _restores(found) >= serial:
-            _check_gone_back(client, found, serial)
+            _check_gone_back(client, found, serial, since)
             break
         if found["state"] in OVER:
             raise CliError(f"run {run!r} was over before it went back to the checkpoint", FAILED)
@@ -167,19 +170,22 @@ def _restores(run: dict[str, Any]) -> int:
     return int((run["status"] or {}).get("restores", 0))
 
 
-def _check_gone_back(client: Client, run: dict[str, Any], serial: int) -> None:
+def _check_gone_back(client: Client, run: dict[str, Any], serial: int, since: int) -> None:
     """CliError unless every shard tells that it went back: the status alone does not tell whether
-    this wish was fulfilled or given up."""
+    this wish was fulfilled or given up. `since`: number of the newest event before it."""
     name, shards = run["name"], _shards(run)
     until, patience = time.monotonic() + EVENT_S, Patience(PATIENCE_S)
-    while (told := patience.ask(lambda: _told(client, name))) is None or not (
-        shards <= _last(told, serial).keys()
-    ):
-        if told is not None and time.monotonic() > until:
+    while True:
+        # Only that all have gone back is the last word: a leader that failed may have died before
+        # the wish was done with, and the next one goes back.
+        told = patience.ask(lambda: _told(client, name))
+        last = _last(told or [], serial)
+        done = {shard for shard, event in last.items() if event["kind"] == "restored"}
+        if shards <= done or (told is not None and time.monotonic() > until):
             break
         time.sleep(LOOK_S)
-    last = _last(told, serial)
-    if not last and (old := _last(told, None)):
+    newer = [event for event in told or [] if event["seq"] > since]
+    if not last and (old := _last(newer, None)):
         last, shards = old, set(old)  # a syncer of an older release tells no serial
     for event in last.values():
         if event["kind"] == "restore-failed":
