@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from diloco_cli.cluster import Where, endpoint_of, token_of
 from diloco_cli.words import CONFLICT, FAILED, INVALID, NO_CLUSTER, REFUSED, UNKNOWN, CliError
@@ -121,19 +121,28 @@ def passes(error: ApiError | Unreachable) -> bool:
     return not isinstance(error, Untrusted)
 
 
-def rounds_or_why(ask: Callable[[], list[T]], *, damaged: bool = True) -> tuple[list[T], str]:
-    """The rounds and "", or none and why there are none now: a coordinator reads them from the
+class Unread(NamedTuple):
+    """Why rounds could not be read. `passes`: they may be readable in a while."""
+
+    why: str
+    passes: bool
+
+
+def rounds_or_why(
+    ask: Callable[[], list[T]], *, damaged: bool = True
+) -> tuple[list[T], Unread | None]:
+    """The rounds and None, or none and why there are none: a coordinator reads them from the
     message server, and while that is away it tells all the same what it has heard.
 
     `damaged`: likewise of a tape that holds a record which it cannot read. That does not pass.
     """
     try:
-        return ask(), ""
+        return ask(), None
     except Silent as error:
-        return [], f"{error}: {WAITS}"
+        return [], Unread(f"{error}: {WAITS}", passes=True)
     except ApiError as error:
         if error.status in PASSING or (damaged and error.status == UNREADABLE):
-            return [], str(error)
+            return [], Unread(str(error), passes=error.status in PASSING)
         raise
 
 

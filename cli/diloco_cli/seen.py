@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from diloco_cli.api import rounds_or_why
+from diloco_cli.api import Unread, rounds_or_why
 from diloco_client import Client, Cursor
 from diloco_client.answers import BEGINNING
 from diloco_shared.protocol.telling import readable
@@ -24,7 +24,7 @@ class Seen:
     rounds: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     rounds_max: int = ROUNDS_MAX
-    unread: str = ""  # why the newest rounds could not be read
+    unread: Unread | None = None  # why the newest rounds could not be read
     cursor: Cursor = BEGINNING  # how far events were read
 
     def look(self, client: Client) -> None:
@@ -50,7 +50,7 @@ class Seen:
         del self.events[:-EVENTS_MAX]
 
     def _look_for_rounds(self, client: Client) -> None:
-        self.unread = ""
+        self.unread = None
         if not self.status:
             return  # before that there is no tape
         known = self.rounds[-1]["seq"] if self.rounds else 0

@@ -9,6 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from diloco_cli.api import Unread
 from diloco_cli.lines import shaped
 from diloco_cli.report import data_parallel_bytes, goodput
 from diloco_cli.seen import Seen
@@ -83,9 +84,11 @@ def run_lines(
     return lines
 
 
-def unread_lines(why: str) -> list[str]:
+def unread_lines(unread: Unread | None) -> list[str]:
     """That the rounds could not be read, and why; none where they were."""
-    return [f"the rounds cannot be read now: {why}"] if why else []
+    if unread is None:
+        return []
+    return [f"the rounds cannot be read{' now' if unread.passes else ''}: {unread.why}"]
 
 
 def per_corpus(each: dict[str, float]) -> str:

@@ -188,7 +188,7 @@ def test_status_and_report_say_what_is_known_of_a_run_whose_tape_cannot_be_read(
     for command in ("status", "report"):
         status, out, _ = diloco(command)
         assert status == 0
-        assert "the rounds cannot be read now: Written by another release: record 7" in out
+        assert "the rounds cannot be read: Written by another release: record 7" in out
     assert diloco("rounds")[0] == CONFLICT, "whoever asks for them alone"
     page = tmp_path / "r.html"
     status, out, told = diloco("report", "--html", str(page))

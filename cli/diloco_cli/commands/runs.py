@@ -295,7 +295,7 @@ def report(
         tallied = partial(Tally.of, found, rounds, events)
         read, unread = rounds_or_why(lambda: [tallied()], damaged=html is None)
     if unread and html is not None:
-        text = f"{html} is not written, since the rounds cannot be read: {unread}"
+        text = f"{html} is not written, since the rounds cannot be read: {unread.why}"
         raise CliError(text, NO_CLUSTER)
     tally = read[0] if read else Tally(found, events)
     figures = figures_of(found, tally, events)

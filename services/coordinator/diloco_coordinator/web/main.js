@@ -91,22 +91,22 @@ async function lookOnce() {
   if (run) {
     showRun(run, seen.evaluations.newest);
     $("verbs").hidden = !mayChangeRun(run.name);
-    const unread = await whyNot(lookForRounds(run));
-    say($("unread"), unread && `The rounds cannot be read now: ${unread}`);
+    say($("unread"), await unread("The rounds", lookForRounds(run)));
   }
-  const unread = await whyNot(lookForExports(run && mayChangeRun(run.name) ? seen.run : null));
-  if (unread) say($("sampled"), `The exports cannot be read now: ${unread}`);
+  const why = await unread("The exports", lookForExports(run && mayChangeRun(run.name) ? seen.run : null));
+  if (why) say($("sampled"), why);
 }
 
-/* Why this could not be looked at, or "". Rounds and exports lie in places of their own. One of these may
-   be away, or damaged, while the coordinator tells all else: what is told is shown all the same. */
-async function whyNot(looking) {
+/* That these could not be looked at, and why; "" where they were. Rounds and exports lie in places of their own. One of these may
+   be away, or damaged (409, which does not pass), while the coordinator tells all else: what is told is
+   shown all the same. */
+async function unread(these, looking) {
   try {
     await looking;
     return "";
   } catch (error) {
     if (!(error instanceof Trouble) || error.status === 401) throw error;
-    return explained(error);
+    return `${these} cannot be read${error.status === 409 ? "" : " now"}: ${explained(error)}`;
   }
 }
 
