@@ -129,7 +129,8 @@ class Members:
         `mark` goes with `next`, and tells the event there from others that may get its number.
         `again`: the message server lost events up to the cursor, or was put back from a backup.
         What is told now came instead, and some of it may have been told before. Whoever gives no
-        `mark` is not told so once others have come up to the cursor.
+        `mark` is not told so once others have come up to the cursor; nor is whoever asks with a
+        cursor that is 20,000 events or more behind the newest one of all runs.
         """
         token, registry, asked = asker(), self.registry, after
         with suppress(BusError):  # whoever asks again is told then

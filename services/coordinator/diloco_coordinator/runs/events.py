@@ -163,7 +163,7 @@ class Events:
 
     def mark(self, seq: int) -> str:
         """What tells the message of this sequence from others, for every coordinator alike; ""
-        where that is not known here."""
+        where that is not known here: it is of the EVENTS_MAX newest alone."""
         said = self._read.get(seq)
         return "" if said is None else f"{said:016x}"
 
