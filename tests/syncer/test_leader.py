@@ -28,9 +28,10 @@ from diloco_syncer.history.history import History
 from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.leadership.leader_io import BEGIN_S, DROPPED_SAY_S, LINGER_S, Leader
 from diloco_syncer.leadership.lease_io import LeaseKeeper
-from diloco_syncer.members.donations import donation_s
+from diloco_syncer.members.roster import GONE_S
 from diloco_syncer.messages import arrivals_io as arrivals
-from diloco_syncer.streams.purging_io import LeftStates
+from diloco_syncer.streams import purging_io as purging
+from diloco_syncer.streams.purging_io import LEFT_LOOK_S
 
 
 @pytest.fixture
@@ -182,14 +183,19 @@ async def test_what_its_shard_owes_a_checkpoint_is_waited_for(
     assert leader._over()
 
 
-async def leads_until(leader: Leader, done: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+async def leads_until(
+    leader: Leader,
+    done: asyncio.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    within_s: float = 60.0,
+) -> None:
     await ensure_run_streams(leader.data, "t", limits(assumed(leader.spec)))
     await ensure_buckets(leader.control)
     events = StreamSpec(subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,), 1 << 20)
     await leader.control.ensure_stream(events)
     monkeypatch.setattr(leader, "_loop", done.wait)
     monkeypatch.setattr(leader, "_watch_lease", asyncio.Event().wait)  # it leads
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(within_s):
         await leader.run()
 
 
@@ -208,19 +214,26 @@ async def test_a_leader_sets_leases_back_where_the_run_went_back_lately(
 
 
 @pytest.mark.virtual
-async def test_a_leader_looks_after_what_newcomers_that_died_have_left(
+async def test_what_newcomers_that_died_have_left_goes_however_large_the_model_is(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, limits_s = asyncio.Event(), list[float]()
+    """Of seven billion parameters, whose state may take days: sent to a pod that is gone."""
+    gone, purge = asyncio.Event(), leader.control.purge
+    await ensure_run_streams(leader.data, "t", limits(assumed(leader.spec)))
+    await leader.control.append(subjects.state("t", "a", "pod-1", "n") + ".m", b"moments")
 
-    async def keep(states: LeftStates) -> None:
-        limits_s.append(states.limit_s())
-        looks.set()
+    async def purged(stream: str, subject: str, *, below_seq: int | None = None) -> None:
+        await purge(stream, subject, below_seq=below_seq)
+        if subject == subjects.states_of("t", "pod-1"):
+            gone.set()
 
-    monkeypatch.setattr(LeftStates, "keep", keep)
-    leader.machine.history.sizes_P = (10_000_000, 0)
-    await leads_until(leader, looks, monkeypatch)
-    assert limits_s == [donation_s(10_000_000)]
+    monkeypatch.setattr(leader.control, "purge", purged)
+    # Scaled: a tenth of the time, so that nothing else of a leader's day happens meanwhile.
+    monkeypatch.setattr(purging, "GONE_S", GONE_S / 10)
+    monkeypatch.setattr(purging, "LEFT_LOOK_S", LEFT_LOOK_S / 10)
+    leader.machine.history.sizes_P = (7_000_000_000, 0)
+    # It is gone, then it is known to be, and a look is made.
+    await leads_until(leader, gone, monkeypatch, within_s=(2 * GONE_S + 3 * LEFT_LOOK_S) / 10)
 
 
 @pytest.mark.virtual

@@ -184,13 +184,19 @@ async def test_a_learner_that_says_it_is_a_standby_is_not_waited_for() -> None:
     await purged(bus, spec())
 
 
+@pytest.fixture
+def soon_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was missing for ten seconds is gone."""
+    monkeypatch.setattr(purging, "GONE_S", 10.0)
+
+
 class Left:
-    """A leader's looks at what the dead have left, every two seconds; a newcomer has ten."""
+    """A leader's looks at what the dead have left, every two seconds."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self.bus = bus
         self.storage = Storage(spec(), bus, Size, lambda _: None)
-        self.states = LeftStates(context(spec(), bus, "s1"), self.storage, lambda: 10.0)
+        self.states = LeftStates(context(spec(), bus, "s1"), self.storage)
 
     async def sent(self, newcomer: str, donor: str = "donor", nonce: str = "n") -> None:
         await self.bus.append(subjects.state("r", donor, newcomer, nonce) + ".m", b"moments")
@@ -216,7 +222,7 @@ async def left_states() -> Left:
 
 
 @pytest.mark.virtual
-async def test_what_was_sent_to_a_newcomer_that_died_is_removed() -> None:
+async def test_what_was_sent_to_a_newcomer_that_died_is_removed(soon_gone: None) -> None:
     """A stream has room for all learners but one, and new names come and die."""
     left = await left_states()
     for newcomer in ("pod-1", "pod-2", "s2"):
@@ -231,7 +237,7 @@ async def test_what_was_sent_to_a_newcomer_that_died_is_removed() -> None:
 
 
 @pytest.mark.virtual
-async def test_who_comes_back_has_its_time_again() -> None:
+async def test_who_comes_back_has_its_time_again(soon_gone: None) -> None:
     left = await left_states()
     await left.sent("pod-1")
     await left.look()
@@ -246,7 +252,9 @@ async def test_who_comes_back_has_its_time_again() -> None:
 
 
 @pytest.mark.virtual
-async def test_what_is_sent_to_a_later_life_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_sent_to_a_later_life_stays(
+    monkeypatch: pytest.MonkeyPatch, soon_gone: None
+) -> None:
     """It comes back while it is looked at."""
     left = await left_states()
     await left.sent("pod-1")
@@ -266,7 +274,7 @@ async def test_what_is_sent_to_a_later_life_stays(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.virtual
 async def test_nothing_is_read_of_a_stream_that_is_emptied_in_time(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, soon_gone: None
 ) -> None:
     left = await left_states()
     monkeypatch.setattr(left.bus, "held", None)
@@ -275,3 +283,63 @@ async def test_nothing_is_read_of_a_stream_that_is_emptied_in_time(
         await left.passes(8)
         await left.bus.purge(subjects.state_stream("r"), "state.r.>")
         await left.passes(2)
+
+
+@pytest.mark.virtual
+async def test_who_died_is_gone_from_when_it_was_first_missing(soon_gone: None) -> None:
+    """Not from when STATE is first read, which is after as long again."""
+    left = await left_states()
+    await left.sent("pod-1")
+    await show(left.bus, "pod-1", "working", 0)
+    await left.look()
+    await left.bus.kv_delete(subjects.MEMBERS, "pod-1")
+    await left.passes(10)
+    assert await left.there() == ["pod-1"]
+    await left.passes(2)
+    assert await left.there() == []
+
+
+@pytest.mark.virtual
+async def test_whose_key_came_back_in_between_is_not_gone(soon_gone: None) -> None:
+    """Its message server was away, and is again."""
+    left = await left_states()
+    await left.sent("pod-1")
+    await show(left.bus, "pod-1", "working", 0)
+    await left.look()
+    await left.bus.kv_delete(subjects.MEMBERS, "pod-1")
+    await left.passes(4)
+    await show(left.bus, "pod-1", "working", 0)
+    await left.passes(2)
+    await left.bus.kv_delete(subjects.MEMBERS, "pod-1")
+    await left.passes(8)
+    assert await left.there() == ["pod-1"]
+
+
+@pytest.mark.virtual
+async def test_who_works_for_another_run_now_fetches_nothing_of_this_one(soon_gone: None) -> None:
+    left = await left_states()
+    await left.sent("pod-1")
+    await show(left.bus, "pod-1", "working", 0, run="another")
+    await left.look()
+    await left.passes(22)
+    assert await left.there() == []
+
+
+@pytest.mark.virtual
+async def test_what_takes_long_to_read_is_read_the_less_often(
+    monkeypatch: pytest.MonkeyPatch, soon_gone: None
+) -> None:
+    left = await left_states()
+    await left.sent("pod-1")
+    await show(left.bus, "pod-1", "working", 0)
+    await left.look()
+    held, reads = left.bus.held, list[str]()
+
+    async def slow(*what: Any, **how: Any) -> Any:
+        reads.append("")
+        await asyncio.sleep(2)
+        return await held(*what, **how)
+
+    monkeypatch.setattr(left.bus, "held", slow)
+    await left.passes(28)
+    assert len(reads) == 2, "after 10 s, and after 18 s without"

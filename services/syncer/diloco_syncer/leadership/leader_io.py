@@ -62,7 +62,6 @@ from diloco_syncer.history.follow_io import Recovered
 from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.machine import Machine
-from diloco_syncer.members.donations import donation_s
 from diloco_syncer.merging.numbers_io import Numbers
 from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.messages.arrivals_io import Arrivals
@@ -217,7 +216,7 @@ class Leader:
                     self.outbox.events_out(),
                     self.purger.work(),
                     forget_states(self.context),
-                    self._left_states().keep(),
+                    LeftStates(self.context, self.status_writer.storage).keep(),
                     self.data_leases.serve(),
                     self.sender.send(),
                     self.status_writer.keep(),
@@ -245,12 +244,6 @@ class Leader:
         self.machine.user_requests.checkpoints.given_up()
         await self.status_writer.last()
         return self.machine.history.outcome
-
-    def _left_states(self) -> LeftStates:
-        def limit_s() -> float:
-            return donation_s(sum(self.machine.history.sizes_P))
-
-        return LeftStates(self.context, self.status_writer.storage, limit_s)
 
     async def _up_info(self) -> int:
         info = await self.data.stream_info(subjects.up_stream(self.spec.name))

@@ -4,6 +4,7 @@ What was sent to those that died before they could say so is removed, too.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import structlog
@@ -16,6 +17,7 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.records import MemberRecord
 from diloco_syncer.context import RunContext
+from diloco_syncer.members.roster import GONE_S
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.streams.storage_io import Storage
 
@@ -29,6 +31,9 @@ FULL = 0.5
 FOLLOWING = ("standby", "catching up")
 # Between two looks at what the dead have left on STATE, in seconds: it is there for minutes.
 LEFT_LOOK_S = 30.0
+# So many times as long as it took to read what is on STATE, it is not read again: the server reads
+# the headers of every chunk for that.
+LEFT_REST = 9.0
 # Messages beside the chunks that such a look reads the subjects of: two of each state.
 LEFT_EXTRA_MAX = 10_000
 # Members whose states are removed at a look: a site may invent names, and each is one request.
@@ -115,15 +120,21 @@ class LeftStates:
 
     STATE has room for all learners but one, and each that dies while it recovers leaves what was
     sent to it for hours: a few of them, and no newcomer is given anything any more.
+
+    Who has been missing at every look for GONE_S seconds is gone, however large the model is: the
+    key of one that lives expires within seconds, and for longer than that no life is taken back.
     """
 
-    def __init__(self, context: RunContext, storage: Storage, limit_s: Callable[[], float]) -> None:
-        """`limit_s`: for so long a newcomer is waited for, in seconds."""
+    def __init__(self, context: RunContext, storage: Storage) -> None:
         self.run, self.shard, self.control = context.spec.name, context.shard, context.control
         self.stream = subjects.state_stream(self.run)
-        self.storage, self.limit_s = storage, limit_s
+        self.storage = storage
         self.filled_at: float | None = None  # since then STATE was not empty; monotonic, as below
-        self.gone: dict[str, float] = {}  # newcomer with something on STATE -> since when
+        self.rest_until = -math.inf
+        self.living: set[str] = set()  # at the newest look
+        # Who lived, or has something on STATE, and is missing -> since which look. Of those that
+        # died within the first GONE_S seconds; from then on of those with something on STATE.
+        self.gone: dict[str, float] = {}
 
     async def keep(self) -> None:
         """For ever; the first shard looks after all of them."""
@@ -133,22 +144,30 @@ class LeftStates:
     async def look(self) -> None:
         """Look once, and remove what is due. Raises BusError.
 
-        STATE is empty most of the time, and whoever recovers takes less than the limit: nothing is
-        read before that is over.
+        STATE is empty most of the time, and most who recover take less than GONE_S: nothing of
+        STATE is read before that is over. Until then it is seen who lives.
         """
-        now, limit_s, use = ambient.monotonic(), self.limit_s(), self.storage.streams.get("STATE")
+        now, use = ambient.monotonic(), self.storage.streams.get("STATE")
         if use is None or not use.bytes:
-            self.filled_at, self.gone = None, {}
+            self.filled_at, self.gone, self.living = None, {}, set()
             return
         self.filled_at = now if self.filled_at is None else self.filled_at
-        if now - self.filled_at < limit_s:
-            return
         # What came since is of a later life: one that comes back this instant.
         below = self.storage.last_seqs["STATE"] + 1
-        living = {m.id for m in await members_of(self.control)}
-        absent = await self._named(use.bytes) - living
+        # Of this run: one that works for another has no use for what it was sent here.
+        living = {m.id for m in await members_of(self.control) if m.run == self.run}
+        missing = (self.gone.keys() | self.living) - living
+        self.living, self.gone = living, {who: self.gone.get(who, now) for who in missing}
+        if now - self.filled_at >= GONE_S and now >= self.rest_until:
+            await self._remove(now, below, use.bytes)
+
+    async def _remove(self, now: float, below: int, size: int) -> None:
+        """What those have left that are gone by now."""
+        absent = await self._named(size) - self.living
+        read = ambient.monotonic()
+        self.rest_until = read + LEFT_REST * (read - now)
         self.gone = {newcomer: self.gone.get(newcomer, now) for newcomer in absent}
-        due = sorted(m for m, since in self.gone.items() if now - since >= limit_s)
+        due = sorted(m for m, since in self.gone.items() if now - since >= GONE_S)
         for newcomer in due[:LEFT_REMOVED_MAX]:
             states = subjects.states_of(self.run, newcomer)
             await self.control.purge(self.stream, states, below_seq=below)
