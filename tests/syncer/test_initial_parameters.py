@@ -24,6 +24,7 @@ from diloco_syncer.events import Event, InitMoved, InitSeen, Malformed
 from diloco_syncer.leadership import initial_parameters_io as initial
 from diloco_syncer.leadership.initial_parameters_io import InitialSets
 from diloco_syncer.merging.payloads_io import Payloads
+from diloco_syncer.status.announce import INITIALIZER_S
 
 TENSORS = tuple(TensorSpec(name=f"t{n}", shape=(4,), embedding=False) for n in range(3))
 pytestmark = pytest.mark.virtual
@@ -55,6 +56,7 @@ class Rig:
         self.payloads = Payloads(lambda: self.room)
         self.events: list[Event] = []
         self.begun = False
+        self.life = 0  # of a, which is asked for them
         self.strangers: set[str] = set()  # whom nobody asked
         self.stream = subjects.up_stream("r")
 
@@ -69,7 +71,7 @@ class Rig:
             self.events.append,
             lambda: self.begun,
             lambda learner: learner not in self.strangers,
-            lambda: "a",
+            lambda: ("a", self.life),
         )
         task = asyncio.create_task(sets.work())
         try:
@@ -78,24 +80,24 @@ class Rig:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def where(self, learner: str, p: int) -> str:
-        return subjects.initial("r", learner, 0, p)
+    def where(self, learner: str, p: int, life: int = 0) -> str:
+        return subjects.initial("r", learner, life, p)
 
-    async def manifest(self, learner: str, p: int, blob: Blob) -> None:
+    async def manifest(self, learner: str, p: int, blob: Blob, life: int = 0) -> None:
         m = InitManifest(
             run="r",
             learner=learner,
-            incarnation=0,
+            incarnation=life,
             config_hash=config_hash(SPEC),
             layout=TENSORS,
             fragment=p,
             blob=blob,
         )
-        await self.bus.append(manifest_subject(self.where(learner, p)), encode(m))
+        await self.bus.append(manifest_subject(self.where(learner, p, life)), encode(m))
 
-    async def send(self, learner: str, p: int, value: float = 1.0) -> None:
-        blob = await put_blob(self.bus, self.where(learner, p), encoded(value))
-        await self.manifest(learner, p, blob)
+    async def send(self, learner: str, p: int, value: float = 1.0, life: int = 0) -> None:
+        blob = await put_blob(self.bus, self.where(learner, p, life), encoded(value))
+        await self.manifest(learner, p, blob, life)
 
     async def hollow(self, learner: str, p: int, size: int = 20) -> None:
         """A manifest whose chunks nobody has sent."""
@@ -318,6 +320,69 @@ async def test_only_what_the_initializer_stores_of_its_parameters_is_counted(rig
             await until(lambda v=value: rig.payloads.held.get(rig.where("a", 0)) == encoded(v))
         await until(lambda: rig.all(InitMoved)[-1].stored > 2 * before)
         assert rig.all(InitMoved)[-1].here == size
+
+
+async def test_what_an_earlier_life_stored_is_not_counted(rig: Rig) -> None:
+    """Each of them sends everything anew."""
+    rig.life = 1
+    async with rig.working():
+        await rig.bus.append("up.r.a.init.0.0", b"a chunk")
+        await until(lambda: rig.all(InitMoved))
+        told = rig.all(InitMoved)[-1]
+        assert (told.stored, told.life) == (0, 1)
+        await rig.bus.append("up.r.a.init.0.1", b"a chunk")
+        await until(lambda: rig.all(InitMoved)[-1].stored > 0)
+
+
+async def test_what_a_new_life_sends_is_fetched_beside_what_was(rig: Rig) -> None:
+    async with rig.working():
+        await rig.send("a", 0)
+        size = len(encoded(1.0))
+        await until(lambda: rig.all(InitMoved) and rig.all(InitMoved)[-1].here == size)
+        await rig.send("a", 0, 2.0, life=1)
+        await until(lambda: rig.all(InitMoved)[-1].here == 2 * size)
+
+
+async def test_what_was_counted_is_not_read_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large model the headers alone take longer to read than an initializer has."""
+    monkeypatch.setattr(initial, "COUNTED_AT_ONCE", 4)
+    held, read = rig.data.held, list[int]()
+
+    async def seen(*what: Any, start_seq: int, below_seq: int, **how: Any) -> Any:
+        read.extend(range(start_seq, below_seq))
+        return await held(*what, start_seq=start_seq, below_seq=below_seq, **how)
+
+    monkeypatch.setattr(rig.data, "held", seen)
+    await rig.bus.ensure_stream(StreamSpec(rig.stream, ("up.r.>",), 1 << 20))
+    for _ in range(10):
+        await rig.bus.append("up.r.a.init.0.0", b"a chunk")
+    async with rig.working():
+        await until(lambda: len(read) == 10)
+        await rig.bus.append("up.r.a.init.0.0", b"a chunk")
+        await until(lambda: len(read) == 11)
+    assert read == list(range(1, 12))
+    sizes = [e.stored for e in rig.all(InitMoved)]
+    assert sizes == sorted(sizes) and sizes[-1] == (await rig.bus.stream_info(rig.stream)).bytes
+
+
+async def test_after_a_long_count_more_is_told_of_before_the_initializer_is_passed_over(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = rig.data.held
+
+    async def slow(*what: Any, **how: Any) -> Any:
+        await asyncio.sleep(INITIALIZER_S / 3)
+        return await held(*what, **how)
+
+    monkeypatch.setattr(rig.data, "held", slow)
+    async with rig.working():
+        await rig.bus.append("up.r.a.init.0.0", b"a chunk")
+        await until(lambda: rig.all(InitMoved), patience_s=INITIALIZER_S)
+        before = rig.all(InitMoved)[-1].stored
+        await rig.bus.append("up.r.a.init.0.0", b"a chunk")
+        await until(lambda: rig.all(InitMoved)[-1].stored > before, patience_s=INITIALIZER_S)
 
 
 async def test_values_that_are_not_finite_are_handed_on_as_such(rig: Rig) -> None:

@@ -221,6 +221,48 @@ def test_who_stores_something_now_and_then_is_passed_over(
     assert announcer.initializer == "b"
 
 
+def asked_for(driver: Any, parameters: int, lives: Any, ticks: int) -> list[str]:
+    """Of whom initial parameters are wanted, second by second, while a, begun anew in between,
+    sends at the speed of the slowest link worth using. `lives`: seconds that each life has."""
+    driver.lead()
+    for learner in "ab":
+        join = Join(
+            learner=learner,
+            incarnation=0,
+            nonce=learner,
+            config=driver.config,
+            parameters=parameters,
+        )
+        driver.give(JoinSeen(join))
+    asked = []
+    for n in range(1, ticks):
+        life, of_life = divmod(n, lives)
+        stored = min(of_life * BYTES_PER_S_MIN, 4 * parameters)
+        if n % 10 == 0:
+            driver.give(InitMoved(("a",), "a", stored, 0, life))
+        driver.now += 1.0
+        for learner in "ab":
+            driver.step(learner, 0, state="joining")
+        asked.append(driver.machine.announcer.initializer)
+    return asked
+
+
+def test_who_begins_anew_late_in_its_upload_is_not_passed_over(driver: Any) -> None:
+    """What an earlier life sent is no limit to what this one sends."""
+    parameters = round(10 * INITIALIZER_S * BYTES_PER_S_MIN / 4)
+    lives = round(9 * INITIALIZER_S)
+    assert set(asked_for(driver, parameters, lives, 3 * lives)) == {"a"}
+
+
+def test_life_after_life_holds_the_beginning_up_for_no_longer_than_two(driver: Any) -> None:
+    """Each sends as fast as the slowest link, and none to the end."""
+    whole = round(3 * INITIALIZER_S)
+    parameters = whole * BYTES_PER_S_MIN // 8
+    asked = asked_for(driver, parameters, 20, 5 * whole)
+    assert asked[2 * whole] == "a"
+    assert "b" in asked
+
+
 def test_what_others_send_and_what_came_before_is_no_initializers_progress(driver: Any) -> None:
     driver.lead()
     for learner in "ab":

@@ -66,14 +66,15 @@ class InitSeen:
 class InitMoved:
     """More of somebody's initial parameters is on the bus, or here.
 
-    `senders`: whose is there. Bytes of `initializer` alone are counted as `stored`, and as `here`
-    those that were fetched, of whomever.
+    `senders`: whose is there. Bytes of that `life` of `initializer` alone are counted as `stored`,
+    and as `here` those that were fetched, of whomever.
     """
 
     senders: tuple[str, ...] = ()
     initializer: str = ""
     stored: int = 0
     here: int = 0
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)

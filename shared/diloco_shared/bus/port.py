@@ -346,8 +346,18 @@ class Bus(Protocol):
     async def stream_info(self, stream: str) -> StreamInfo:
         """Sizes; Refused when there is no such stream."""
 
-    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, Held]:
-        """By subject, what those messages hold that match `subject`: of the oldest `messages_max`.
+    async def held(
+        self,
+        stream: str,
+        subject: str,
+        *,
+        messages_max: int,
+        start_seq: int = 1,
+        below_seq: int | None = None,
+    ) -> dict[str, Held]:
+        """By subject, what those messages hold that match `subject`: of the oldest `messages_max`
+        from `start_seq` on, and below `below_seq`. Where that is given, of all those, or
+        Unavailable: for who goes on from there.
 
         Counted as the stream counts: payload, headers, subject, and what frames a message. Reads
         the headers of each: for who looks rarely."""

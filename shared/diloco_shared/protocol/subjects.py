@@ -207,8 +207,8 @@ def contribution(run: str, learner: str, epoch: int, fragment: int, round_: int,
     return f"up.{run}.{learner}.{epoch}.{fragment}.{round_}.{term}"
 
 
-def initial(run: str, learner: str, incarnation: int, fragment: int) -> str:
-    """Initial parameters: `init` stands where a contribution has its epoch."""
+def initial(run: str, learner: str, incarnation: int, fragment: int | str) -> str:
+    """Initial parameters: `init` stands where a contribution has its epoch. "*": any fragment."""
     return f"up.{run}.{learner}.init.{fragment}.{incarnation}"
 
 

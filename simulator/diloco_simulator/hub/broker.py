@@ -444,9 +444,22 @@ class MemoryBroker:
         copies = stream.config["num_replicas"]
         return StreamInfo(stream.bytes, len(stream.messages), *sequences, stream.bytes_max, copies)
 
-    def held(self, name: str, subject: str, messages_max: int) -> dict[str, Held]:
+    def held(
+        self,
+        name: str,
+        subject: str,
+        messages_max: int,
+        start_seq: int = 1,
+        below_seq: int | None = None,
+    ) -> dict[str, Held]:
         found: dict[str, Held] = {}
-        messages = (m for m in self._named(name).messages.values() if matches(subject, m.subject))
+        messages = (
+            m
+            for m in self._named(name).messages.values()
+            if m.seq >= start_seq
+            and (below_seq is None or m.seq < below_seq)
+            and matches(subject, m.subject)
+        )
         for message in islice(messages, messages_max):
             found[message.subject] = found.get(message.subject, Held()).and_one(_size(message))
         return found

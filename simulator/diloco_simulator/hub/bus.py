@@ -331,8 +331,19 @@ class MemoryBus(StreamKv):
     async def stream_info(self, stream: str) -> StreamInfo:
         return await self._told(stream, lambda: self.broker.info(stream))
 
-    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, Held]:
-        return await self._told(stream, lambda: self.broker.held(stream, subject, messages_max))
+    async def held(
+        self,
+        stream: str,
+        subject: str,
+        *,
+        messages_max: int,
+        start_seq: int = 1,
+        below_seq: int | None = None,
+    ) -> dict[str, Held]:
+        def held() -> dict[str, Held]:
+            return self.broker.held(stream, subject, messages_max, start_seq, below_seq)
+
+        return await self._told(stream, held)
 
     async def heads(
         self, stream: str, subject: str, *, messages_max: int, messages_min: int = 1

@@ -333,6 +333,24 @@ async def test_what_messages_hold_is_what_the_stream_counts(open_buses: Open) ->
         assert (await two.held("S", "s.1", messages_max=3))["s.1"].messages == 3
 
 
+async def test_what_subjects_hold_is_counted_from_one_sequence_to_another(
+    open_buses: Open,
+) -> None:
+    """Whoever counts on reads nothing twice, and counts nothing that comes meanwhile."""
+    async with open_buses() as (one, two):
+        await one.ensure_stream(SPEC)
+        for n in range(12):
+            await one.append(f"s.{n % 3}", bytes(n))
+        whole = await two.held("S", "s.1", messages_max=100)
+        halves = [
+            await two.held("S", "s.1", messages_max=100, start_seq=start, below_seq=below)
+            for start, below in ((1, 6), (6, 13), (12, 13), (13, 14))
+        ]
+        assert [half["s.1"].messages for half in halves if half] == [2, 2]
+        assert sum(half["s.1"].bytes for half in halves if half) == whole["s.1"].bytes
+        assert (await two.held("S", "s.1", messages_max=100, start_seq=6))["s.1"].messages == 2
+
+
 async def test_no_message_of_a_runs_stream_is_larger_than_an_honest_one(open_buses: Open) -> None:
     """Of those that learners write: headers have no limit of their own."""
     async with open_buses() as (one, _):

@@ -22,27 +22,30 @@ import structlog
 
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import BlobIncomplete, fresh, get_blob, receiving
-from diloco_shared.bus.port import Bus, BusError, Stored
+from diloco_shared.bus.port import Bus, BusError, Stored, StreamInfo
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.chunks import CHUNK_BYTES, Buffer
+from diloco_shared.protocol.chunks import Buffer
 from diloco_shared.protocol.messages import InitManifest
 from diloco_shared.protocol.wire import WireError, decode
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import Event, InitMoved, InitSeen, Malformed
 from diloco_syncer.merging.payloads_io import Payloads, PayloadsFull
+from diloco_syncer.status.announce import INITIALIZER_S
 
 log = structlog.get_logger()
 
 # Between two looks at whether more has come, in seconds.
 LOOK_S = 1.0
 # So many times as long as it took to count what is stored, it is not counted again: the server
-# reads the headers of every chunk for that.
-REST = 9.0
-# Messages that are counted, beyond one for each chunk that fits: manifests, and small fragments.
-MESSAGES_MAX = 10_000
+# reads the headers of every chunk for that. But never for so long that an initializer that sends
+# would be passed over because nobody looked.
+REST, REST_S_MAX = 9.0, INITIALIZER_S / 4
+# Messages whose headers are read at once, at most: a few seconds of a server that reads 16,400 a
+# second, so that what a new leader finds of a large model is told of long before all is counted.
+COUNTED_AT_ONCE = 100_000
 # Sets of manifests remembered: those of some initializers that were passed over, newest last.
 SETS_MAX = 8
 # Values looked at together: what is found of them takes no memory of the fragment's size.
@@ -86,7 +89,7 @@ class InitialSets:
         put: Callable[[Event], None],
         begun: Callable[[], bool],
         appointed: Callable[[str], bool],
-        initializer: Callable[[], str],
+        initializer: Callable[[], Whose],
     ) -> None:
         self.run, self.fragments = spec.name, spec.algorithm.fragments
         self.owned = owned
@@ -99,9 +102,12 @@ class InitialSets:
         self.stream = subjects.up_stream(spec.name)
         self.sets: dict[Whose, InitialSet] = {}
         self.current: Whose | None = None  # whose set is being fetched
-        # Bytes fetched of each learner's fragments, at most: what is sent anew is no more than
-        # that. Of learners that were asked for them.
-        self.came: dict[tuple[str, int], int] = {}
+        # Bytes fetched of each learner's fragments, at most, and of which life: what that one sends
+        # anew is no more. Of learners that were asked for them.
+        self.came: dict[tuple[str, int], tuple[int, int]] = {}
+        self.came_before = 0  # bytes of lives before those
+        # Whose chunks on the stream were counted, up to which sequence, and their bytes.
+        self.counted: tuple[Whose, int, int] = ("", -1), 1, 0
         self.rest_until = -math.inf  # monotonic seconds
 
     async def work(self) -> None:
@@ -124,7 +130,7 @@ class InitialSets:
 
         Only what the initializer has stored of its own parameters counts, whatever else comes.
         """
-        seen: tuple[int, int, tuple[str, ...], str] = (0, 0, (), "")
+        seen: tuple[int, int, tuple[str, ...], Whose] = (0, 0, (), ("", -1))
 
         async def look() -> bool:
             nonlocal seen
@@ -132,27 +138,49 @@ class InitialSets:
                 return True
             info = await self.data.stream_info(self.stream)
             senders = tuple(sorted({learner for learner, _ in self.sets}))
-            who, here = self.initializer(), sum(self.came.values())
+            who, here = self.initializer(), self._here
             there = (info.last_seq, here, senders, who)
             if there != seen and ambient.monotonic() >= self.rest_until:
-                stored = await self._stored(who, info.bytes_max)
-                seen = there
-                self.put(InitMoved(senders, who, stored, here))
+                stored, all_counted = await self._stored(who, info)
+                seen = there if all_counted else seen
+                self.put(InitMoved(senders, who[0], stored, here, who[1]))
             self._fetch_best(tasks)
             return False
 
         await again_and_again(look, "initial parameters", LOOK_S)
 
-    async def _stored(self, learner: str, limit: int) -> int:
-        """Bytes of a learner's initial parameters on the stream, which has room for `limit`."""
-        if not learner:
-            return 0
+    @property
+    def _here(self) -> int:
+        """Bytes that were fetched; it never falls."""
+        return self.came_before + sum(size for _, size in self.came.values())
+
+    async def _stored(self, whose: Whose, info: StreamInfo) -> tuple[int, bool]:
+        """Bytes of that life's initial parameters that came onto the stream, as far as they are
+        counted, and whether all are.
+
+        What was counted is not read again; unless the server has lost the end of the stream.
+        """
+        if not whose[0]:
+            return 0, True
+        of, start, size = self.counted
+        if of != whose or start > info.last_seq + 1:
+            start, size = 1, 0
+        start = max(start, info.first_seq)
+        below = min(info.last_seq + 1, start + COUNTED_AT_ONCE)
+        if start < below:
+            size += await self._between(whose, start, below)
+        self.counted = whose, max(start, below), size
+        return size, below > info.last_seq
+
+    async def _between(self, whose: Whose, start: int, below: int) -> int:
+        """Bytes of that life's chunks with these sequences."""
         began = ambient.monotonic()
-        subject = f"up.{self.run}.{learner}.init.>"
-        most = MESSAGES_MAX + limit // CHUNK_BYTES
-        held = await self.data.held(self.stream, subject, messages_max=most)
+        chunks = subjects.initial(self.run, *whose, "*")
+        held = await self.data.held(
+            self.stream, chunks, messages_max=below - start, start_seq=start, below_seq=below
+        )
         ended = ambient.monotonic()
-        self.rest_until = ended + REST * (ended - began)
+        self.rest_until = ended + min(REST * (ended - began), REST_S_MAX)
         return sum(each.bytes for each in held.values())
 
     def _manifest(self, stored: Stored) -> InitManifest | None:
@@ -248,7 +276,7 @@ class InitialSets:
         """One fragment, until it is here, or the stream turns out not to hold it."""
         p = m.fragment
         try:
-            payload = await self._payload(whose[0], of, m, tasks)
+            payload = await self._payload(whose, of, m, tasks)
             looked = await asyncio.to_thread(_look_at, payload)
         except asyncio.CancelledError:
             self.payloads.drop(m.blob.subject)
@@ -268,15 +296,19 @@ class InitialSets:
             self._fetch_best(tasks)
 
     async def _payload(
-        self, learner: str, of: InitialSet, m: InitManifest, tasks: asyncio.TaskGroup
+        self, whose: Whose, of: InitialSet, m: InitManifest, tasks: asyncio.TaskGroup
     ) -> memoryview:
         """Fetched and put where effects find it. Raises BlobIncomplete."""
         # They become the store's arrays: no memory that is lent.
         incoming, told = receiving(self.data, m.blob, fresh), False
+        learner, life = whose
 
         def moved(chunks: int) -> None:
             place, size = (learner, m.fragment), min(chunks * m.blob.chunk_bytes, m.blob.bytes)
-            self.came[place] = max(self.came.get(place, 0), size)
+            before, came = self.came.get(place, (life, 0))
+            if before < life:
+                self.came_before, came = self.came_before + came, 0
+            self.came[place] = life, max(came, size)
 
         async def fetch() -> memoryview:
             nonlocal told

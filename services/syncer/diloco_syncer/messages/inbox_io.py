@@ -52,7 +52,7 @@ class Inbox:
         pieces: Callable[[int], Sequence[Piece]] = lambda _: (),
         saw: Callable[[int, str], None] = lambda seq, subject: None,
         appointed: Callable[[str], bool] = lambda learner: True,
-        initializer: Callable[[], str] = lambda: "",
+        initializer: Callable[[], tuple[str, int]] = lambda: ("", -1),
     ) -> None:
         self.spec = spec = context.spec
         self.owned = spec.algorithm.owned(context.shard)
@@ -64,7 +64,7 @@ class Inbox:
         self.pieces = pieces  # of a fragment, as far as known
         self.saw = saw  # told the sequence and subject of every manifest
         self.appointed = appointed  # whether a learner was asked for initial parameters
-        self.initializer = initializer  # who is asked for them now
+        self.initializer = initializer  # who is asked for them now, and in which life
         self.bytes_in = 0
         self.up_seq = 0  # of the newest contribution's manifest
         self.under_way: set[str] = set()

@@ -1,5 +1,7 @@
 """What the leader tells everybody: the run's state and why, heads, and who has which duty."""
 
+import math
+
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.messages import Beat, RunState
 from diloco_shared.protocol.pace import silence_s, transfer_s
@@ -17,7 +19,8 @@ INITIALIZER_S = silence_s()
 # And once all that has come of them has taken so many times as long as it takes on the slowest link
 # worth using. What it has sent is not lost by that: whichever set is complete first is taken.
 SLOWER = 2.0
-# What counts of one initializer, in bytes per parameter: stored, and fetched from there.
+# What counts of one initializer, in bytes per parameter: stored, and fetched from there. Of its
+# newest life; and so much of all earlier ones together, that it sent since it was appointed.
 COUNTED = 8
 # Why a run is over, or rests.
 SPENT, ASKED = "its budget is used up", "as the user asked"
@@ -39,6 +42,8 @@ class Announcer:
         self.appointed_at = self.initializer_moved_at = 0.0
         self.here = self.here_before = 0  # bytes fetched: now, and when it was appointed
         self.came = self.moved = 0  # bytes, at most; and how many there were at the newest move
+        self.life: int | None = None  # of the initializer, whose bytes these are; None: none yet
+        self.came_before = 0  # bytes of its earlier lives
         # Whoever was an initializer in this term: what others send nobody asked for. Of learners
         # that joined, so there are no more than MEMBERS_MAX at once.
         self.appointed: set[str] = set()
@@ -66,20 +71,32 @@ class Announcer:
     def initial_moved(self, event: InitMoved, parameters: int, now: float) -> None:
         """More of the initial parameters has come: whoever sends them is given time for as much.
 
-        `parameters`: N; 0 while it is not known. More than all of them is no progress.
+        `parameters`: N; 0 while it is not known. More than all of them is no progress: of a life,
+        since a new one sends all of them anew.
         """
         self.senders, self.here = event.senders, event.here
         if event.initializer != self.initializer:
             return
+        most = COUNTED * parameters or math.inf
+        if self.life not in (None, event.life):
+            # The time that those had goes on: else a life after the other would hold up the rest.
+            self.came_before = int(min(self.came_before + self.came, most))
+            self.here_before, self.came, self.moved = event.here, 0, 0
+        self.life = event.life
         came = event.stored + event.here - self.here_before
-        self.came = max(self.came, min(came, COUNTED * parameters) if parameters else came)
+        self.came = max(self.came, int(min(came, most)))
         if self.came >= self.moved + CHUNK_BYTES:
             self.initializer_moved_at, self.moved = now, self.came
 
     def _slow(self, now: float) -> bool:
         """Whether it is another initializer's turn."""
         still = now - self.initializer_moved_at > INITIALIZER_S
-        return still or now - self.appointed_at > INITIALIZER_S + SLOWER * transfer_s(self.came)
+        sent_s = transfer_s(self.came_before + self.came)
+        return still or now - self.appointed_at > INITIALIZER_S + SLOWER * sent_s
+
+    def initializing(self) -> tuple[str, int]:
+        """Who is asked for the initial parameters, and in which life; ("", -1) for nobody."""
+        return self.initializer, self.roster.newest(self.initializer) if self.initializer else -1
 
     def _changes(self, alive: tuple[str, ...], now: float) -> list[Effect]:
         told: list[Effect] = []
@@ -137,6 +154,7 @@ class Announcer:
         self.initializer = (sent or later)[0]
         self.appointed_at = self.initializer_moved_at = now
         self.here_before, self.came, self.moved = self.here, 0, 0
+        self.life, self.came_before = None, 0
         self.appointed.add(self.initializer)
 
     def _evaluation_made(self) -> bool:

@@ -90,6 +90,7 @@ class Reader:
         self._plain = plain
         self._headers_only = headers_only
         self.pending = 0  # messages after the newest that came
+        self._there = 0  # messages when it was opened
         self.stored = 0  # bytes that one takes in the stream, where headers alone come
         self._stack: AsyncExitStack | None = None
         self._inbox = ReplyInbox()
@@ -116,6 +117,11 @@ class Reader:
                 return without_server_headers(message) if self._plain else message
         raise StopAsyncIteration
 
+    async def begin(self) -> int:
+        """How many messages there are for it, as it begins. Raises BusError."""
+        await self._open()
+        return self._there
+
     async def _open(self) -> None:
         stack = AsyncExitStack()
         self._stack = stack
@@ -127,7 +133,7 @@ class Reader:
         )
         await self._look_back()
         self._consumer = "r" + self._reply.rsplit(".", 1)[-1]
-        await open_consumer(
+        self._there = await open_consumer(
             self._link,
             self._stream,
             self._subject,

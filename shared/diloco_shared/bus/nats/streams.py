@@ -211,23 +211,34 @@ class NatsStreams(StreamKv):
         answer = await api_call(self._link, f"STREAM.INFO.{stream}", body, what=what)
         return sum((answer["state"].get("subjects") or {}).values())
 
-    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, Held]:
+    async def held(
+        self,
+        stream: str,
+        subject: str,
+        *,
+        messages_max: int,
+        start_seq: int = 1,
+        below_seq: int | None = None,
+    ) -> dict[str, Held]:
         """As `bus.Bus.held`; once nothing comes for API_TIMEOUT_S seconds, what came before."""
         found: dict[str, Held] = {}
-        if not await self._there(stream, subject):
-            return found
-        reader = Reader(self._link, stream, subject, 1, _SIZES_BATCH, headers_only=True)
+        reader = Reader(self._link, stream, subject, start_seq, _SIZES_BATCH, headers_only=True)
         try:
-            for _ in range(messages_max):
+            async with asyncio.timeout(API_TIMEOUT_S):
+                there = await reader.begin()
+            for _ in range(messages_max if there else 0):
                 # What matched may have gone meanwhile.
                 async with asyncio.timeout(API_TIMEOUT_S):
                     message = await anext(reader)
+                if below_seq is not None and message.seq >= below_seq:
+                    break
                 held = found.get(message.subject, Held())
                 found[message.subject] = held.and_one(reader.stored)
                 if not reader.pending:
                     break
-        except (TimeoutError, StopAsyncIteration):
-            pass
+        except (TimeoutError, StopAsyncIteration) as error:
+            if below_seq is not None:
+                raise Unavailable(f"{stream} did not tell of all that it holds") from error
         finally:
             await reader.close()
         return found
