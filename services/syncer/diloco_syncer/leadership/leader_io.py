@@ -115,6 +115,7 @@ class Leader:
         self.control, self.data, self.snapshots = context.control, context.data, context.snapshots
         self.tape, self.lease = tape, lease
         self.recovered, self.executed = recovered, executed  # the latter: told the newest record
+        self.machine = Machine(self.spec, recovered.history)
         self.payloads = Payloads(lambda: context.payload_bytes_max or self._payload_bytes())
         self.queue = Arrivals(lambda key: key in self.payloads.held)
         self.inbox = Inbox(
@@ -131,7 +132,6 @@ class Leader:
         self.tail = Tail(self.data, self.spec.name, lambda: self.purger.below, self._up_rewound)
         self.purger = UpPurger(context, self.outbox, lambda: self.tail.sure)
         self.sender = SnapshotSender(context)
-        self.machine = Machine(self.spec, recovered.history)
         self.merged_positions = MergedPositions(
             self.control,
             self.spec.name,
