@@ -109,6 +109,17 @@ def test_what_was_read_to_its_end_may_be_read_once_more_for_want_of_another(seen
     assert seen.named("a/0 reads data shard 5 from 0 in pass 2, its lease begins at (0, 0)")
 
 
+def test_a_lease_that_was_lost_is_not_that_of_what_is_read_on_for_want_of_another(
+    seen: Seen,
+) -> None:
+    """A run that goes back puts its leases back, and the same shard may be leased again."""
+    seen.reads("a/0", (5, 0, 2))
+    seen.leased(5, "")
+    seen.leased(5, "a/0", now=1.5)
+    seen.reads("a/0", (5, 0, 3), (5, 1, 0))
+    assert seen.told == []
+
+
 def test_it_reads_once_more_only_while_nothing_is_free(seen: Seen) -> None:
     seen.data.healed_at = 0.0
     seen.reads("a/0", (5, 0, 2), (5, 0, 3), (5, 1, 0), now=40.0)

@@ -157,7 +157,10 @@ class DataRead:
             self._in_order(record, was, now)
         lease = self.leases[shard] = Lease(record, now, self._led_since(now))
         reads = self.readers.get(lease.life, Reader()).stretch
-        lease.shared = reads is not None and reads.shard == shard and reads.lease is None
+        # Also one that it had lost, as to a run that goes back: it reads on for want of another.
+        lost = was is not None and was.life != lease.life
+        if reads is not None and reads.shard == shard:
+            lease.shared = reads.lease is None or lost
         if record.holder:
             self.free_since[shard] = math.inf
             held = sum(other.life == lease.life for other in self.leases.values())
