@@ -321,6 +321,22 @@ def test_at_its_time_limit_a_learner_saves_its_state_and_the_job_comes_back(job:
     again.wait(timeout=60)
 
 
+@pytest.mark.parametrize("line", ['    wait "$learner"', "  learner=$!", "  srun "])
+def test_a_time_limit_that_comes_as_the_wait_begins_is_heard(line: str, job: Job) -> None:
+    """Or as the learner starts. It trained on until Slurm killed it, and did not come back."""
+    script = job.folder / "script"
+    there = 'while [ ! -s "$SAID" ]; do sleep 0.05; done; '
+    word = f"{'' if line == '  srun ' else there}kill -USR1 $$\n"
+    assert script.read_text().count(f"\n{line}") == 1
+    script.write_text(script.read_text().replace(f"\n{line}", f"\n{word}{line}"))
+    assert job.start().wait(timeout=60) == 0
+    first, *more, stopped, requeued = job.lines()
+    # Before it is there, nobody is told; nor is it told again before it has had its time.
+    told = [line for line in (first, *more) if line != STARTED]
+    assert told and {*told} == {"scancel --signal=TERM 7_2"}
+    assert (stopped, requeued) == ("stopped", "scontrol requeue 7_2")
+
+
 def test_a_word_to_stop_that_told_nobody_is_repeated_soon(job: Job) -> None:
     process = job.start(DILOCO_STOP_S="900")
     wait_until(lambda: job.lines() == [STARTED])
