@@ -41,12 +41,13 @@ def remembered(cache: CorpusCache) -> int:
     return int(json.loads(kept.read_text())["free"])
 
 
-@pytest.mark.parametrize("again", ["more room", "a day", "damaged"])
+@pytest.mark.parametrize("again", ["more room", "later", "damaged"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_text_that_found_no_room_is_not_begun_again_before_there_is_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, again: str
 ) -> None:
     """Learners try a run every half minute: they would fill the disk for ever."""
+    quota = number == errno.EDQUOT
     folder, cache = folder_of(tmp_path / "a", 60), CorpusCache(tmp_path / "cache")
 
     def full(writer: Any) -> None:
@@ -56,14 +57,14 @@ def test_a_text_that_found_no_room_is_not_begun_again_before_there_is_more(
     with monkeypatch.context() as patch:
         patch.setattr("diloco_shared.corpora.prepare._Writer.closed", full)
         says = (
-            rf"has no room in .*cache \({os.strerror(number)}\): it takes about .* could have 80 kB"
+            rf"has no room \({os.strerror(number)}\): it takes about .*"
+            rf"{'of which' if quota else 'it could have 80 kB'}"
         )
         with pytest.raises(ValueError, match=says) as first:
             load(data(folder), cache=cache)
     (kept,) = (tmp_path / "cache").iterdir()  # what was written is gone: a full disk is not left so
-    assert kept.suffix == ".short" and "again once 90 kB are free, and after a day" in str(
-        first.value
-    )
+    over = f"{'an hour' if quota else 'a day'} is over; remove {kept.name} in DILOCO_CORPORA to try"
+    assert kept.suffix == ".short" and f"once 90 kB are free, or {over}" in str(first.value)
     with monkeypatch.context() as patch:
         patch.setattr("diloco_learner.data.cache.prepare_locked", None)  # nobody may begin
         is_free(patch, 89_999)
@@ -72,8 +73,8 @@ def test_a_text_that_found_no_room_is_not_begun_again_before_there_is_more(
         assert str(second.value) == str(first.value), "an event comes when it changes"
     if again == "more room":
         is_free(monkeypatch, 90_000)
-    elif again == "a day":
-        before = kept.stat().st_mtime - 86_400
+    elif again == "later":
+        before = kept.stat().st_mtime - (3600 if quota else 86_400)
         os.utime(kept, (before, before))
     else:
         kept.write_text("[")
@@ -122,6 +123,20 @@ def test_a_text_that_fits_is_begun_again_once_others_have_gone(
         load(data(folder), cache=cache)
     disk.others = 0
     assert len(one(load(data(folder), cache=cache)).train)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_what_is_to_be_done_is_said_before_long_names_cut_it_off(
+    tmp_path: Path, number: int
+) -> None:
+    """A member's reason keeps 400 characters."""
+    folder = tmp_path / ("folder" * 30) / ("0123456789abcdef" * 2)
+    folder.parent.mkdir()
+    room, full = Room(folder), OSError(number, os.strerror(number))
+    room.look(123_456, 4_567_890_123)
+    room.ended(123_456_789)
+    kept = room.short("/corpora/" * 40, full)[:400]
+    assert f"is over; remove {room.kept.name} in DILOCO_CORPORA to try at once. Make room" in kept
 
 
 def test_what_a_killed_attempt_left_takes_no_room(

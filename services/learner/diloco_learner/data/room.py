@@ -1,11 +1,13 @@
 """Whether the disk has room for a corpus that is made of text; nobody knows how much it takes.
 
-    CACHE/.<key>.short  that there was none: how many bytes did not do, and what is said of it
+    CACHE/.<key>.short  that there was none: how many bytes did not do, for how long it is not tried
+                        again, and what is said of it
 
 Streams of a hub, snapshots and checkpoints may lie on the same disk, and must not find it full. So
 whoever prepares a corpus stops while some room is left. Learners try a run again every half minute:
-a text that found no room is not begun again before there is more, or a day is over. (The file may
-be removed as well.) It is known to all learners who share the cache, and after a restart.
+a text that found no room is not begun again before there is more, or a day is over, or an hour if
+a quota was at its end. (The file may be removed as well.) That is known to all learners who share
+the cache, and after a restart.
 """
 
 import errno
@@ -25,13 +27,16 @@ SPARE_BYTES, SPARE_SHARE = 8 << 30, 4
 LOOK_CHUNKS, LARGE_BYTES = 16, 1 << 30
 # It is begun again once so much more is free, as a part of what did not do: an attempt costs hours.
 MORE = 8
-# Or after so many seconds: of a quota no file system tells how much of it is left.
-AGAIN_S = 86_400.0
+# Or after so many seconds. Of a quota no file system tells how much of it is left: it is for its
+# user to make room there, who then would wait.
+AGAIN_S, QUOTA_S = 86_400.0, 3600.0
 # What a system says of a place that has no room.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # Texts that are remembered, the newest: a run has a few.
 SHORT_MAX = 64
 SHORT_BYTES_MAX = 1 << 14
+# Of a source's name its end says most. Of all that is said the first 400 characters are kept.
+NAME_CHARS = 60
 
 
 class Full(OSError):
@@ -59,11 +64,12 @@ class Room:
             with self.kept.open("rb") as file:
                 body = json.loads(file.read(SHORT_BYTES_MAX))
             free, why = int(body["free"]), str(body["why"])
+            again_s = float(body.get("again_s", AGAIN_S))  # earlier builds knew one time alone
             # The lock was made just now: that is the disk's own clock, whoever shares the disk.
             age_s = self.lock.stat().st_mtime - self.kept.stat().st_mtime
         except (OSError, ValueError, KeyError, TypeError):
             return  # there is none, or it is not one of ours
-        if 0 <= age_s < AGAIN_S and self.free < _wanted(free):
+        if 0 <= age_s < again_s and self.free < _wanted(free):
             raise ValueError(why)
 
     def look(self, done: int, total: int) -> None:
@@ -88,19 +94,28 @@ class Room:
         # What it had did not do. What was free at first may do, if others have given it back: that
         # is known only where the whole of it would have fitted.
         failed = max(self.had, min(self.free, int(takes) + self.spare if takes else self.free))
+        quota = error.errno == errno.EDQUOT
+        again_s = QUOTA_S if quota else AGAIN_S
+        had = f"of which {shown(self.written)} found room" if quota else self._had()
+        name = name if len(name) <= NAME_CHARS else f"...{name[-NAME_CHARS:]}"
+        # What the reader is to know first, and what may be long last: the end may be cut off.
         text = (
-            f"the corpus of {name!r} has no room in {self.cache} ({error.strerror}): it takes "
-            f"{f'about {shown(takes)}' if takes else 'more'}, {shown(self.spare)} are left to "
-            f"others, and it could have {shown(self.had)}. "
-            "Make room there, let learners use another folder (DILOCO_CORPORA), or name as source "
-            f"what 'diloco data prepare' wrote elsewhere. It is tried again once {_when(failed)}"
+            f"the corpus of {name!r} has no room ({error.strerror}): it takes "
+            f"{f'about {shown(takes)}' if takes else 'more'}, {had}. It is tried again once "
+            f"{f'{shown(_wanted(failed))} are free, or ' if failed else ''}"
+            f"{'an hour' if quota else 'a day'} is over; remove {self.kept.name} in DILOCO_CORPORA "
+            "to try at once. Make room, name as source what 'diloco data prepare' wrote elsewhere, "
+            f"or let DILOCO_CORPORA be another folder than {self.cache}"
         )
         with suppress(OSError):  # then it is begun again, and stops again
-            replace(self.kept, json.dumps({"free": failed, "why": text}))
+            replace(self.kept, json.dumps({"free": failed, "again_s": again_s, "why": text}))
             remembered = sorted(self.cache.glob(".*.short"), key=lambda p: p.stat().st_mtime_ns)
             for path in remembered[:-SHORT_MAX]:
                 path.unlink(missing_ok=True)
         return text
+
+    def _had(self) -> str:
+        return f"{shown(self.spare)} are left to others, and it could have {shown(self.had)}"
 
     def found(self) -> None:
         """It is prepared."""
@@ -109,7 +124,3 @@ class Room:
 
 def _wanted(free: int) -> int:
     return free + max(free // MORE, 1)
-
-
-def _when(free: int) -> str:
-    return f"{shown(_wanted(free))} are free, and after a day" if free else "a day is over"
