@@ -126,7 +126,7 @@ class Leader:
             self._pieces,
             lambda seq, subject: self.tail.saw(seq, subject),
             lambda learner: learner in self.machine.announcer.appointed,
-            self.machine.announcer.initializing,
+            lambda: self.machine.announcer.initializing(),
         )
         self.outbox = Outbox(context)
         self.tail = Tail(self.data, self.spec.name, lambda: self.purger.below, self._up_rewound)
