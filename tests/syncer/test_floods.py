@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from syncer.conftest import Driver
 from syncer.contexts import context
 
 from diloco_shared import ambient
@@ -15,13 +16,14 @@ from diloco_shared.bus.port import Held, StreamFull, StreamSpec
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
-from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.protocol.messages import Join, TensorSpec
 from diloco_shared.protocol.records import MemberRecord, StreamUse
 from diloco_shared.protocol.wire import encode
 from diloco_shared.spec.codecs import bytes_of
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.events import JoinSeen
 from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
 from diloco_syncer.messages.outbox_io import Outbox
@@ -350,14 +352,26 @@ def test_states_that_nobody_waits_for_any_more_are_found() -> None:
     assert superseded(held, {("a", "n1"), ("x", "n2")}) == {"a.b.n1.>"}
 
 
-async def test_a_state_that_nobody_waits_for_goes_and_its_donor_is_not_accused() -> None:
+def donations(driver: Driver, donor: str, count: int) -> None:
+    """That newcomer c asks for under as many nonces, and then for nothing under many more."""
+    driver.step(donor, 4)
+    for n in range(count + 20):
+        config, failed = driver.config, () if n < count else (donor,)
+        join = Join(learner="c", incarnation=0, nonce=f"c-{n}", config=config, failed_donors=failed)
+        driver.give(JoinSeen(join))
+
+
+async def test_a_state_that_nobody_waits_for_goes_and_its_donor_is_not_accused(
+    running: Driver,
+) -> None:
+    """Neither of the first nor of the last of those that the newcomer was given."""
     bus, _, outbox, floods = await crowded(run_spec(), {})
-    names = ["state.r.a.b.n1", "state.r.a.b.n1.m", "state.r.a.b.n2", "state.r.a.z.n3"]
+    floods.machine = running.machine
+    donations(running, "a", 8)
+    names = ["state.r.a.c.c-0", "state.r.a.c.c-0.m", "state.r.a.c.c-7", "state.r.a.z.n3"]
     await bus.ensure_stream(StreamSpec(subjects.state_stream("r"), ("state.r.>",), LIMIT))
     for name in names:
         await bus.append(name, b"moments")
-    states = {("a", "n2")}, {("a", "n1")}
-    floods.machine.admission.states = lambda: states  # type: ignore[method-assign]
     found = await floods._state(of(dict.fromkeys(names, 7)), LIMIT)
     assert found == {"a": {"a.z.n3.>": 7}} and outbox.events.empty()
 
@@ -365,9 +379,9 @@ async def test_a_state_that_nobody_waits_for_goes_and_its_donor_is_not_accused()
         there = await bus.fetch(subjects.state_stream("r"), "state.r.>")
         return [message.subject for message in there]
 
-    assert await left() == ["state.r.a.b.n2", "state.r.a.z.n3"]
+    assert await left() == ["state.r.a.c.c-7", "state.r.a.z.n3"]
     await floods._take_back("STATE", "a", found["a"])
-    assert await left() == ["state.r.a.b.n2"], "its chunks as well"
+    assert await left() == ["state.r.a.c.c-7"], "its chunks as well"
     assert outbox.events.get_nowait().kind == "flood"
 
 

@@ -10,12 +10,16 @@ from diloco_syncer.members.donations import Donations, choose_donor, donation_s
 from diloco_syncer.members.layouts import Layouts
 from diloco_syncer.members.roster import Member, Roster
 
-# Grants remembered for repeated joins, and to know which states were asked for: two of each learner
-# that a run may have, so that nobody's joins push out another one's.
+# Grants remembered for repeated joins: two of each learner that a run may have, so that nobody's
+# joins push out another one's.
 GRANTS_EACH, GRANTS_MAX = 2, 2 * MEMBERS_MAX
 # Donors that a newcomer is given at once: all that it tries, and some for its next life. It gets
 # one back after as long as a donation may take, and all of them once its work is merged.
 DONORS_AT_ONCE = 8
+# Grants remembered to know which states were asked for: more of each learner than STATE, which is
+# made for a few newcomers, has room for. Whoever fills it may not have honest donors accused.
+ASKED_EACH = 2 * DONORS_AT_ONCE
+ASKED_MAX = ASKED_EACH * MEMBERS_MAX
 
 
 class Admission:
@@ -27,6 +31,7 @@ class Admission:
         self.roster = roster
         self.donations = Donations()
         self.grants: dict[str, Grant] = {}  # by nonce, the newest last
+        self.asked: dict[str, Grant] = {}  # likewise, those that name a donor
         self.given = Claims(DONORS_AT_ONCE)  # donors, to newcomers
         # newcomer -> which work of it was merged last, when it was given one
         self.given_at: dict[str, tuple[int, int]] = {}
@@ -62,7 +67,9 @@ class Admission:
         self.roster.join(join.learner, join.incarnation, join.nonce, now)
         donor, reason = self._donor(join, now)
         grant = self._grant(join, donor.learner if donor else "", accepted=True, reason=reason)
-        self._remember(grant)
+        _remember(self.grants, grant, GRANTS_EACH, GRANTS_MAX)
+        if grant.donor:
+            _remember(self.asked, grant, ASKED_EACH, ASKED_MAX)
         if donor is not None:
             self.donations.ask(
                 Donate(
@@ -117,22 +124,12 @@ class Admission:
         found = [of_p[learner] for of_p in self.history.last_merged if learner in of_p]
         return max(((life, newest) for life, newest, _ in found), default=(-1, -1))
 
-    def _remember(self, grant: Grant) -> None:
-        """For repeats of its join. Of a learner the newest count."""
-        self.grants.pop(grant.nonce, None)
-        of_it = [nonce for nonce, g in self.grants.items() if g.learner == grant.learner]
-        for nonce in of_it[: max(len(of_it) - GRANTS_EACH + 1, 0)]:
-            del self.grants[nonce]
-        while len(self.grants) >= GRANTS_MAX:
-            del self.grants[next(iter(self.grants))]
-        self.grants[grant.nonce] = grant
-
     def states(self) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
         """(donor, nonce) of states that somebody waits for, and of those that were asked for and
         nobody waits for any more."""
         awaited = {(d.donate.donor, d.donate.nonce) for d in self.donations.under_way.values()}
-        granted = {(grant.donor, nonce) for nonce, grant in self.grants.items() if grant.donor}
-        return awaited, granted - awaited
+        asked = {(grant.donor, nonce) for nonce, grant in self.asked.items()}
+        return awaited, asked - awaited
 
     def _whence(self, donor: str) -> str:
         """Who gives a newcomer the state of its optimizer."""
@@ -178,6 +175,17 @@ class Admission:
             restored=h.restored,
             shard=h.shard,
         )
+
+
+def _remember(grants: dict[str, Grant], grant: Grant, each: int, most: int) -> None:
+    """Of a learner the newest count, `each` of them."""
+    grants.pop(grant.nonce, None)
+    of_it = [nonce for nonce, g in grants.items() if g.learner == grant.learner]
+    for nonce in of_it[: max(len(of_it) - each + 1, 0)]:
+        del grants[nonce]
+    while len(grants) >= most:
+        del grants[next(iter(grants))]
+    grants[grant.nonce] = grant
 
 
 def differing_keys(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
