@@ -56,7 +56,6 @@ class Case:
             constants.bearable(
                 constants.drawn(Random(f"constants {seed}"))
                 | constants.later(seed)
-                | constants.of_waits(seed)
                 | of_islands
                 | of_carriers,
                 options.delay_s,

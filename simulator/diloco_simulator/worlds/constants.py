@@ -141,7 +141,8 @@ CARRIERS = (
 CARRIED = (3, 4, 5)
 # In seconds: for how long somebody is silent who is then forgotten, or was told to leave. No world
 # lasts as long as the product's own, which are minutes. What the checkers take for gone goes with
-# them: earlier than a leader does by as much as a report may be late.
+# them: earlier than a leader does by as much as a report may be late. Scripted worlds have them. No
+# drawn one does, since the checker of classes does not know of each report that comes too late.
 WAITS = (
     Drawn(roster, "GONE_S", (25.0,)),
     Drawn(heard, "GONE_S", (14.0,)),
@@ -155,8 +156,6 @@ FAR_S = 0.3
 OTHER, SLOW = 0.3, 0.8
 # How often a world draws any of the later limits.
 LATER = 0.4
-# How often a world draws shorter waits.
-SHORT_WAITS = 0.15
 # How often streams have no more room than they need.
 JUST = 0.4
 
@@ -211,13 +210,6 @@ def later(seed: int) -> dict[str, float]:
     if rng.random() >= LATER:
         return {}
     return {d.path: rng.choice(d.others) for d in LATER_LIMITS if rng.random() < OTHER}
-
-
-def of_waits(seed: int) -> dict[str, float]:
-    """Waits that end within a world, from dice of their own."""
-    if Random(f"waits {seed}").random() >= SHORT_WAITS:
-        return {}
-    return {d.path: d.others[0] for d in WAITS}
 
 
 def of_islands(seed: int) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """Waits that are longer than any world: where they are shorter, worlds see what comes of them."""
 
-from typing import Any
-
 import pytest
 
 from diloco_simulator.troubles.troubles import Troubles
@@ -74,9 +72,3 @@ def test_a_life_that_is_forgotten_and_not_told_so_is_seen(
     monkeypatch.setattr(Roster, "_gone", over)
     violations = world(SHORT).violations
     assert any(v.startswith("I10 at ") and "was not merged in" in v for v in violations), violations
-
-
-def test_waits_are_shorter_in_some_worlds_from_dice_of_their_own() -> None:
-    drawn: list[dict[str, Any]] = [constants.of_waits(seed) for seed in range(400)]
-    assert 0.6 * constants.SHORT_WAITS * 400 < sum(map(bool, drawn)) < 1.4 * 400 * 0.15
-    assert all(values in ({}, SHORT) for values in drawn)
