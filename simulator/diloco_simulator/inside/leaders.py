@@ -18,6 +18,7 @@ from diloco_simulator.checkers.limits import LeaderHolds, records_in_stream
 from diloco_simulator.checkers.watch import RunWatch, WatchedScene
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.net import GIVEN_UP_S, RETRY_S, SLOW
+from diloco_simulator.inside.losses import Losses
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -67,6 +68,7 @@ class SeenLeaders:
         """Until the end of the block every leader's machine is looked at."""
         handle, run = Machine.handle, Leader.run
         purge, save, rewind = Outbox.purge_up, SnapshotStore.save, Leader._up_rewound
+        queue = Outbox._queue
 
         async def led(leader: Leader) -> str:
             if (watch := self.watch_of(leader.spec.name)) is not None:
@@ -89,6 +91,11 @@ class SeenLeaders:
                 term.saved(min(snapshots.covers(), default=0))
             return path
 
+        def queued(outbox: Outbox, told: Tell) -> None:
+            queue(outbox, told)
+            if (term := self.terms.get(id(outbox))) is not None:
+                term.losses.tells(told)
+
         async def purged(outbox: Outbox, below: Callable[[], int]) -> None:
             if (term := self.terms.get(id(outbox))) is None:
                 return await purge(outbox, below)
@@ -108,13 +115,13 @@ class SeenLeaders:
 
         Leader.run, Machine.handle = led, handled  # type: ignore[method-assign, assignment]
         Outbox.purge_up, SnapshotStore.save = purged, saved  # type: ignore
-        Leader._up_rewound = rewound  # type: ignore[method-assign, assignment]
+        Leader._up_rewound, Outbox._queue = rewound, queued  # type: ignore
         try:
             yield
         finally:
             Leader.run, Machine.handle = run, handle  # type: ignore[method-assign]
             Outbox.purge_up, SnapshotStore.save = purge, save  # type: ignore
-            Leader._up_rewound = rewind  # type: ignore[method-assign]
+            Leader._up_rewound, Outbox._queue = rewind, queue  # type: ignore[method-assign]
 
 
 class SeenTerm:
@@ -135,7 +142,7 @@ class SeenTerm:
         self.accounted = -1  # record of the ledger that was last looked at
         spec = watch.spec
         self.heard = Heard(spec.algorithm.fragments, spec.membership.lease_s)
-        self.lost: set[str] = set()  # learners of which it has told that they are
+        self.losses = Losses(first=history.shard == 0)
         self.newest: Mapping[str, int] = {}  # learner -> its newest life on the tape
         self.wall_offset = 0.0  # from its clock to the wall's
         # Newest sequence on UP that it had seen when it first pulled a round; and below that of all
@@ -163,6 +170,8 @@ class SeenTerm:
         if self.told:
             self.told = False
             self._holds()
+            for learner in sorted(self.losses.stale()):
+                self.of.report("I10", f"{self.name} tells nobody that {learner} is alive again")
         now, members = self.scene.now, self.of.members
         match event:
             case Led():
@@ -217,10 +226,8 @@ class SeenTerm:
         """What comes of an event; before it is carried out."""
         for effect in effects:
             match effect:
-                case Tell(kind="learner-lost"):
-                    self.lost.add(effect.data["learner"])
-                case Tell(kind="learner-alive"):
-                    self.lost.discard(effect.data["learner"])
+                case Tell():
+                    self.losses.decides(effect, now)
                 case SendBeat():
                     self._beat(effect.beat, now)
                 case SendPull():
@@ -350,12 +357,12 @@ class SeenTerm:
 
     def _tells_who_is_lost(self, now: float) -> None:
         """Whoever falls silent without a goodbye is told of, also where leaders changed (I10)."""
-        h = self.machine.history
+        h, known = self.machine.history, self.losses.known(now)
         if h.outcome or (n := self.of.number_of(h.seq, h.tail)) < 0:
             return
         self.watch.report.looked("I10")
         missing = self.heard.missing(self.of.tokens.fates[n], now)
-        for learner in sorted(missing - self.lost):
+        for learner in sorted(missing - known):
             self.of.report("I10", f"{self.name} tells nobody that {learner} is silent for a lease")
 
     def _taped(self) -> Mapping[str, int]:

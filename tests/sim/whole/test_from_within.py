@@ -15,15 +15,17 @@ from diloco_learner.exchange.counters import Undecided
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.recovery import recoverer_io as recoverer
 from diloco_shared.protocol.messages import LifeCount
+from diloco_simulator.inside import losses
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.worlds import watched_run
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.world import WorldResult, played
 from diloco_syncer.checkpoints import checkpointing_io as checkpointing
-from diloco_syncer.events import SendBeat
+from diloco_syncer.events import SendBeat, Tell
 from diloco_syncer.history.ledger import Ledger
 from diloco_syncer.leadership.lease import Lease
+from diloco_syncer.members.claims import Telling
 from diloco_syncer.members.roster import Roster
 from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.status.announce import Announcer
@@ -150,6 +152,21 @@ def of_silence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Troubles, "plan", plan)
 
 
+def of_losses(patch: pytest.MonkeyPatch) -> None:
+    """Somebody dies, and what is decided to be told of it is left out for good."""
+    take = Telling.take
+
+    def quiet(self: Telling, tell: Tell, now: float) -> Tell | None:
+        return None if tell.kind == "learner-lost" else take(self, tell, now)
+
+    def plan(self: Troubles) -> None:
+        self.loop.call_later(5.0, self.world.lose, self.world.learners[0])
+
+    patch.setattr(losses, "TOLD_AGAIN_S", 1.0)
+    patch.setattr(Telling, "take", quiet)
+    patch.setattr(Troubles, "plan", plan)
+
+
 def of_standstills(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Watchdog, "stuck", lambda self, now: "nobody knows")
 
@@ -212,6 +229,7 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any
     "contributions that stay for ever": (of_purges, "I12", {}),
     "purges of what is needed": (of_too_much, "I12", {}),
     "heads that go back": (of_heads, "I1", {}),
+    "losses that nobody tells": (of_losses, "I10", {"steps": 360}),
     "the dead, who are asked": (of_silence, "I10", {}),
     "a standstill without a reason": (of_standstills, "liveness", {}),
     "another state than was kept": (of_states, "I6", BACK),

@@ -98,10 +98,10 @@ class Telling:
             told = self.words.counts(f"{tell.kind} {learner}", now)
         if tell.kind == "learner-lost":
             self._is_lost(learner, None if told else (tell, now + TOLD_AGAIN_S))
-        if not told:
-            self._leave_out(tell, learner)
-            return None
-        return self._told(tell, learner)
+        if told:
+            return self._told(tell, learner)
+        self._leave_out(tell, learner)
+        return None
 
     def due(self, now: float) -> list[Tell]:
         """Losses that were left out and still hold: there are words for them again."""
