@@ -7,7 +7,7 @@ from syncer.conftest import LAYOUT, Driver
 
 from diloco_shared.protocol.messages import Join
 from diloco_syncer.events import JoinSeen, SendDonate, SendGrant
-from diloco_syncer.members.admission import DONORS_AT_ONCE, GRANTS_EACH
+from diloco_syncer.members.admission import DONOR_AGAIN_S_MAX, DONORS_AT_ONCE, GRANTS_EACH
 from diloco_syncer.members.donations import LIMIT_S
 
 
@@ -46,6 +46,19 @@ def test_who_joins_again_and_again_is_given_few_donors_i12(training: Any) -> Non
         training.step("a")
         training.step("b")
     assert joined(training, "c", 100) and not joined(training, "c", 101)
+
+
+def test_of_a_large_model_too_it_is_given_a_donor_each_hour(training: Any) -> None:
+    """A donation of seven billion parameters may take six days."""
+    training.machine.history.sizes_P = (7 * 10**9, 0)
+    donors = [joined(training, "c", n) for n in range(DONORS_AT_ONCE + 1)]
+    assert all(donors[:-1]) and not donors[-1]
+    for _ in range(40):
+        training.wait(DONOR_AGAIN_S_MAX / 40)
+        training.step("a")
+        training.step("b")
+    assert joined(training, "c", 100, incarnation=1), "its first life is over"
+    assert not joined(training, "c", 101, incarnation=1)
 
 
 def test_nobodys_joins_push_out_what_another_was_granted(training: Any) -> None:

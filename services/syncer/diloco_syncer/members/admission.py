@@ -14,8 +14,9 @@ from diloco_syncer.members.roster import Member, Roster
 # joins push out another one's.
 GRANTS_EACH, GRANTS_MAX = 2, 2 * MEMBERS_MAX
 # Donors that a newcomer is given at once: all that it tries, and some for its next life. It gets
-# one back after as long as a donation may take, and all of them once its work is merged.
-DONORS_AT_ONCE = 8
+# one back after as long as a donation may take, and all of them once its work is merged. And after
+# an hour in any case: a large model's donation may take days, and pods die and come back each hour.
+DONORS_AT_ONCE, DONOR_AGAIN_S_MAX = 8, 3600.0
 # Grants remembered to know which states were asked for: more of each learner than STATE, which is
 # made for a few newcomers, has room for. Whoever fills it may not have honest donors accused.
 ASKED_EACH = 2 * DONORS_AT_ONCE
@@ -111,7 +112,7 @@ class Admission:
         merged = self._merged(join.learner)
         if merged > self.given_at.get(join.learner, merged):
             self.given.used_until.pop(join.learner, None)  # it has used what it was given
-        self.given.again_s = donation_s(sum(self.history.sizes_P))
+        self.given.again_s = min(donation_s(sum(self.history.sizes_P)), DONOR_AGAIN_S_MAX)
         if not self.given.counts(join.learner, now):
             return None, f"it has asked for {DONORS_AT_ONCE} optimizer states, and used none"
         left = self.given.used_until.keys()
