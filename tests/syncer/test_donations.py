@@ -44,3 +44,6 @@ def test_it_is_asked_up_to_the_limit_and_not_at_it() -> None:
     assert until >= LIMIT_S
     assert donations.due(roster, until - 0.1) == [donate("b")]
     assert donations.due(roster, until) == [] and donations.deadline is None
+    assert "b" in donations.under_way, "it may still be on its way"
+    roster.members["b"].stepping = True
+    assert donations.due(roster, until) == [] and not donations.under_way

@@ -1,5 +1,6 @@
 """Who gives inner state to whom, asked again until the newcomer trains (paper section 4)."""
 
+import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -26,13 +27,17 @@ class Donation:
     """A request under way."""
 
     donate: Donate
-    until: float
-    repeat_at: float
+    until: float  # its donor is asked again
+    repeat_at: float  # inf: not any more
 
 
 @dataclass(slots=True)
 class Donations:
-    """At most one request per newcomer."""
+    """At most one request per newcomer.
+
+    Its state is awaited until the newcomer trains, asks anew or is gone: one that moves slowly may
+    take longer than its donor is asked for it, and it is the newcomer that gives it up.
+    """
 
     under_way: dict[str, Donation] = field(default_factory=dict)
 
@@ -48,10 +53,11 @@ class Donations:
                 member is None
                 or member.incarnation != d.donate.newcomer_incarnation
                 or member.stepping
-                or now >= d.until
             )
             if settled:
                 del self.under_way[newcomer]
+            elif now >= d.until:
+                d.repeat_at = math.inf
             elif now >= d.repeat_at:
                 d.repeat_at = now + REPEAT_S
                 sent.append(d.donate)
@@ -59,12 +65,13 @@ class Donations:
 
     @property
     def donors(self) -> list[str]:
-        """Who is asked, once per request."""
+        """Who gives, or may still be giving, once per request."""
         return [d.donate.donor for d in self.under_way.values()]
 
     @property
     def deadline(self) -> float | None:
-        return min((d.repeat_at for d in self.under_way.values()), default=None)
+        asked = [d.repeat_at for d in self.under_way.values() if d.repeat_at < math.inf]
+        return min(asked, default=None)
 
 
 def choose_donor(
