@@ -36,6 +36,15 @@ def test_steps_that_take_a_day_in_words_are_borne_out_by_the_clock_or_not() -> N
     assert pace.least_s(2.0) == 86_400.0
 
 
+def test_its_word_counts_until_the_clock_has_seen_whole_steps() -> None:
+    """As after a takeover: the new leader has heard of it for seconds."""
+    hour_s = 3600.0
+    assert paced((0.0, 40), step_s=hour_s).borne_out_s(2.0) == hour_s
+    assert paced((0.0, 40), (5.0, 41), step_s=hour_s).borne_out_s(6.0) == hour_s
+    after = paced((0.0, 40), (5.0, 41), (5.0 + hour_s, 42), step_s=hour_s)
+    assert after.borne_out_s(5.0 + hour_s) > 0.7 * hour_s
+
+
 def test_first_steps_compile_and_tell_nothing_of_the_next_ones() -> None:
     first = ((0.0, 0), (600.0, 1), (610.0, FIRST_STEPS))
     assert paced(*first).least_s(610.0) == 1.0

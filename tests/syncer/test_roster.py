@@ -80,6 +80,22 @@ def test_a_new_leader_takes_no_data_from_those_who_have_yet_to_speak_to_it() -> 
     assert roster.holders(201.0) == ("a", "b"), "nobody could speak until now"
 
 
+def test_a_new_leader_believes_of_those_whom_the_tape_knows_that_their_steps_are_long() -> None:
+    """Else a fleet of long steps would have pulls that are too short; and a stranger's word that
+    it has trained for long, in steps of an hour, is nobody's but its own."""
+    history = History(RunSpec.model_validate({"name": "r", "budget": {"steps": 1}}))
+    history.ledger.saw(LifeCount(learner="a", incarnation=0, tokens=5))
+
+    def usual_s(learner: str) -> float:
+        roster = Roster(LEASE_S, since=100.0, recoveries=Recoveries(history))
+        long = report(learner, 0, "stepping", 0, 40).model_copy(update={"step_s": 3600.0})
+        roster.progress(long, 101.0)
+        return roster.usual_step_s(102.0)
+
+    assert usual_s("a") == 3600.0
+    assert usual_s("stranger") < 1.0
+
+
 def test_no_more_holders_are_told_than_there_may_be_learners_i12() -> None:
     history = History(RunSpec.model_validate({"name": "r", "budget": {"steps": 1}}))
     for n in range(MEMBERS_MAX + 2):

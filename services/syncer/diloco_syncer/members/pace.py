@@ -17,6 +17,9 @@ FIRST_STEPS = 2
 # What a learner says may differ from what is seen by this factor. It counts computing alone, the
 # leader's clock counts all that lies between two steps too: data, an evaluation, a report's way.
 MARGIN = 1.5
+# Whole steps that the leader's clock must have seen before its word counts for less: one that has
+# heard of a learner once, as after a takeover, has seen next to no time pass.
+STEPS_MIN = 2
 
 
 @dataclass(slots=True)
@@ -25,10 +28,14 @@ class Pace:
 
     heard: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=REPORTS + 1))
     said_s: float = 0.0  # seconds of a step, by its own word; 0: not known
+    # When the leader came to know of the life, and which step was its newest then: 0 of one that
+    # began under this leader.
+    since: tuple[float, int] | None = None
 
     def saw(self, progress: Progress, now: float) -> None:
         """A report, newer than those before it."""
         self.said_s = progress.step_s
+        self.since = self.since or (now, progress.step)
         if progress.state != "stepping":
             self.heard.clear()
         if not self.heard or progress.step > self.heard[-1][1]:
@@ -60,5 +67,8 @@ class Pace:
 
     def borne_out_s(self, now: float) -> float:
         """Seconds of a step: its word, as far as the leader's clock bears it out either way."""
-        least_s, seen_s = self.least_s(now), self.seen_s(now)
-        return least_s if seen_s is None else min(least_s, seen_s * MARGIN)
+        least_s = self.least_s(now)
+        for began in (self.heard[0], self.since) if self.heard else ():
+            if began and (steps := self.heard[-1][1] - began[1]) >= STEPS_MIN:
+                return min(least_s, (now - began[0]) / steps * MARGIN)
+        return least_s

@@ -168,7 +168,7 @@ class Roster:
         """Admit an incarnation (not older than the newest known); idempotent."""
         member = self.members.get(learner)
         if member is None or member.incarnation != incarnation:
-            member = Member(learner, incarnation, now, baseline=0)
+            member = Member(learner, incarnation, now, baseline=0, pace=Pace(since=(now, 0)))
             self.members[learner] = member
         member.nonce, member.seen_at = nonce, now
         self.present = None
@@ -188,7 +188,12 @@ class Roster:
         member = self.members.get(progress.learner)
         if member is None or member.incarnation != progress.incarnation:
             step = progress.step
-            member = Member(progress.learner, progress.incarnation, now, step, pace_from=step)
+            # Of a life that the tape does not know, no step was taken before it was heard of.
+            taped = progress.incarnation <= self._taped(progress.learner)
+            pace = Pace(since=(now, step if taped else 0))
+            member = Member(
+                progress.learner, progress.incarnation, now, step, pace_from=step, pace=pace
+            )
             self.members[progress.learner] = member
             self.present = None
         self.counts.saw(progress, self._taped(progress.learner))
