@@ -133,3 +133,17 @@ def test_readme_shows_what_the_demo_printed_in_the_committed_run() -> None:
     printed = [f"yes {text}" for text, kept in verdicts(figures) if kept]
     printed.append(f"Report: diloco-data/demo/report.html ({figures['seconds']:.0f} s)")
     assert "\n".join(["```", *printed, "```"]) in (ROOT / "README.md").read_text("utf-8")
+
+
+# Of the newest release's part: how many lines the summary in front of all headings may have.
+IN_SHORT_MAX = 20
+
+
+def test_every_entry_of_the_newest_release_stands_under_whom_it_concerns() -> None:
+    """What somebody must do stands in one list, so nothing is hidden in bold among the rest."""
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    newest = text.partition("\n## ")[2].partition("\n## ")[0]
+    in_short, first, *others = newest.split("\n### ")
+    assert first.startswith("What you must do\n")
+    assert in_short.count("\n- ") <= IN_SHORT_MAX, "put an entry under a heading"
+    assert not [part.splitlines()[0] for part in (first, *others) if "**" in part]
