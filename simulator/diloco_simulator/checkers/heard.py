@@ -109,7 +109,10 @@ class Heard:
 
     def missing(self, taped: Fates, now: float) -> set[str]:
         """Learners of which somebody is to be told: they have trained, as far as the tape and their
-        own words tell, and have said nothing for a lease, and no goodbye."""
+        own words tell, and have said nothing for a lease, and no goodbye. Whoever has just begun to
+        lead, or whose link was cut, tells nothing yet: all have a lease to speak."""
+        if not now - self.since > self.lease_s:
+            return set()
         known = taped.hears(self.words())
         newest = {m: spoke.incarnation for m, spoke in self.spoke.items()}
         return {
