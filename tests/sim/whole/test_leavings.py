@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from diloco_coordinator.runs import ending_io as ending
 from diloco_shared.process import serving
+from diloco_shared.protocol import subjects
 from diloco_simulator.worlds import watched_run
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
@@ -22,14 +24,11 @@ def world() -> WorldResult:
 
 
 def of_keys(kept: str) -> Break:
-    """Those of one bucket stay."""
-    remove = ending._remove
-
-    async def but_these(bus: Any, bucket: str, keys: list[str]) -> None:
-        if bucket != kept:
-            await remove(bus, bucket, keys)
-
-    return lambda patch: patch.setattr(ending, "_remove", but_these)
+    """Those of one bucket stay: another one is looked at in its place."""
+    names = vars(subjects) | {
+        name: subjects.NOTES for name, value in vars(subjects).items() if value == kept
+    }
+    return lambda patch: patch.setattr(ending, "subjects", SimpleNamespace(**names))
 
 
 def of_status(patch: pytest.MonkeyPatch) -> None:
