@@ -67,7 +67,7 @@ def spec_of(name: str, steps: int) -> dict[str, Any]:
             "pull_timeout_s_min": PULL_S_MIN,
         },
         "model": {"preset": "nano"},
-        "inner": {"batch_sequences": 192},
+        "inner": {"batch_sequences": 256},
         "membership": {"learners_min": 3},
         "evaluation": {"every_steps": 48},
         "budget": {"steps": steps},
