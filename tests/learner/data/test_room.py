@@ -12,7 +12,7 @@ from shared.corpora.texts import folder_of
 
 from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import load
-from diloco_learner.data.room import Room
+from diloco_learner.data.room import Room, _wanted
 
 
 def is_free(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> list[int]:
@@ -123,6 +123,18 @@ def test_a_text_that_fits_is_begun_again_once_others_have_gone(
         load(data(folder), cache=cache)
     disk.others = 0
     assert len(one(load(data(folder), cache=cache)).train)
+
+
+def test_no_more_room_is_wanted_than_there_was_where_a_text_fits(tmp_path: Path) -> None:
+    room = Room(tmp_path / "folder")
+    room.free, room.spare, room.had = 100_000, 8_600, 48_000
+    room.done, room.total, room.written = 1, 2, 42_500
+    room.short("text", OSError(errno.ENOSPC, "others took it"))
+    wanted = json.loads(room.kept.read_text())["free"]
+    assert 0.95 * room.free < _wanted(wanted) <= room.free
+    room.written = 47_000  # with what is left to others it has never fitted
+    room.short("text", OSError(errno.ENOSPC, "others took it"))
+    assert _wanted(json.loads(room.kept.read_text())["free"]) > room.free
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

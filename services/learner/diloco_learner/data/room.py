@@ -93,7 +93,10 @@ class Room:
         takes = self.written * self.total / self.done if self.done else 0.0
         # What it had did not do. What was free at first may do, if others have given it back: that
         # is known only where the whole of it would have fitted.
-        failed = max(self.had, min(self.free, int(takes) + self.spare if takes else self.free))
+        needs = int(takes) + self.spare if takes else self.free
+        # Where it fits, no more is wanted than there was: it might never be there.
+        most = self.free if needs >= self.free else self.free * MORE // (MORE + 1)
+        failed = max(self.had, min(most, needs))
         quota = error.errno == errno.EDQUOT
         again_s = QUOTA_S if quota else AGAIN_S
         had = f"of which {shown(self.written)} found room" if quota else self._had()
