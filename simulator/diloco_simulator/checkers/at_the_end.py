@@ -75,9 +75,11 @@ def _long(life: LearnerLife, seconds: float) -> bool:
 
 def _evaluated(watch: RunWatch, *, told: bool) -> None:
     """Of a run that ended when nothing went wrong any more the last evaluation is told, or why
-    there is none, if any learner stayed to the end."""
+    there is none, if any learner stayed to the end. Where nothing was merged, nobody needs one."""
     versions, ended_at = _versions(watch), max(of.ended_at for of in watch.of)
-    if min(of.ended_at for of in watch.of) < watch.healed_at or min(versions) < 0:
+    if min(of.ended_at for of in watch.of) < watch.healed_at:
+        return
+    if min(versions) < 0 or max(versions) == 0:
         return
     last = watch.ended, versions
     stayed = [
