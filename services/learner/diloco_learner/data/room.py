@@ -105,7 +105,8 @@ class Room:
         text = (
             f"the corpus of {name!r} has no room ({error.strerror}): it takes "
             f"{f'about {shown(takes)}' if takes else 'more'}, {had}. It is tried again once "
-            f"{f'{shown(_wanted(failed))} are free, or ' if failed else ''}"
+            # What is free on the file system says nothing of a quota.
+            f"{f'{shown(_wanted(failed))} are free, or ' if failed and not quota else ''}"
             f"{'an hour' if quota else 'a day'} is over; remove {self.kept.name} in DILOCO_CORPORA "
             "to try at once. Make room, name as source what 'diloco data prepare' wrote elsewhere, "
             f"or let DILOCO_CORPORA be another folder than {self.cache}"
