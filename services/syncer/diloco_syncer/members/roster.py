@@ -115,12 +115,15 @@ class Roster:
     since: float = 0.0  # when this leader began: nobody is silent for longer
     wall_offset: float = 0.0  # from `now` to seconds since 1970
     recoveries: Recoveries = field(default_factory=Recoveries)
+    # Another one led before, to whom learners that speak at once may have spoken.
+    took_over: bool = False
     present: Present | None = None  # None: somebody came, went, or does something else by now
 
     @classmethod
     def of(cls, spec: RunSpec, history: History) -> Self:
         """Nobody heard of yet; no life older than what the tape knows is ever let in again."""
-        return cls(spec.membership.lease_s, recoveries=Recoveries(history))
+        took_over = history.term > 0
+        return cls(spec.membership.lease_s, recoveries=Recoveries(history), took_over=took_over)
 
     @property
     def history(self) -> History | None:
@@ -188,9 +191,11 @@ class Roster:
         member = self.members.get(progress.learner)
         if member is None or member.incarnation != progress.incarnation:
             step = progress.step
-            # Of a life that the tape does not know, no step was taken before it was heard of.
+            # No step was taken before it was heard of, where neither the tape knows its life nor an
+            # earlier leader can have heard of it.
             taped = progress.incarnation <= self._taped(progress.learner)
-            pace = Pace(since=(now, step if taped else 0))
+            earlier = taped or (self.took_over and now - self.since <= self.lease_s)
+            pace = Pace(since=(now, step if earlier else 0))
             member = Member(
                 progress.learner, progress.incarnation, now, step, pace_from=step, pace=pace
             )
