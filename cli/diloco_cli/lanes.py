@@ -6,15 +6,19 @@ joining ──began──► stepping ──killed, lost──► down ──joi
                       └──leave──► (nothing follows)
 
 Who would begin to step while the run is paused is paused at once.
+
+Of a long run the oldest events are gone, and a learner's first one that is left tells what it did
+before: whoever is lost was stepping. Of whom no event is left, though it was merged since, nothing
+happened: it has stepped all along. So lanes begin with the oldest event that is left.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
-from diloco_shared.protocol.telling import OF_LANES
-
 Activity = Literal["joining", "stepping", "paused", "down", "recovering", "hung"]
+NOBODY: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +58,86 @@ class _Lane:
 
 
 def lanes(
-    events: Sequence[dict[str, Any]], *, until: float, lease_s: float = 0.0
+    events: Sequence[dict[str, Any]],
+    *,
+    until: float,
+    lease_s: float = 0.0,
+    merged: Mapping[str, float] = NOBODY,
 ) -> dict[str, list[Span]]:
     """Spans per learner, in order, up to `until`.
 
     A learner that is lost without a known fault has been silent for `lease_s` seconds already.
+    `merged`: when a contribution of a learner was merged last, in seconds since 1970.
     """
+    told = [event for event in events if _learner_of(event) or _pauses(event)]
+    since = float(told[0]["at"]) if told else until
+    learners = {str(e["data"]["learner"]) for e in told if e["data"].get("learner")} | {*merged}
     found: dict[str, _Lane] = {}
-    able: Activity = "stepping"  # what a learner does that is able to step
-    for event in events:
-        if event["kind"] not in OF_LANES:
-            continue
-        if event["kind"] == "setting" and event["data"].get("name") == "paused":
+    able = _able(told)
+    for i, event in enumerate(told):
+        if _pauses(event):
             able = "paused" if event["data"]["value"] else "stepping"
             _pause(found.values(), able, float(event["at"]))
+            continue
         learner = _learner_of(event)
-        if learner:
-            lane = found.setdefault(learner, _Lane(learner))
-            _apply(lane, event, lease_s, able)
+        if learner not in found:
+            known = learner in learners and float(event["at"]) > since
+            found[learner] = _begun(learner, told, i) if known else _Lane(learner)
+        _apply(found[learner], event, lease_s, able)
+    for learner in (name for name, at in merged.items() if name not in found and at > since):
+        found[learner] = _stepping(learner, told)
     for lane in found.values():
         lane.ends(until)
     return {name: lane.spans for name, lane in sorted(found.items()) if lane.spans}
+
+
+def whole(events: Iterable[dict[str, Any]]) -> bool:
+    """Whether a run's events begin with its beginning: what happens to a learner first is that it
+    joins."""
+    return next((e["kind"] for e in events if _learner_of(e)), "join") == "join"
+
+
+def _pauses(event: dict[str, Any]) -> bool:
+    """Whether it tells that the run is paused, or goes on."""
+    return event["kind"] == "setting" and event["data"].get("name") == "paused"
+
+
+def _able(told: Iterable[dict[str, Any]]) -> Activity:
+    """What a learner that is able to step did before these events."""
+    first = next(filter(_pauses, told), None)
+    return "paused" if first and not first["data"]["value"] else "stepping"
+
+
+def _begun(learner: str, told: Sequence[dict[str, Any]], first: int) -> _Lane:
+    """The lane of a learner up to `told[first]`, the first event that is left of it: empty where
+    that one joins it, of which nobody knows whether it had been there before."""
+    event = told[first]
+    before: Activity
+    match event["kind"]:
+        case "learner-lost" | "leave" | "fault-applied":
+            return _stepping(learner, told[:first])
+        case "began":
+            before = "joining"
+        case "recovered":
+            before = "recovering"
+        case "learner-alive":
+            before = "down"
+        case "fault-healed" if event["data"]["kind"] == "hang":
+            before = "hung"
+        case _:
+            return _Lane(learner)
+    lane = _Lane(learner)
+    lane.becomes(before, float(told[0]["at"]))
+    return lane
+
+
+def _stepping(learner: str, told: Sequence[dict[str, Any]]) -> _Lane:
+    """Of a learner to which nothing happened in all these events, but that the run was paused."""
+    lane = _Lane(learner)
+    lane.becomes(_able(told), float(told[0]["at"]))
+    for event in filter(_pauses, told):
+        _pause([lane], "paused" if event["data"]["value"] else "stepping", float(event["at"]))
+    return lane
 
 
 def _learner_of(event: dict[str, Any]) -> str:

@@ -120,7 +120,7 @@ def _left_out(tally: Tally) -> str:
 
 def _chart(run: dict[str, Any], tally: Tally, events: Rows) -> Any:
     """Three rows over one time axis."""
-    spans = activities(run, tally.newest_at, events)
+    spans = activities(run, tally.newest_at, events, tally.merged)
     began = min((s.began for lane in spans.values() for s in lane), default=0.0)
     height = 26 * max(len(spans), 1)
     figure = make_subplots(

@@ -14,8 +14,9 @@ Definitions
   victim, and those of them that were not there when the round closed.
 - `tokens` says what became of every processed token (docs/how-to/recover.md), as the mean over
   fragments weighted by size; `tokens_by_fragment` is exact; `tokens_reread` are samples read again.
-- `goodput_without`: learners that were merged, and of which no event tells any more when they
-  stepped. They are in no figure of time.
+- `goodput_since`: when the time begins that `goodput` is about, in seconds since 1970, where the
+  oldest events of a long run are gone. None where they are there: then it is about the whole run.
+- `goodput_without`: learners that were merged before that alone. They are in no figure of time.
 - A learner is down from the fault until it steps again; it contributes again when a round that
   closed after that merged it.
 """
@@ -26,7 +27,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from diloco_cli.lanes import Span
+from diloco_cli.lanes import Span, whole
 from diloco_cli.tally import Rows, Tally, activities
 from diloco_shared.protocol.records import RecoveryRecord, recovery_view
 
@@ -42,7 +43,7 @@ def report(run: dict[str, Any], tally: Tally, events: Rows) -> dict[str, Any]:
     evaluations = [e["data"] for e in events if e["kind"] == "evaluation"]
     # The first that is told, which need not be the run's first.
     first, last = (evaluations[0], evaluations[-1]) if evaluations else ({}, {})
-    spans = activities(run, tally.newest_at, events)
+    spans = activities(run, tally.newest_at, events, tally.merged)
     tokens, per_step = status.get("tokens_processed", 0), status.get("tokens_per_step", 0)
     return {
         "run": run["name"],
@@ -59,7 +60,8 @@ def report(run: dict[str, Any], tally: Tally, events: Rows) -> dict[str, Any]:
         "others_asked": tally.asked,
         "others_late": tally.late,
         "goodput": goodput(status, spans, tally.newest_at),
-        "goodput_without": sorted(tally.merged - _stepped(spans)),
+        "goodput_since": None if whole(events) else _since(spans),
+        "goodput_without": sorted(tally.merged.keys() - _stepped(spans)),
         "tokens_processed": tokens,
         "tokens_useful": status.get("tokens_useful", 0),
         "tokens": status.get("tokens", {}),
@@ -144,15 +146,20 @@ def goodput(
     """See the module's text: 0 to 1, None before the first round or step. `ended`: when the newest
     round closed."""
     stepping = [s for lane in spans.values() for s in lane if s.activity == "stepping"]
-    processed = status.get("tokens_processed", 0)
-    if not stepping or ended is None or not processed:
+    began, processed = _since(spans), status.get("tokens_processed", 0)
+    if began is None or ended is None or not processed:
         return None
-    began = min(s.began for s in stepping)
     allocated_s = (ended - began) * len({s.learner for s in stepping})
     if allocated_s <= 0:
         return None
     stepped_s = sum(max(0.0, min(s.ended, ended) - s.began) for s in stepping)
     return float(stepped_s / allocated_s * status["tokens_useful"] / processed)
+
+
+def _since(spans: dict[str, list[Span]]) -> float | None:
+    """When the first learner stepped; None while none did."""
+    stepping = (s.began for lane in spans.values() for s in lane if s.activity == "stepping")
+    return min(stepping, default=None)
 
 
 def _stepped(spans: dict[str, list[Span]]) -> set[str]:

@@ -1,5 +1,6 @@
 """A report's figures (`report.report`) in sentences, for a terminal."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +65,9 @@ def _tokens(f: Figures) -> Iterator[str]:
         yield f"contributions refused: {late}"
     if f["goodput"] is not None:
         yield f"goodput: {f['goodput']:.1%} of the learners' time went into useful tokens"
+        if f["goodput_since"] is not None:
+            since = time.strftime("%Y-%m-%d %H:%M", time.localtime(f["goodput_since"]))
+            yield f"  of their time since {since}: no events are left of what was before"
         yield from _without(f["goodput_without"])
 
 
@@ -72,7 +76,7 @@ def _without(learners: list[str]) -> Iterator[str]:
     if learners:
         more = len(learners) - NAMED
         names = ", ".join(learners[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
-        yield f"  without {names}: no event tells any more since when they train"
+        yield f"  without {names}: no event tells any more when they trained"
 
 
 def _network(f: Figures) -> Iterator[str]:

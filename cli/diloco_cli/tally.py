@@ -1,10 +1,10 @@
 """What a report takes from the closed rounds of a run, of which a long one has millions. Pure."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from diloco_cli.lanes import Span, lanes
+from diloco_cli.lanes import NOBODY, Span, lanes
 
 Rows = Sequence[dict[str, Any]]
 T = TypeVar("T")
@@ -34,9 +34,9 @@ class Thinned(Generic[T]):
 class Tally:
     """Counters and points of the rounds that were added, oldest first.
 
-    `merged`: who was in a merge. `asked` and `late`: contributions of all but the victim. Of the
-    victim of the first fault: rounds that were committed `while_down`, how many of its
-    contributions were merged `since`, and when the first of them was (`back_at`).
+    `merged`: who was in a merge, and when last. `asked` and `late`: contributions of all but the
+    victim. Of the victim of the first fault: rounds that were committed `while_down`, how many of
+    its contributions were merged `since`, and when the first of them was (`back_at`).
     """
 
     def __init__(self, run: dict[str, Any], events: Rows) -> None:
@@ -50,7 +50,7 @@ class Tally:
         self.committed = self.skipped = self.asked = self.late = self.while_down = self.since = 0
         self.back_at: float | None = None
         self.newest_at: float | None = None
-        self.merged = set[str]()
+        self.merged: dict[str, float] = {}
         self.commits = Thinned[float]()
         # By outcome: when, who, and a sentence.
         self.verdicts = {outcome: Thinned[tuple[float, str, str]]() for outcome in OUTCOMES}
@@ -77,7 +77,7 @@ class Tally:
             return
         merged = {v["learner"] for v in closed["verdicts"] if v["outcome"] == "merged"}
         self.committed += 1
-        self.merged |= merged
+        self.merged |= dict.fromkeys(merged, at)
         self.commits.add(at)
         if self.fault_at < at < self.returned_at:
             self.while_down += 1
@@ -93,9 +93,17 @@ def fault_of(events: Rows, learners: Container[str]) -> dict[str, Any] | None:
     return next((e for e in away if e["data"]["target"] in learners), None)
 
 
-def activities(run: dict[str, Any], newest_at: float | None, events: Rows) -> dict[str, list[Span]]:
-    """Who did what when, up to the newest event, or the newest round if that closed later."""
+def activities(
+    run: dict[str, Any],
+    newest_at: float | None,
+    events: Rows,
+    merged: Mapping[str, float] = NOBODY,
+) -> dict[str, list[Span]]:
+    """Who did what when, up to the newest event, or the newest round if that closed later.
+
+    `merged`: when a contribution of a learner was merged last.
+    """
     known = [] if newest_at is None else [newest_at]
     until = max(known + [float(e["at"]) for e in events[-1:]], default=0.0)
     lease_s = float(run["spec"].get("membership", {}).get("lease_s", 0.0))
-    return lanes(events, until=until, lease_s=lease_s)
+    return lanes(events, until=until, lease_s=lease_s, merged=merged)

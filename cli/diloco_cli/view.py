@@ -346,7 +346,9 @@ def lines(seen: Seen) -> list[str]:
     """Everything about the run but the learners, as plain text."""
     last = seen.rounds[-1] if seen.rounds else None
     newest_at = None if last is None else float(last["at"])
-    spans = activities(seen.run, newest_at, seen.events)
+    participating = seen.status.get("participating", ())
+    merged = {} if newest_at is None else dict.fromkeys(participating, newest_at)
+    spans = activities(seen.run, newest_at, seen.events, merged)
     useful_time = goodput(seen.status, spans, newest_at)
     return [
         *run_lines(seen.run, seen.evaluations, last, useful_time),

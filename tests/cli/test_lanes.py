@@ -180,3 +180,91 @@ def test_spans_follow_each_other_and_never_overlap(steps: list[tuple[str, str, s
     for name, spans in lanes(events, until=at + 1, lease_s=3.0).items():
         assert all(span.ended <= after.began for span, after in pairwise(spans))
         assert all(s.began <= s.ended <= at + 1 and s.learner == name for s in spans)
+
+
+NEXT = {
+    "": [("join",)],
+    "joining": [("began",)],
+    "stepping": [("learner-lost",), ("applied", "kill"), ("applied", "hang"), ("leave",)],
+    "down": [("learner-alive",), ("join",)],
+    "killed": [("join",)],
+    "recovering": [("recovered",)],
+    "hung": [("healed", "hang")],
+    "left": [("join",)],
+}
+BECOMES = {
+    "learner-lost": "down",
+    "kill": "killed",
+    "hang": "hung",
+    "leave": "left",
+    "learner-alive": "stepping",
+    "began": "stepping",
+    "recovered": "stepping",
+    "healed": "stepping",
+}
+
+
+def history(choices: list[tuple[int, int]]) -> list[Row]:
+    """A run of five learners as it can happen: who of them, and which of the things possible."""
+    state, rows = dict.fromkeys("abcde", ""), list[Row]()
+    paused = 0
+    # `e` joins, begins, and nothing befalls it. The run is paused now and then.
+    for at, (who, which) in enumerate([(4, 0), (4, 0), *choices]):
+        if at > 1 and who == 4:
+            paused = 1 - paused
+            rows.append(told("setting", float(at), name="paused", value=paused))
+            continue
+        learner = "abcde"[who]
+        possible = NEXT[state[learner]]
+        kind, *what = possible[which % len(possible)]
+        if what:
+            rows.append(fault(kind, float(at), what[0], learner))
+        else:
+            rows.append(told(kind, float(at), learner, learner=learner))
+        again = "recovering" if state[learner] else "joining"
+        state[learner] = (
+            again if kind == "join" else BECOMES[what[-1] if kind == "applied" else kind]
+        )
+    return rows
+
+
+def doing(spans: list[Span], at: float) -> str:
+    return next((s.activity for s in spans if s.began <= at < s.ended), "")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=60), st.data()
+)
+def test_what_is_left_of_a_runs_events_tells_the_same_of_the_time_since(
+    choices: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """But of who joins first in it: whether it was there before, nobody knows."""
+    events = history(choices)
+    whole = lanes(events, until=100.0)
+    left = events[data.draw(st.integers(0, len(events) - 1)) :]
+    since = float(left[0]["at"])
+    merged = {n: 99.0 for n, spans in whole.items() if doing(spans, 99.0) in ("stepping", "paused")}
+    found = lanes(left, until=100.0, merged=merged)
+    assert merged.keys() <= found.keys()
+    for name, spans in found.items():
+        first = spans[0].began if spans else 0.0
+        for at in range(int(max(since, first)), 100):
+            now, then = doing(spans, at + 0.5), doing(whole[name], at + 0.5)
+            assert now == then or {now, then} == {"joining", "recovering"}
+        if first > since:
+            about = [e for e in left if name in (e["source"], e["data"].get("learner"))]
+            assert about[0]["kind"] == "join"
+
+
+def test_no_syncer_has_a_lane() -> None:
+    events = [
+        told("began", 1.0, "a", learner="a"),
+        fault("applied", 2.0, "kill", "syncer-1"),
+        told("leave", 3.0, "syncer-1"),
+    ]
+    assert list(lanes(events, until=5.0)) == ["a"]
+
+
+def test_who_was_merged_before_the_oldest_event_alone_has_no_lane() -> None:
+    events = [told("began", 10.0, "a", learner="a")]
+    assert list(lanes(events, until=20.0, merged={"b": 5.0, "c": 15.0})) == ["a", "c"]

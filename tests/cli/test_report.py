@@ -150,11 +150,25 @@ def test_a_learner_whose_beginning_is_not_told_any_more_is_named(
     assert len(told) == len(events) - 1
     figures = report(run, rounds, told)
     assert figures["goodput_without"] == ["c"]
-    assert "  without c: no event tells any more since when they train" in report_lines(
-        figures | more
-    )
+    assert "  without c: no event tells any more when they trained" in report_lines(figures | more)
     many = figures | more | {"goodput_without": [*"abcdefg"]}
     assert any("without a, b, c, d, e and 2 more: " in line for line in report_lines(many))
+
+
+def test_of_a_long_run_goodput_is_of_the_time_that_events_still_tell_of(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    """Of `a` and `c`, which have stepped all along, no event is left."""
+    figures = report(run, rounds, events)
+    assert figures["goodput_since"] is None, "all events are there"
+    left = [e for e in events if e["at"] >= 20.0]
+    figures = report(run, rounds, left)
+    assert figures["goodput_since"] == 20.0 and figures["goodput_without"] == []
+    assert figures["goodput"] == pytest.approx((30 + 20 + 30) / (3 * 30) * 240 / 300)
+    more = {"command": "c", "machine": "m", "versions": {}}
+    assert any(
+        "no events are left of what was before" in line for line in report_lines(figures | more)
+    )
 
 
 def test_losses_are_told_with_their_steps(run: Row, rounds: list[Row], events: list[Row]) -> None:
