@@ -99,7 +99,7 @@ def whole(events: Iterable[dict[str, Any]]) -> bool:
 
 def _pauses(event: dict[str, Any]) -> bool:
     """Whether it tells that the run is paused, or goes on."""
-    return event["kind"] == "setting" and event["data"].get("name") == "paused"
+    return bool(event["kind"] == "setting" and event["data"].get("name") == "paused")
 
 
 def _able(told: Iterable[dict[str, Any]]) -> Activity:

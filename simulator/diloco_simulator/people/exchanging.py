@@ -120,10 +120,14 @@ class Exchanging:
         return None
 
     def _stands_by(self, shard: int) -> bool:
-        """Whether somebody could lead at once."""
+        """Whether somebody could lead at once: it has executed the tape. Where messages take their
+        time and chunks are tiny, a standby is behind for minutes."""
+        records = self.run.observer.records[shard]
+        newest = records[-1][0] if records else 0
         apps = [machine.app for machine in self.world.syncers if machine.lives]
-        candidates = [app.candidate for app in apps if isinstance(app, Syncer) and app.candidate]
-        able = [c for c in candidates if c.leader is None and not c.keeper.lease.why_not]
+        syncers = [app for app in apps if isinstance(app, Syncer)]
+        there = [a.candidate for a in syncers if a.membership.record.tape_seq >= newest]
+        able = [c for c in there if c and c.leader is None and not c.keeper.lease.why_not]
         return any(c.shard == shard and c.spec.name == self.run.spec.name for c in able)
 
     def _training(self) -> list[Host]:
