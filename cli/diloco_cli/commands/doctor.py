@@ -26,7 +26,7 @@ from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import read_run
 from diloco_cli.words import FAILED, INVALID, CliError
 from diloco_learner.hosts.place import WrongHosts, checkpoints_at
-from diloco_shared.budget import Job, Need, known, streams
+from diloco_shared.budget import Job, Need, known
 from diloco_shared.budget.memory import disks
 from diloco_shared.process.settings import WorkerSettings, said_of
 from diloco_shared.spec.mesh import AUTO, mesh_of
@@ -195,7 +195,7 @@ def _checker(data_root: str) -> Checker:
 
 def _need(job: Job | None) -> Need | None:
     """What a learner of the run keeps on its disk."""
-    return None if job is None else disks(job, streams(job))["learner"]
+    return None if job is None else disks(job)["learner"]
 
 
 @contextmanager

@@ -349,7 +349,7 @@ def versions(ours: str, info: Mapping[str, Any], others: Mapping[str, Sequence[s
         remedy = f"from {wanted} on nats-server keeps fragments faster: replace it when you can"
         return Finding("versions", "warn", text, remedy)
     if any(release and release != ours for release in others):
-        remedy = "bring all to one release; until then see docs/how-to/deploy.md, one to another"
+        remedy = "bring all to one release, as docs/how-to/upgrade.md says"
         return Finding("versions", "warn", text, remedy)
     return Finding("versions", "ok", text)
 

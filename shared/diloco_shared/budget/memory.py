@@ -9,8 +9,8 @@ import math
 
 from diloco_shared.budget.job import Job
 from diloco_shared.budget.overhead import ROUND, ROUND_LEARNER
-from diloco_shared.budget.streams import RECORDS_IN_STREAM, SNAPSHOTS, TAPE_SAFETY
-from diloco_shared.budget.terms import Need, Term
+from diloco_shared.budget.streams import FLOOR, RECORDS_IN_STREAM, SNAPSHOTS, TAPE_SAFETY, limits
+from diloco_shared.budget.terms import Need, Term, shown
 from diloco_shared.spec.codecs import bytes_of, facts
 from diloco_shared.spec.mesh import MeshSizes
 from diloco_shared.spec.optimizers import outer_state_bytes
@@ -453,12 +453,12 @@ def snapshots_per_step(job: Job) -> float:
     return (4 + kept_bytes(job) * changed) * each / a.steps_per_round
 
 
-def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
+def disks(job: Job) -> dict[str, Need]:
     """Disk of hub, syncer, learner and coordinator, and where run-wide checkpoints are."""
     keeping, values, per_value = job.spec.keeping, _of_a_shard(job), kept_bytes(job)
-    stored = tuple(Term(k, need.bytes, "limit of the stream") for k, need in streams.items())
+    how = f"limit of the stream: what it needs, and {shown(FLOOR)} at least"
     return {
-        "hub": Need("hub", stored),
+        "hub": Need("hub", tuple(Term(k, size, how) for k, size in limits(job).items())),
         "syncer": Need(
             "syncer",
             (

@@ -92,7 +92,7 @@ def view(
         "streams": {k: need.view() for k, need in needs.items()},
         "limits": limits(job),
         "memory": {k: need.view() for k, need in processes(job, mesh, hosts).items()},
-        "disk": {k: need.view() for k, need in disks(job, needs).items()},
+        "disk": {k: need.view() for k, need in disks(job).items()},
         "transfers": [
             {
                 "name": t.name,

@@ -29,7 +29,8 @@ from diloco_coordinator.runs.reasons import cannot_go_on
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared import ambient
-from diloco_shared.budget import Need, assumed, limits, streams
+from diloco_shared.budget import assumed, limits, streams
+from diloco_shared.budget.job import Job
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import (
     BusError,
@@ -98,15 +99,18 @@ def _may_need(spec: RunSpec, quorum: int) -> None:
         raise invalid("change", [{"path": "quorum", "message": text}])
 
 
-def _no_room(needs: dict[str, Need], storage: StorageInfo) -> dict[str, str]:
+def _no_room(job: Job, storage: StorageInfo) -> dict[str, str]:
     """The fault of a run that the message server cannot hold."""
-    total, most = sum(n.bytes for n in needs.values()), max(needs.values(), key=lambda n: n.bytes)
-    each = ", ".join(f"{kind} {shown(need.bytes)}" for kind, need in needs.items())
+    given, needs = limits(job), streams(job)
+    most = max(needs, key=lambda kind: given[kind])
+    each = ", ".join(f"{kind} {shown(size)}" for kind, size in given.items())
     of_all = f" of {shown(storage.bytes_max)}" if storage.bytes_max else ""
+    # A setting makes no stream smaller than the floor.
+    lower = f", or change {needs[most].lower}" if needs[most].bytes >= given[most] else ""
     text = (
-        f"the run's streams need {total} bytes ({each}), and the message server has no room for "
-        f"them: {shown(storage.reserved)}{of_all} are promised to other streams. Delete runs that "
-        f"are over, raise the server's max_file_store, or change {most.lower}"
+        f"the run's streams take {sum(given.values())} bytes ({each}), and the message server has "
+        f"no room for them: {shown(storage.reserved)}{of_all} are promised to other streams. "
+        f"Delete runs that are over, or raise the server's max_file_store{lower}"
     )
     return {"path": "(whole)", "message": text}
 
@@ -295,7 +299,7 @@ class Runs:
                     await delete_run(self.registry, spec.name, spec.id)
                 if isinstance(error, StreamFull):
                     storage = await self.registry.bus.storage()
-                    raise invalid("run", [_no_room(streams(assumed(spec)), storage)]) from None
+                    raise invalid("run", [_no_room(assumed(spec), storage)]) from None
                 if isinstance(error, TooFewNodes):
                     raise invalid("run", [_too_few_nodes(spec.keeping.replicas, error)]) from None
                 raise

@@ -41,7 +41,7 @@ from diloco_learner.training.data_parallel import LearnerStream
 from diloco_learner.training.evaluate import held_out_of
 from diloco_learner.training.mesh import mesh_over, of_all, shape_of
 from diloco_learner.training.trainer import InitialWeights, Program, Trainer
-from diloco_shared.budget import Job, Need, known, streams
+from diloco_shared.budget import Job, Need, known
 from diloco_shared.budget.memory import device, disks, learner
 from diloco_shared.budget.terms import shown
 from diloco_shared.corpora.mix import Mixture
@@ -349,7 +349,7 @@ class _Checks:
 
     def disk(self) -> Found:
         """For the learner's checkpoints."""
-        need, free = disks(self.job, streams(self.job))["learner"], self.machine.disk_bytes
+        need, free = disks(self.job)["learner"], self.machine.disk_bytes
         place: str | Path = self.cache.folder
         if self.kept_at:
             place = self.kept_at
