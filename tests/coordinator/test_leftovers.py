@@ -39,7 +39,7 @@ class World:
 
     async def begin(self, *, deleted: bool = True) -> None:
         """The run is seen, and goes; a syncer makes UP anew."""
-        for bucket in (subjects.RUNS, subjects.DELETED):
+        for bucket in (subjects.RUNS, subjects.DELETED, *leftovers.OF_RUNS):
             await self.bus.ensure_bucket(bucket)
         # An earlier run of this name was deleted long ago.
         long_ago = ambient.wall() - 2 * leftovers.WATCHED_S
@@ -72,6 +72,27 @@ async def test_what_is_made_again_goes_however_late() -> None:
     await world.make()
     await world.leftovers.look()
     assert not world.there
+
+
+@pytest.mark.parametrize("bucket", leftovers.OF_RUNS)
+async def test_a_key_that_is_written_again_goes(bucket: str) -> None:
+    """A learner that heard late of its assignment begins a life of a run that has gone."""
+    world = World()
+    await world.begin()
+    for key in ("r.learner-0", "other.learner-0"):
+        await world.bus.kv_put(bucket, key, b"life")
+    await world.leftovers.look()
+    assert list(await world.bus.kv_all(bucket)) == ["other.learner-0"]
+
+
+async def test_a_key_of_another_run_of_the_name_stays() -> None:
+    world = World()
+    await world.begin()
+    await world.bus.delete_stream(subjects.up_stream("r"))
+    await world.bus.kv_put(subjects.RUNS, "r", b"record")  # and has yet to be heard of
+    await world.bus.kv_put(subjects.INCARNATIONS, "r.learner-0", b"life")
+    await world.leftovers.look()
+    assert list(await world.bus.kv_all(subjects.INCARNATIONS)) == ["r.learner-0"]
 
 
 async def test_a_run_that_nobody_deleted_keeps_what_it_has() -> None:
@@ -144,8 +165,8 @@ async def test_a_first_look_that_fails_is_taken_again(monkeypatch: pytest.Monkey
 async def test_a_run_that_comes_and_goes_between_two_looks_is_looked_after() -> None:
     world = World()
     world.registry.runs.pop("r")
-    await world.bus.ensure_bucket(subjects.RUNS)
-    await world.bus.ensure_bucket(subjects.DELETED)
+    for bucket in (subjects.RUNS, subjects.DELETED, *leftovers.OF_RUNS):
+        await world.bus.ensure_bucket(bucket)
     await world.leftovers.look()
     await world.bus.kv_put(subjects.DELETED, "id", encode(Deleted(run="r", at=ambient.wall())))
     await world.make()
@@ -158,8 +179,8 @@ async def test_a_deletion_that_takes_long_is_watched_from_its_end(
 ) -> None:
     monkeypatch.setattr(leftovers, "WATCHED_S", 30.0)
     world = World()
-    await world.bus.ensure_bucket(subjects.RUNS)
-    await world.bus.ensure_bucket(subjects.DELETED)
+    for bucket in (subjects.RUNS, subjects.DELETED, *leftovers.OF_RUNS):
+        await world.bus.ensure_bucket(bucket)
     await world.leftovers.look()
     await world.bus.kv_put(subjects.DELETED, "id", encode(Deleted(run="r", at=ambient.wall())))
     await world.leftovers.look()

@@ -78,13 +78,16 @@ async def _missing(bus: Bus, bucket: str) -> None:
 
 
 async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec | None:
-    """What a run was submitted with; None when it is deleted, or another one has its name.
+    """What a run was submitted with; None when it is deleted, or is being so, or another one has
+    its name. Whoever hears of it late would leave files and keys that nobody removes.
 
     Raises BusError; WireError and ValidationError for a record that this version cannot read.
     """
     found = await record_at(bus, subjects.RUNS, run, RunRecord)
-    spec = RunSpec.model_validate(found.record.spec) if found else None
-    return spec if spec is not None and spec.id == run_id else None
+    if found is None or found.record.phase == "deleting":
+        return None
+    spec = RunSpec.model_validate(found.record.spec)
+    return spec if spec.id == run_id else None
 
 
 async def exists(bus: Bus, run: str, run_id: str) -> bool:

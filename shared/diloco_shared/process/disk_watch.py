@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from pathlib import Path
 
 import structlog
@@ -54,20 +54,44 @@ async def watch_disk(
 
 # Between two attempts at a server that does not answer, in seconds.
 RETRY_S = 1.0
+# And between two looks for what was made after its mark was seen, by who heard of the end late.
+AGAIN_S = 10.0
 # A mark lasts longer than any process is away and comes back; without it files stay, unused.
 MARK_S = 90 * 86_400.0
 
 
 async def remove_deleted(bus: Bus, folder: Path) -> None:
     """For ever: what lies in `folder` under `RunSpec.folder` of a run that is deleted."""
+    marked = set[str]()  # ids of runs: as many as were deleted in MARK_S
 
     async def watch() -> None:
         async with bus.kv_watch(subjects.DELETED) as entries:
             async for entry in entries:
-                if entry.value is not None:
-                    await asyncio.to_thread(remove, folder, entry.key)
+                if entry.value is None:
+                    marked.discard(entry.key)
+                    continue
+                marked.add(entry.key)
+                await asyncio.to_thread(remove, folder, entry.key)
 
-    await again_and_again(watch, "marks of deleted runs", RETRY_S)
+    async def look_again() -> None:
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            await asyncio.to_thread(_remove_marked, folder, marked)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(again_and_again(watch, "marks of deleted runs", RETRY_S))
+        tasks.create_task(look_again())
+
+
+def _remove_marked(folder: Path, marked: Container[str]) -> None:
+    """In one reading of the folder, however many runs have marks."""
+    try:
+        ids = {path.name.rpartition(".")[2] for path in folder.iterdir()}
+    except OSError:  # it is made with the first run that needs it
+        return
+    for run_id in ids:
+        if run_id in marked:
+            remove(folder, run_id)
 
 
 def remove(folder: Path, run_id: str) -> None:

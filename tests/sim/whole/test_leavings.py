@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from diloco_coordinator.runs import ending_io as ending
 from diloco_shared.process import serving
-from diloco_shared.protocol import subjects
 from diloco_simulator.worlds import watched_run
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
@@ -24,11 +22,9 @@ def world() -> WorldResult:
 
 
 def of_keys(kept: str) -> Break:
-    """Those of one bucket stay: another one is looked at in its place."""
-    names = vars(subjects) | {
-        name: subjects.NOTES for name, value in vars(subjects).items() if value == kept
-    }
-    return lambda patch: patch.setattr(ending, "subjects", SimpleNamespace(**names))
+    """Those of one bucket stay."""
+    others = [bucket for bucket in ending.OF_RUNS if bucket != kept]
+    return lambda patch: patch.setattr(ending, "OF_RUNS", others)
 
 
 def of_status(patch: pytest.MonkeyPatch) -> None:

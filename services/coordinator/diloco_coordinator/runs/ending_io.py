@@ -70,6 +70,9 @@ async def _end(registry: Registry, record: RunRecord, shard: int, why: str) -> N
 
 # --- deletion -----------------------------------------------------------------------------------
 
+# Buckets whose keys begin with the name of a run. Statuses are apart.
+OF_RUNS = subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES
+
 
 async def delete_run(registry: Registry, run: str, run_id: str) -> None:
     """Remove a run and everything that is kept of it; may be repeated, wherever it ended. Conflict
@@ -102,7 +105,7 @@ async def _deletion(registry: Registry, record: RunRecord) -> AsyncIterator[None
             with suppress(Conflict):
                 await registry.assign(member, "")
             yield
-    for bucket in (subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES):
+    for bucket in OF_RUNS:
         # All have ended when it raises: a late one could meet a later run's key.
         keys = list(await bus.kv_all(bucket, f"{run}.>"))
         await some_at_once(bus.kv_delete(bucket, key) for key in keys)
@@ -128,10 +131,11 @@ async def keep_removed(registry: Registry) -> None:
 
 
 class Leftovers:
-    """Of one coordinator: streams that were made once more while their run was deleted.
+    """Of one coordinator: streams and keys that were made once more while their run was deleted.
 
-    A syncer that has not heard yet that it is to leave makes those that are missing, and so does
-    another coordinator in the middle of a submission. Nobody else would ever remove them.
+    A syncer that has not heard yet that it is to leave makes streams that are missing, and so does
+    another coordinator in the middle of a submission. A learner that hears late of its assignment
+    begins a life. Nobody else would ever remove what they leave.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -186,3 +190,11 @@ class Leftovers:
             await bus.delete_stream(stream)
             text = f"{stream} was there again after its run had been deleted: it is removed"
             await self.registry.tell("", "left-over", text, {"stream": stream})
+        for bucket in OF_RUNS:
+            for key, entry in (await bus.kv_all(bucket, f"{run}.>")).items():
+                if await bus.kv_get(subjects.RUNS, run) is not None:
+                    return
+                # Somebody works for a run of that name by now: it is that run's key.
+                with suppress(Conflict):
+                    await bus.kv_delete(bucket, key, revision=entry.revision)
+                log.info("a key of a deleted run removed", bucket=bucket, key=key)
