@@ -456,7 +456,8 @@ def snapshots_per_step(job: Job) -> float:
 def disks(job: Job) -> dict[str, Need]:
     """Disk of hub, syncer, learner and coordinator, and where run-wide checkpoints are."""
     keeping, values, per_value = job.spec.keeping, _of_a_shard(job), kept_bytes(job)
-    how = f"limit of the stream: what it needs, and {shown(FLOOR)} at least"
+    floor = min(FLOOR, keeping.stream_bytes_max or FLOOR)
+    how = f"limit of the stream: what it needs, and {shown(floor)} at least"
     return {
         "hub": Need("hub", tuple(Term(k, size, how) for k, size in limits(job).items())),
         "syncer": Need(
