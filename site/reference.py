@@ -1,4 +1,4 @@
-"""Reference pages, made of what they describe: commands, settings, the REST interface, messages."""
+"""Reference pages, made of what they describe: commands, settings, REST, messages, the client."""
 
 import inspect
 import sys
@@ -32,6 +32,7 @@ from diloco_syncer.rounds.round import MOVES, Phase
 # What helps here lies beside this file, wherever it is run from.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import python_client
 import rest_answers
 from round_diagram import diagram
 from wire_fields import meanings
@@ -46,6 +47,7 @@ def pages() -> dict[str, str]:
         "reference/settings.md": settings(),
         "reference/processes.md": processes(),
         "reference/rest.md": rest(),
+        "reference/client.md": python_client.page(MADE),
         "reference/messages.md": wire(),
         "reference/rounds.md": rounds(),
         "reference/round.svg": diagram([p.value for p in Phase], moves()),

@@ -12,6 +12,7 @@ import pytest
 from pages import PLACED, RUN, SHOWN, blocks, pages
 
 from diloco_cli.demo import verdicts
+from diloco_client import Client
 from diloco_shared.checking import Invalid, check
 
 ROOT = Path(__file__).parent.parent
@@ -118,6 +119,17 @@ def test_every_field_of_a_message_and_of_the_rest_interface_has_a_meaning() -> N
         rows = [r for r in _made()[f"reference/{name}.md"].splitlines() if r.startswith("| `")]
         assert len(rows) > 150
         assert not [row for row in rows if row.endswith("|  |") or "see above" in row]
+
+
+def test_every_method_of_the_client_is_described() -> None:
+    """With a script above them, which test_client_example.py runs."""
+    page, methods = _made()["reference/client.md"], [n for n in vars(Client) if n[0] != "_"]
+    assert len(methods) > 40
+    told = page.partition("## Client\n")[2]
+    described = r"\n\n```python\n.*\n```\n\n[`\w]"
+    assert not [n for n in methods if not re.search(f"### {n}{described}", told)]
+    example = (ROOT / "site" / "client_example.py").read_text("utf-8")
+    assert f"```python\n{example}```" in page.partition("## Client\n")[0]
 
 
 def test_the_diagram_of_a_round_shows_every_phase_and_every_move() -> None:

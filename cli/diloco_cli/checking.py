@@ -23,8 +23,21 @@ from diloco_shared.spec.run import RunSpec
 
 COMMAND = (sys.executable, "-m", "diloco_learner.preflight")
 # One check without a sign of life, in seconds. Compiling takes minutes. Whoever prepares a text,
-# reads a file of tokens for its digest, or waits for another one that does, gives one each minute.
+# reads weights or a file of tokens for its digest, or waits for another one that does, gives one
+# each minute.
 CHECK_S_MAX = 3600.0
+# What to look at where there was none, by what was under way.
+_SILENT = {
+    "devices": "look at the driver: JAX waits for a device, or for other hosts",
+    "weights": "look at the disk or the link that the weights lie on: nothing of them came",
+    "corpus": "look at the disk or the link that the corpus, or DILOCO_CORPORA, lies on: nothing "
+    "was read or written there",
+    "compile": "look for what the compiler waits for; a smaller model tells whether this one is "
+    "too large to be compiled in that time",
+    "step": "look for what the model waits for: in a run no learner's step would end",
+    SOFTWARE: "look at the disk or the link that Python's packages lie on: nothing was begun",
+}
+_WAITS = "look for what waits: a disk, a link, or a file that another process holds"
 # A line holds one finding, whose texts are bounded: six times as much, escaped for JSON.
 LINE_CHARS_MAX = 1 << 16
 
@@ -131,9 +144,8 @@ class _Heard:
     def _ended(self) -> Finding:
         name = self.under_way or SOFTWARE
         if self.late:
-            text = f"was not done after {self.check_s_max / 60:.0f} minutes"
-            remedy = "prepare a large text first ('diloco data prepare'); look for what waits"
-            return wrong(name, text, remedy)
+            text = f"gave no sign for {self.check_s_max / 60:.0f} minutes"
+            return wrong(name, text, _SILENT.get(name, _WAITS))
         how = how_ended(self.process.returncode)
         if how == "SIGKILL":
             how = "killed: memory may have run out"

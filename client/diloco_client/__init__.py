@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
 
 import httpx
 
@@ -38,7 +37,8 @@ from diloco_client.answers import Told as Told
 from diloco_client.answers import Unanswered as Unanswered
 from diloco_client.answers import Unreachable as Unreachable
 from diloco_client.answers import Untrusted as Untrusted
-from diloco_client.reaching import cut_off, proxy_of, trusted, what_failed
+from diloco_client.paths import part
+from diloco_client.reaching import cut_off, proxy_of, trusted, what_failed, without_password
 
 # What a request ends with when nobody is there; UnicodeError where no name of a host can be so.
 _NOBODY = (httpx.HTTPError, UnicodeError)
@@ -87,7 +87,7 @@ class Client:
                 trust_env=False,
             )
         except httpx.InvalidURL as error:
-            through = f", or its proxy {_without_password(self.proxy)}," if self.proxy else ""
+            through = f", or its proxy {without_password(self.proxy)}," if self.proxy else ""
             raise ValueError(f"{url}{through} is no address: {error}") from None
 
     def __enter__(self) -> Self:
@@ -102,6 +102,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Let go of its connections; `with` does it by itself."""
         self._http.close()
 
     def _call(
@@ -158,7 +159,7 @@ class Client:
         )
 
     def _through(self) -> str:
-        return f", through the proxy {_without_password(self.proxy)}" if self.proxy else ""
+        return f", through the proxy {without_password(self.proxy)}" if self.proxy else ""
 
     def _unreachable(self, error: httpx.HTTPError | UnicodeError, what: str) -> Unreachable:
         if isinstance(error, UnicodeError):
@@ -184,12 +185,12 @@ class Client:
             return ""
         return found.text.strip() if found.status_code == 503 else ""
 
-    # --- runs ----------------------------------------------------------------------------------
-
     def health(self) -> dict[str, Any]:
         """Answers if the process does, whatever its bus does."""
         health: dict[str, Any] = self._call("GET", "/healthz")
         return health
+
+    # --- runs ----------------------------------------------------------------------------------
 
     def create_run(self, spec: dict[str, Any], *, idempotency_key: str = "") -> dict[str, Any]:
         """Submit a run; with a key, a repeat of the same request creates nothing twice."""
@@ -204,33 +205,37 @@ class Client:
         return list(self._pages("/v1/runs", "runs", {}))
 
     def run(self, name: str) -> dict[str, Any]:
-        path = f"/v1/runs/{_part(name)}"
+        """One run: what was asked for, where it stands and why."""
+        path = f"/v1/runs/{part(name)}"
         run: dict[str, Any] = self._call("GET", path, has=("name", "state"))
         return run
 
     def pause(self, name: str) -> dict[str, Any]:
+        """Hold every learner of a run after its step."""
         return self._verb(name, "pause")
 
     def resume(self, name: str) -> dict[str, Any]:
+        """Let a run that was held go on."""
         return self._verb(name, "resume")
 
     def stop(self, name: str) -> dict[str, Any]:
+        """End a run before its budget is used up: it merges once more, and evaluates."""
         return self._verb(name, "stop")
 
     def _verb(self, name: str, verb: str) -> dict[str, Any]:
-        run: dict[str, Any] = self._call("POST", f"/v1/runs/{_part(name)}/{verb}")
+        run: dict[str, Any] = self._call("POST", f"/v1/runs/{part(name)}/{verb}")
         return run
 
     def set_quorum(self, name: str, quorum: int, *, revision: int | None = None) -> dict[str, Any]:
         """Change K; with the `revision` of a run's view, only if nobody changed it since."""
         headers = {} if revision is None else {"If-Match": f'"{revision}"'}
-        path, body = f"/v1/runs/{_part(name)}", {"quorum": quorum}
+        path, body = f"/v1/runs/{part(name)}", {"quorum": quorum}
         run: dict[str, Any] = self._call("PATCH", path, json=body, headers=headers)
         return run
 
     def delete_run(self, name: str) -> None:
         """Remove a run that is over, with everything the message server keeps of it."""
-        self._call("DELETE", f"/v1/runs/{_part(name)}", wait_s=DELETE_S)
+        self._call("DELETE", f"/v1/runs/{part(name)}", wait_s=DELETE_S)
 
     def rounds(self, name: str, after: int = 0, newest: int = 0) -> list[dict[str, Any]]:
         """Every closed round after the tape sequence `after`; of these the `newest` so many alone,
@@ -242,23 +247,24 @@ class Client:
     def each_round(self, name: str, after: int = 0, newest: int = 0) -> Iterator[dict[str, Any]]:
         """As `rounds`, page by page: a long run has more than anybody keeps in memory."""
         wanted = {"after": after} | ({"newest": newest} if newest else {})
-        yield from self._pages(f"/v1/runs/{_part(name)}/rounds", "rounds", wanted)
+        yield from self._pages(f"/v1/runs/{part(name)}/rounds", "rounds", wanted)
 
     def metrics(self, name: str) -> dict[str, Any]:
-        path = f"/v1/runs/{_part(name)}/metrics"
+        """The losses of a run, and other figures of it."""
+        path = f"/v1/runs/{part(name)}/metrics"
         metrics: dict[str, Any] = self._call("GET", path, has=("evaluations",))
         return metrics
 
     def recoveries(self, name: str) -> list[dict[str, Any]]:
         """How learners came back, or came new to the run."""
-        page = self._call("GET", f"/v1/runs/{_part(name)}/recoveries", has=("recoveries",))
+        page = self._call("GET", f"/v1/runs/{part(name)}/recoveries", has=("recoveries",))
         return list(page["recoveries"])
 
     # --- checkpoints ---------------------------------------------------------------------------
 
     def checkpoint(self, run: str) -> dict[str, Any]:
         """Begin a run-wide checkpoint; `status.checkpoint_state` of the run tells the rest."""
-        path = f"/v1/runs/{_part(run)}/checkpoints"
+        path = f"/v1/runs/{part(run)}/checkpoints"
         begun: dict[str, Any] = self._call("POST", path, wait_s=CHECKPOINT_S, has=("number",))
         return begun
 
@@ -272,7 +278,7 @@ class Client:
         And `tapes`, with `ref` and `run`: what is left of the tapes of deleted runs. Page by page:
         a coordinator reads a manifest for each, from a place that may be far away.
         """
-        path = f"/v1/runs/{_part(run)}/checkpoints" if run else "/v1/checkpoints"
+        path = f"/v1/runs/{part(run)}/checkpoints" if run else "/v1/checkpoints"
         found: dict[str, list[dict[str, Any]]] = {"checkpoints": [], "damaged": [], "tapes": []}
         after: str | None = ""
         while after is not None:
@@ -286,28 +292,30 @@ class Client:
         return found
 
     def show_checkpoint(self, run: str, number: int) -> dict[str, Any]:
-        path = f"/v1/runs/{_part(run)}/checkpoints/{number}"
+        """What one checkpoint holds."""
+        path = f"/v1/runs/{part(run)}/checkpoints/{number}"
         found: dict[str, Any] = self._call("GET", path, wait_s=CHECKPOINT_S)
         return found
 
     def delete_checkpoint(self, run: str, number: int) -> None:
-        self._call("DELETE", f"/v1/runs/{_part(run)}/checkpoints/{number}", wait_s=REMOVE_S)
+        """Remove one, of a run that is there."""
+        self._call("DELETE", f"/v1/runs/{part(run)}/checkpoints/{number}", wait_s=REMOVE_S)
 
     def delete_stored(self, ref: str) -> None:
         """Remove a checkpoint FOLDER/NUMBER, of a deleted run perhaps."""
         folder, _, number = ref.partition("/")
         if not (number.isascii() and number.isdecimal()):
             raise ApiError(404, "No such checkpoint", f"{ref!r} is not FOLDER/NUMBER")
-        path = f"/v1/checkpoints/{_part(folder)}/{number}"
+        path = f"/v1/checkpoints/{part(folder)}/{number}"
         self._call("DELETE", path, wait_s=REMOVE_S)
 
     def delete_folder(self, folder: str) -> None:
         """Remove all that is left of a deleted run: its checkpoints, and its archived tape."""
-        self._call("DELETE", f"/v1/checkpoints/{_part(folder)}", wait_s=REMOVE_S)
+        self._call("DELETE", f"/v1/checkpoints/{part(folder)}", wait_s=REMOVE_S)
 
     def restore(self, run: str, number: int, *, as_run: str = "") -> dict[str, Any]:
-        """Take a run back to a checkpoint, or begin a new one with it."""
-        path = f"/v1/runs/{_part(run)}/checkpoints/{number}/restore"
+        """Take a run back to a checkpoint, or begin a new one with it: the `run` that is told."""
+        path = f"/v1/runs/{part(run)}/checkpoints/{number}/restore"
         body = {"as": as_run} if as_run else {}
         wait_s = SUBMIT_S if as_run else CHECKPOINT_S
         restored: dict[str, Any] = self._call("POST", path, wait_s=wait_s, json=body)
@@ -315,7 +323,7 @@ class Client:
 
     def begin_again(self, run: str) -> dict[str, Any]:
         """A new epoch from the published parameters, for a run whose state no syncer has."""
-        begun: dict[str, Any] = self._call("POST", f"/v1/runs/{_part(run)}/begin-again")
+        begun: dict[str, Any] = self._call("POST", f"/v1/runs/{part(run)}/begin-again")
         return begun
 
     def create_run_from(self, checkpoint: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -337,26 +345,28 @@ class Client:
     ) -> dict[str, Any]:
         """Begin to take the weights out; `show_export` tells how far it is."""
         body = {"version": version, "checkpoint": checkpoint, "dtype": dtype}
-        path = f"/v1/runs/{_part(run)}/exports"
+        path = f"/v1/runs/{part(run)}/exports"
         begun: dict[str, Any] = self._call("POST", path, wait_s=CHECKPOINT_S, json=body)
         return begun
 
     def exports(self, run: str) -> list[dict[str, Any]]:
         """Those of a run, oldest first."""
-        page = self._call("GET", f"/v1/runs/{_part(run)}/exports", has=("exports",))
+        page = self._call("GET", f"/v1/runs/{part(run)}/exports", has=("exports",))
         found: list[dict[str, Any]] = page["exports"]
         return found
 
     def show_export(self, run: str, export: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(run)}/exports/{_part(export)}")
+        """One export: its state, and its files once they are there."""
+        found: dict[str, Any] = self._call("GET", f"/v1/runs/{part(run)}/exports/{part(export)}")
         return found
 
     def delete_export(self, run: str, export: str) -> None:
-        self._call("DELETE", f"/v1/runs/{_part(run)}/exports/{_part(export)}")
+        """Remove an export for good; one that is being made is ended."""
+        self._call("DELETE", f"/v1/runs/{part(run)}/exports/{part(export)}")
 
     def export_file(self, run: str, export: str, file: str, start: int = 0) -> Iterator[bytes]:
         """A file from byte `start` on, in pieces; Unreachable when it is cut off."""
-        path = f"/v1/runs/{_part(run)}/exports/{_part(export)}/files/{_part(file)}"
+        path = f"/v1/runs/{part(run)}/exports/{part(export)}/files/{part(file)}"
         headers = {"Range": f"bytes={start}-"} if start else {}
         timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S)
         try:
@@ -371,7 +381,7 @@ class Client:
         except _NOBODY as error:
             raise self._unreachable(error, f"{file} was cut off from") from None
 
-    # --- members, events, chaos ----------------------------------------------------------------
+    # --- members, events, faults, plans ---------------------------------------------------------
 
     def members(self) -> list[dict[str, Any]]:
         """Every process that is or was a member."""
@@ -388,20 +398,23 @@ class Client:
         return found
 
     def member(self, name: str) -> dict[str, Any]:
-        member: dict[str, Any] = self._call("GET", f"/v1/members/{_part(name)}")
+        """One process: what it works for, and how it does."""
+        member: dict[str, Any] = self._call("GET", f"/v1/members/{part(name)}")
         return member
 
     def drain(self, name: str) -> dict[str, Any]:
         """Take a member's work away and give it no more, until `undrain`."""
-        member: dict[str, Any] = self._call("POST", f"/v1/members/{_part(name)}/drain")
+        member: dict[str, Any] = self._call("POST", f"/v1/members/{part(name)}/drain")
         return member
 
     def undrain(self, name: str) -> dict[str, Any]:
-        member: dict[str, Any] = self._call("DELETE", f"/v1/members/{_part(name)}/drain")
+        """Let a drained member have work again."""
+        member: dict[str, Any] = self._call("DELETE", f"/v1/members/{part(name)}/drain")
         return member
 
     def forget(self, name: str) -> None:
-        self._call("DELETE", f"/v1/members/{_part(name)}")
+        """Free the place of a member that is gone and will not come back."""
+        self._call("DELETE", f"/v1/members/{part(name)}")
 
     def events(self, run: str = "", after: int = 0) -> list[dict[str, Any]]:
         """Every event after the number `after`, of one run or of all."""
@@ -436,6 +449,7 @@ class Client:
         return fault
 
     def faults(self) -> list[dict[str, Any]]:
+        """Faults that were inflicted: planned, applied and healed ones."""
         faults: list[dict[str, Any]] = self._call("GET", "/v1/chaos", has=("faults",))["faults"]
         return faults
 
@@ -456,6 +470,7 @@ class Client:
         return access
 
     def tokens(self) -> list[dict[str, Any]]:
+        """What each token may do, until when, and when it was used last."""
         tokens: list[dict[str, Any]] = self._call("GET", "/v1/tokens", has=("tokens",))["tokens"]
         return tokens
 
@@ -479,11 +494,12 @@ class Client:
 
     def rotate_token(self, name: str, *, overlap_s: float = 600.0) -> str:
         """A new secret under the same name; the old one stays good for `overlap_s` seconds."""
-        path, body = f"/v1/tokens/{_part(name)}/rotate", {"overlap_s": overlap_s}
+        path, body = f"/v1/tokens/{part(name)}/rotate", {"overlap_s": overlap_s}
         return str(self._call("POST", path, json=body)["token"])
 
     def revoke_token(self, name: str) -> None:
-        self._call("DELETE", f"/v1/tokens/{_part(name)}")
+        """Make a token useless at once."""
+        self._call("DELETE", f"/v1/tokens/{part(name)}")
 
     def audit(self, newest: int = 200, *, actor: str = "", after: int = 0) -> list[dict[str, Any]]:
         """Who changed what, and who was refused; oldest first. At most 1000 rows."""
@@ -508,7 +524,7 @@ class Client:
         and the run goes on: ask for it again.
         """
         view: dict[str, Any] = {}
-        for view in self._stream(f"/v1/runs/{_part(name)}/stream", {}):
+        for view in self._stream(f"/v1/runs/{part(name)}/stream", {}):
             yield view
         if view.get("state") in OVER:
             return
@@ -528,7 +544,7 @@ class Client:
         `wish`: prompt, tokens, temperature, seed, chat, export; see `POST /v1/runs/RUN/samples`.
         Unreachable where it ends with neither of the last two.
         """
-        path, piece = f"/v1/runs/{_part(run)}/samples", dict[str, Any]()
+        path, piece = f"/v1/runs/{part(run)}/samples", dict[str, Any]()
         for piece in self._stream(path, {}, "POST", silence_s=SAMPLE_S, json=wish):
             yield piece
         if not {"done", "failed"} & piece.keys():
@@ -575,21 +591,3 @@ class Client:
             if page["next"] is None:
                 return
             params = {**params, "after": page["next"]}
-
-
-def _part(name: str) -> str:
-    """A name as one part of a path, whatever it contains.
-
-    ApiError for `.` and `..`: whoever reads a path takes them for "here" and "one up", however they
-    are written. So the request would reach something else, such as the run instead of its export.
-    """
-    if name in (".", ".."):
-        raise ApiError(404, "No such name", f"nothing is called {name!r}")
-    # Bytes of a terminal that are no UTF-8 come as halves of characters, which no name has.
-    return quote(name, safe="", errors="backslashreplace") or "-"
-
-
-def _without_password(proxy: str) -> str:
-    """An address without what stands before its host."""
-    scheme, _, rest = proxy.rpartition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"

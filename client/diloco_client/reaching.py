@@ -60,6 +60,12 @@ def proxy_of(url: str, environ: Mapping[str, str]) -> str:
     return found if "://" in found or not found else f"http://{found}"
 
 
+def without_password(proxy: str) -> str:
+    """An address without what stands before its host."""
+    scheme, _, rest = proxy.rpartition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
 def _variable(environ: Mapping[str, str], name: str) -> str:
     """Either spelling; the small one counts first, as it does elsewhere."""
     return (environ.get(name) or environ.get(name.upper()) or "").strip()

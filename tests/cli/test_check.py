@@ -18,7 +18,7 @@ from shared.corpora.texts import folder_of, prepared
 from waiting import wait_until
 
 from diloco_cli.__main__ import main
-from diloco_cli.checking import Checker
+from diloco_cli.checking import _SILENT, Checker
 from diloco_cli.commands.check import lines_of
 from diloco_cli.run_file import fill_in
 from diloco_cli.words import FAILED, INVALID
@@ -203,9 +203,20 @@ def test_a_check_that_ends_its_process_is_named(tmp_path: Path) -> None:
     assert (finding.name, finding.ok) == (SOFTWARE, False)
 
 
-def test_a_check_that_never_comes_back_is_given_up() -> None:
-    (finding,) = of_process(BEGINS + "sys.stdin.read(); import time; time.sleep(600)", 5.0)
-    assert finding.name == "step" and "was not done after" in finding.text
+@pytest.mark.parametrize(
+    ("name", "to_do"),
+    [("weights", "that the weights lie on"), ("disk", "look for what waits")],
+)
+def test_a_check_that_never_comes_back_is_given_up(name: str, to_do: str) -> None:
+    """It may have gone on for hours before: what is told is since when it was silent."""
+    stays = BEGINS.replace("step", name) + "sys.stdin.read(); import time; time.sleep(600)"
+    (finding,) = of_process(stays, 5.0)
+    assert (finding.name, finding.text) == (name, "gave no sign for 0 minutes")
+    assert to_do in finding.remedy
+
+
+def test_what_is_to_be_done_of_a_silent_check_is_said_of_checks_that_there_are() -> None:
+    assert {*_SILENT} <= {*CHECKS, SOFTWARE}
 
 
 def test_a_check_ends_with_whoever_asked_for_it() -> None:

@@ -243,6 +243,22 @@ def test_events_of_a_run_that_is_deleted_are_not_told_again() -> None:
     assert told.events.newest == 3
 
 
+def test_what_a_run_told_stays_also_where_its_first_event_was_lost() -> None:
+    """A message server that was killed has lost it, and another run had the name before."""
+    told = Told()
+    for at in (10.0, 20.0, 30.0):
+        told.by("oslo", at=at)
+    told.by("oslo", run="cluster", at=5.0)
+    told.events.forget("r", 20.0)
+    assert [e.at for _, e in told.events.kept] == [20.0, 30.0, 5.0]
+    # By an event of the one before nobody tells where this one began.
+    told = Told()
+    for kind, at in (("run-created", 10.0), ("join", 11.0), ("init", 30.0)):
+        told.tell(subjects.event("r", kind), said("s", kind).model_copy(update={"at": at}))
+    told.events.forget("r", 20.0)
+    assert [e.kind for _, e in told.events.kept] == ["init"]
+
+
 def test_a_repeat_is_no_news() -> None:
     told = Told()
     told.by("oslo")

@@ -13,11 +13,14 @@ import pytest
 from shared.corpora.texts import folder_of
 
 from diloco_learner.data.cache import CorpusCache
-from diloco_learner.preflight.__main__ import IslandSettings, _checked
-from diloco_learner.preflight.checks import check
+from diloco_learner.preflight.__main__ import SIGN_S, IslandSettings, _checked, _Signs
+from diloco_learner.preflight.checks import InitialWeightsOf, check
 from diloco_learner.preflight.findings import Finding
+from diloco_shared.hf.resolving import resolved
 from diloco_shared.reach.local import Reach
-from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.run import Model, RunSpec
+
+GOLDEN = Path(__file__).parents[1] / "interop" / "golden"
 
 
 def tokens_of(path: Path, many: int) -> Path:
@@ -52,17 +55,21 @@ def test_a_file_of_tokens_is_read_for_its_digest_once(spec: RunSpec, tmp_path: P
     assert told == [], "nobody reads"
 
 
-def test_who_waits_for_a_check_hears_that_a_corpus_gets_on(
+def test_who_waits_for_a_check_hears_that_it_gets_on(
     spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check that gives no sign of life is ended after an hour."""
 
     clock = [0.0]
 
-    def checking(*of: object, goes_on: Callable[[], None], **more: object) -> list[Finding]:
-        for second in range(150):
-            clock[0] = second
-            goes_on()
+    def checking(
+        *of: object, begins: Callable[[str], None], goes_on: Callable[[], None], **more: object
+    ) -> list[Finding]:
+        for name in ("weights", "corpus"):
+            begins(name)
+            for _ in range(150):
+                clock[0] += 1
+                goes_on()
         return []
 
     monkeypatch.setattr("diloco_shared.ambient.monotonic", lambda: clock[0])
@@ -71,7 +78,8 @@ def test_who_waits_for_a_check_hears_that_a_corpus_gets_on(
     monkeypatch.setattr("diloco_learner.training.compilation_cache.keep_for_user", lambda place: "")
     said, island = list[dict[str, Any]](), IslandSettings(None, "", lambda: 1)
     _checked(Reach(tmp_path), tmp_path, island, spec.model_dump_json(), said.append)
-    assert said == [{"begins": "corpus"}] * 2, "a sign each minute"
+    begun = [line["begins"] for line in said]
+    assert begun == ["weights"] * 3 + ["corpus"] * 3, "and a sign of each, every minute"
 
 
 def test_a_check_gives_signs_while_a_corpus_is_prepared_or_read(
@@ -83,6 +91,37 @@ def test_a_check_gives_signs_while_a_corpus_is_prepared_or_read(
         signs, cache = itertools.count(), CorpusCache(tmp_path / "cache")
         made = found("corpus", spec, cache, partial(next, signs), data={"source": str(source)})
         assert made.ok and next(signs) > 1
+
+
+def test_a_check_gives_signs_while_weights_are_read(spec: RunSpec, tmp_path: Path) -> None:
+    """All of them are read for their digest: 400 GB may take more than an hour."""
+    model = resolved({"weights": "llama", "context_tokens": 8}, GOLDEN)
+    signs, clock = list[dict[str, Any]](), itertools.count(0, SIGN_S)
+    said = _Signs(signs.append, partial(next, clock))
+    said.begins("weights")
+    tables = {"model": model | {"weights": str(GOLDEN / "llama")}}
+    made = found("weights", spec, CorpusCache(tmp_path / "cache"), said.goes_on, **tables)
+    assert made.ok, made
+    assert len(signs) > 1 and signs == [{"begins": "weights"}] * len(signs)
+
+
+def test_the_process_that_checks_hears_of_weights_as_they_are_read(
+    spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opens what else a run may begin from, too."""
+    signs = list[str]()
+
+    def checking(*of: object, beginning: InitialWeightsOf, **more: object) -> list[Finding]:
+        model = Model.model_validate(resolved({"weights": "llama", "context_tokens": 8}, GOLDEN))
+        beginning(model, GOLDEN, moved=lambda: signs.append("read"))
+        return []
+
+    monkeypatch.setattr("diloco_learner.preflight.checks.check", checking)
+    monkeypatch.setattr("diloco_learner.training.platforms.settle", lambda: None)
+    monkeypatch.setattr("diloco_learner.training.compilation_cache.keep_for_user", lambda place: "")
+    island = IslandSettings(None, "", lambda: 1)
+    _checked(Reach(tmp_path), tmp_path, island, spec.model_dump_json(), lambda line: None)
+    assert signs
 
 
 def test_a_text_that_spells_the_end_of_a_document_is_told(spec: RunSpec, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ ends the process without a word.
 """
 
 import errno
+import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,14 @@ class TokenFile:
     def stat(self) -> os.stat_result:
         """Of the file that is open, whatever has its name by now. Raises OSError."""
         return os.fstat(self._file.number)
+
+    def hold(self) -> None:
+        """Others can know that it is in use (`is_held`) until no part of it is open any more.
+
+        Nothing where the file system has no such locks.
+        """
+        with suppress(OSError):
+            fcntl.flock(self._file.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def part(self, start: int, stop: int) -> "TokenFile":
         """The numbers [start:stop], unread; 0 <= start <= stop <= len."""
@@ -113,6 +123,19 @@ class _Open:
     def __del__(self) -> None:
         if self.number >= 0:
             os.close(self.number)
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody, of this process or another one, holds this file: see `TokenFile.hold`.
+
+    False where that cannot be known. For an instant it cannot be held by others meanwhile.
+    """
+    try:
+        with path.open("r+b") as file:  # a network file system locks no other for one alone
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.EACCES)
+    return False
 
 
 def token_file(path: Path, dtype: str, tokens: int) -> TokenFile:

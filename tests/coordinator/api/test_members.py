@@ -212,6 +212,31 @@ async def test_a_member_that_renews_its_key_no_more_is_gone_and_can_be_forgotten
         assert (await desk.ask("GET", "/v1/members/a")).status_code == 404
 
 
+async def test_who_is_forgotten_was_gone_for_as_long_as_is_told(world: Any) -> None:
+    """Who is drained is kept for a month."""
+    async with world.coordinator() as desk:
+        notes = desk.registry.roll.notes
+        await world.joins("a", "b")
+        await until(lambda: len(desk.registry.roll.living) == 2)
+        await desk.ask("POST", "/v1/members/a/drain")
+        for name in ("a", "b"):
+            await world.dies(name)
+        await until(lambda: not desk.registry.roll.living)
+        for name, seconds in (("a", 31 * 86_400.0), ("b", 1200.0)):
+            since = ambient.wall() - seconds
+            notes[name] = notes[name].model_copy(update={"gone_since": since})
+
+        def told() -> list[str]:
+            events = desk.registry.events_after(0, subjects.CLUSTER)
+            return [e.text for _, e in events if e.kind == "member-forgotten"]
+
+        await until(lambda: len(told()) == 2)
+        assert told() == [
+            "a was gone for 31 days and is forgotten",
+            "b was gone for 20 minutes and is forgotten",
+        ]
+
+
 async def test_who_comes_back_while_it_is_forgotten_keeps_its_key(world: Any) -> None:
     async with world.coordinator() as desk:
         await world.joins("a")

@@ -1,6 +1,7 @@
 """A text that becomes more than the disk takes: others find room, and nobody fills it again."""
 
 import errno
+import gc
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,8 @@ from shared.corpora.texts import folder_of
 from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import load
 from diloco_learner.data.room import Room, _wanted
+from diloco_shared.budget.terms import shown
+from diloco_shared.corpora.prepared import Corpus
 
 
 def is_free(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> list[int]:
@@ -126,6 +129,82 @@ def test_a_text_that_fits_is_begun_again_once_others_have_gone(
     assert len(one(load(data(folder), cache=cache)).train)
 
 
+class Old:
+    """A corpus of an earlier run in the cache, on a disk where another as large has no room."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("diloco_shared.corpora.prepare.CHUNK_BYTES", 100)
+        self.told = list[str]()
+        self.cache = CorpusCache(tmp_path / "cache", tell=self.told.append)
+        self.text, self.new = folder_of(tmp_path / "old", 60), folder_of(tmp_path / "new", 60)
+        self.reader: Corpus | None = one(load(data(self.text), cache=self.cache))
+        assert self.reader.folder is not None
+        self.folder = self.reader.folder
+        self.takes = sum(path.stat().st_size for path in self.folder.iterdir())
+        self.disk = Disk(monkeypatch, self.takes * 7 // 4)
+
+    def left(self) -> None:
+        """Nobody uses it any more."""
+        self.reader = None
+        gc.collect()
+
+
+def test_corpora_that_nobody_uses_give_way_to_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text was refused for a day, after hours, while the cache itself held the room."""
+    old = Old(tmp_path, monkeypatch)
+    old.left()
+    assert len(one(load(data(old.new), cache=old.cache)).train)
+    assert not old.folder.exists()
+    assert f"removed the prepared corpus {old.folder}: another one needed its room" in old.told
+
+
+def test_a_disk_that_old_corpora_fill_takes_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first file that is written finds no byte: there is no look before that."""
+    old = Old(tmp_path, monkeypatch)
+    old.disk.size = old.takes
+    old.left()
+    with monkeypatch.context() as patch:
+        patch.setattr("diloco_learner.data.cache.prepare_locked", _full)
+        with pytest.raises(ValueError, match="has no room"):
+            load(data(old.new), cache=old.cache)
+    assert not old.folder.exists()
+
+
+def test_a_corpus_that_is_in_use_stays_until_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed, it would make no room, and its learner would prepare it anew for hours."""
+    old = Old(tmp_path, monkeypatch)
+    cut = one(load(data(old.text), cache=old.cache)).train.parts[0].part(3, 9)  # type: ignore[union-attr]
+    old.left()
+    for _ in range(2):  # at the end of a look, and because it is remembered
+        with pytest.raises(ValueError, match="has no room") as refused:
+            load(data(old.new), cache=old.cache)
+        assert "nobody uses" not in str(refused.value)
+    assert len(cut) == 6 and old.folder.exists()
+    del cut
+    assert len(one(load(data(old.new), cache=old.cache)).train)
+
+
+def test_no_corpus_is_removed_for_a_text_that_would_not_fit_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Old(tmp_path, monkeypatch)
+    old.left()
+    large = folder_of(tmp_path / "large", 400)
+    for _ in range(2):  # and it is not begun once more, whatever the old one holds
+        with pytest.raises(ValueError, match=r"nobody uses hold .* of it\). It is tried") as told:
+            load(data(large), cache=old.cache)
+        monkeypatch.setattr("diloco_learner.data.cache.prepare_locked", None)
+    had = f"it could have {shown(old.disk.size)} (corpora that nobody uses hold {shown(old.takes)}"
+    assert f"{had} of it)" in str(told.value)
+    assert old.folder.exists()
+
+
 def test_no_more_room_is_wanted_than_there_was_where_a_text_fits(tmp_path: Path) -> None:
     room = Room(tmp_path / "folder")
     room.free, room.spare, room.had = 100_000, 8_600, 48_000
@@ -148,6 +227,7 @@ def test_what_is_to_be_done_is_said_before_long_names_cut_it_off(
     room, full = Room(folder), OSError(number, os.strerror(number))
     room.look(123_456, 4_567_890_123)
     room.ended(123_456_789)
+    room.unused = 123_456_789_012
     kept = room.short("/corpora/" * 40, full)[:400]
     assert f"is over; remove {room.kept.name} in DILOCO_CORPORA to try at once. Make room" in kept
 
@@ -171,7 +251,7 @@ def test_what_a_killed_attempt_left_takes_no_room(
     assert len(one(load(data(folder), cache=cache)).train)
 
 
-def _full(writer: Any) -> None:
+def _full(*of: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import structlog
 from pydantic import ValidationError
 
-from diloco_coordinator.runs.membership import FORGET_S, MemberNote
+from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.scheduler import MemberView, RunView, needed, schedule
 from diloco_shared import ambient
@@ -85,11 +85,20 @@ async def assign(registry: Registry, specs: Specs | None = None) -> None:
 
 async def _forget(registry: Registry, kept: set[str]) -> None:
     """The dead leave the list by themselves, with their assignments."""
-    for member in registry.roll.expired(ambient.wall(), kept):
+    now = ambient.wall()
+    # Who was drained is kept for a month.
+    gone_s = {m: registry.roll.notes[m].since_s(now) for m in registry.roll.expired(now, kept)}
+    for member, seconds in gone_s.items():
         run = registry.assigned.get(member, "")
         await registry.forget(member)
-        text = f"{member} was gone for {FORGET_S / 60:.0f} minutes and is forgotten"
+        text = f"{member} was gone for {_lasted(seconds)} and is forgotten"
         await registry.tell(run, "member-forgotten", text, {"member": member})
+
+
+def _lasted(seconds: float) -> str:
+    """At least the quarter of an hour after which members are forgotten."""
+    days, minutes = seconds / 86_400, seconds / 60
+    return f"{days:.0f} days" if days >= 2 else f"{minutes:.0f} minutes"
 
 
 def _member(registry: Registry, member: str, note: MemberNote) -> MemberView:

@@ -192,14 +192,21 @@ class Events:
 
     def forget(self, run: str, made_again: float = math.inf) -> None:
         """It is deleted. Where another has its name, of then, what that one tells stays: it may
-        have been read before its record. It begins with an event, by the clock of its record."""
+        have been read before its record. It begins with an event, by the clock of its record. That
+        one may be lost, as with a message server that is killed: then clocks alone tell."""
         made = (
             seq
             for seq, e in reversed(self.kept)
             if (e.run, e.kind) == (run, "run-created") and e.at >= made_again
         )
-        begins = next(made, math.inf)
-        self._keep(item for item in self.kept if item[1].run != run or item[0] >= begins)
+        begins = next(made, None)
+
+        def stays(seq: int, event: Event) -> bool:
+            if event.run != run:
+                return True
+            return event.at >= made_again if begins is None else seq >= begins
+
+        self._keep([item for item in self.kept if stays(*item)])
 
     def _keep(self, items: Iterable[tuple[int, Event]]) -> None:
         """These alone."""

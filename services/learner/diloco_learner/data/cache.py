@@ -7,12 +7,12 @@
 
 The text is known by its files' names, sizes and times. Whoever comes while another one prepares
 waits for it. What is over the cache's limit is removed, the least recently used first; whoever has
-it open keeps what he has, since the system keeps a file's content for as long as it is open.
+it open keeps what he has, since the system keeps a file's content for as long as it is open. Where
+a text finds no room, corpora that nobody uses are removed before it is refused: see `unused`.
 """
 
 import hashlib
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 from diloco_learner.data.digests import KeptDigests
 from diloco_learner.data.room import NO_ROOM, Room
+from diloco_learner.data.unused import bytes_of, hold, kept
 from diloco_shared.corpora.folders import Busy, locked
 from diloco_shared.corpora.prepare import Progress, prepare_locked, removed
 from diloco_shared.corpora.prepared import FORMAT, INDEX, Corpus, is_prepared, open_corpus, whole
@@ -28,8 +29,6 @@ from diloco_shared.corpora.tokenizers import Tokenizer, rows_for_text
 
 # Unless the settings say otherwise: a few corpora of the size that one prepares in passing.
 BYTES_MAX = 64 << 30
-# Names of folders that the cache made: no others are looked at, let alone removed.
-_KEY = re.compile(r"[0-9a-f]{32}")
 # Told while a corpus is prepared: so many lines in all.
 LINES = 10
 
@@ -90,9 +89,9 @@ class CorpusCache:
                 check()  # whoever had the lock may have had it for hours
                 if is_prepared(folder) and not self._damaged(folder):
                     os.utime(folder)  # used now
-                    return opened(folder)
+                    return _held(folder)
                 self._prepare(source, tokenizer, folder, fraction, check)
-                found = opened(folder)
+                found = _held(folder)
             self._bound(folder)
         except OSError as error:
             raise ValueError(
@@ -112,7 +111,7 @@ class CorpusCache:
     ) -> None:
         """Of a text that is not prepared. Raises ValueError and OSError."""
         removed(folder)  # what somebody left who was killed is no room that others took
-        room, told = Room(folder), _told(source.name, self.tell)
+        room, told = Room(folder, self.tell), _told(source.name, self.tell)
         room.check()
 
         def progress(done: int, total: int) -> None:
@@ -125,7 +124,7 @@ class CorpusCache:
         except BaseException as error:
             if is_prepared(folder):  # it is whole, and took hours
                 raise
-            room.ended(_bytes(folder))
+            room.ended(bytes_of(folder))
             removed(folder)  # a full disk would stay full
             if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise ValueError(room.short(source.name, error)) from None
@@ -150,11 +149,9 @@ class CorpusCache:
 
     def _bound(self, newest: Path) -> None:
         """Remove what has not been used for longest, until the rest is within the limit."""
-        ours = [path for path in self.folder.iterdir() if _KEY.fullmatch(path.name)]
-        found = sorted((_used(path), path) for path in ours if path.is_dir())
-        sizes = {path: _bytes(path) for _, path in found}
+        sizes = {path: bytes_of(path) for path in kept(self.folder)}
         total = sum(sizes.values())
-        for _, path in found:
+        for path in sizes:
             if total <= self.bytes_max:
                 return
             if path == newest:
@@ -169,22 +166,11 @@ class CorpusCache:
                 self.tell(f"removed the prepared corpus {path}: the cache was full")
 
 
-def _used(folder: Path) -> int:
-    """When it was used last; what died half-way comes first."""
-    try:
-        return folder.stat().st_mtime_ns if is_prepared(folder) else 0
-    except OSError:  # removed meanwhile
-        return 0
-
-
-def _bytes(folder: Path) -> int:
-    total = 0
-    for path in folder.glob("*"):
-        try:
-            total += path.stat().st_size
-        except OSError:  # removed meanwhile
-            continue
-    return total
+def _held(folder: Path) -> Corpus:
+    """Opened, under its lock; nobody who makes room removes it while it is in use."""
+    found = opened(folder)
+    hold(found)
+    return found
 
 
 def _told(name: str, tell: Callable[[str], None] | None) -> Progress:

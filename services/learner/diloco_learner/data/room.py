@@ -4,17 +4,20 @@
                         again, and what is said of it
 
 Streams of a hub, snapshots and checkpoints may lie on the same disk, and must not find it full. So
-whoever prepares a corpus stops while some room is left. Learners try a run again every half minute:
-a text that found no room is not begun again before there is more, or a day is over, or an hour if
-a quota was at its end. (The file may be removed as well.) That is known to all learners who share
-the cache, and after a restart.
+whoever prepares a corpus stops while some room is left. Before that, corpora of the cache that
+nobody uses give way, unless all of them would not do. So the room that they hold counts as free.
+Learners try a run again every half minute: a text that found no room is not begun again before
+there is more, or a day is over, or an hour if a quota was at its end. (The file may be removed as
+well.) That is known to all learners who share the cache, and after a restart.
 """
 
 import errno
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from diloco_learner.data.unused import bytes_of, let_go, unused
 from diloco_shared.budget.terms import shown
 from diloco_shared.durable import free_bytes, replace
 
@@ -47,19 +50,35 @@ class Full(OSError):
 
 
 class Room:
-    """For one corpus, from before it is begun. `folder`: that it gets."""
+    """For one corpus, from before it is begun. `folder`: that it gets. `tell` is called with what
+    is removed for it, in words."""
 
-    def __init__(self, folder: Path) -> None:
-        self.cache, self.kept = folder.parent, folder.parent / f".{folder.name}.short"
+    def __init__(self, folder: Path, tell: Callable[[str], None] | None = None) -> None:
+        self.folder, self.cache, self.tell = folder, folder.parent, tell
+        self.kept = folder.parent / f".{folder.name}.short"
         self.lock = folder.parent / f".{folder.name}.lock"
-        self.free = free_bytes(self.cache) or 0  # 0 where the file system does not tell
+        self.begins, self.unused = free_bytes(self.cache), self._unused()
+        # 0 where the file system does not tell
+        self.free = 0 if self.begins is None else self.begins + self.unused
         self.spare = min(SPARE_BYTES, self.free // SPARE_SHARE)
         self.every = LOOK_CHUNKS if self.spare >= LARGE_BYTES else 1
         self.chunks, self.done, self.total = 0, 0, 0
         self.written, self.had = 0, self.free
 
+    def _unused(self) -> int:
+        """What corpora hold that nobody uses."""
+        return sum(map(bytes_of, unused(self.cache, self.folder)))
+
     def check(self) -> None:
-        """ValueError if it found no room before, and there is not more by now."""
+        """ValueError if it found no room before, and there is not more by now; else it can begin.
+
+        A disk that others have filled takes no chunk: then room is made before the first one.
+        """
+        self._refuse()
+        if self.begins is not None and self.begins < self.spare:
+            self._made(self.begins)
+
+    def _refuse(self) -> None:
         try:
             with self.kept.open("rb") as file:
                 body = json.loads(file.read(SHORT_BYTES_MAX))
@@ -78,15 +97,35 @@ class Room:
         self.chunks += 1
         if self.chunks % self.every == 0:
             free = free_bytes(self.cache)
-            if free is not None and free < self.spare:
+            if free is not None and free < self.spare and not self._made(free):
                 raise Full
+
+    def _made(self, free: int) -> bool:
+        """Whether others have their room again, of which so much is `free`: what nobody uses goes.
+
+        It stays where all of it would not do: somebody may want it again, which takes hours.
+        """
+        to_come = self.total - self.done
+        takes = bytes_of(self.folder) * to_come // self.done if self.done else 0
+        found = {path: bytes_of(path) for path in unused(self.cache, self.folder)}
+        if free + sum(found.values()) < self.spare + takes:
+            return False
+        for path, size in found.items():
+            if free >= self.spare:
+                break
+            if let_go(path):
+                # Some file systems tell of it seconds later.
+                free += size
+                if self.tell is not None:
+                    self.tell(f"removed the prepared corpus {path}: another one needed its room")
+        return free >= self.spare
 
     def ended(self, written: int) -> None:
         """So many bytes of it are there, before they are removed. Others may have taken room too,
         for a while: so what it had is not what was free when it was begun."""
-        self.written = written
+        self.written, self.unused = written, self._unused()
         if self.free and (free := free_bytes(self.cache)) is not None:
-            self.had = written + free
+            self.had = written + free + self.unused
 
     def short(self, name: str, error: OSError) -> str:
         """What to say of a corpus that found no room and has `ended`; it is remembered."""
@@ -100,6 +139,10 @@ class Room:
         quota = error.errno == errno.EDQUOT
         again_s = QUOTA_S if quota else AGAIN_S
         had = f"of which {shown(self.written)} found room" if quota else self._had()
+        if self.unused:  # nobody can see how much a quota leaves: it is for its user to remove them
+            had += (
+                f" (corpora that nobody uses hold {shown(self.unused)}{'' if quota else ' of it'})"
+            )
         name = name if len(name) <= NAME_CHARS else f"...{name[-NAME_CHARS:]}"
         # What the reader is to know first, and what may be long last: the end may be cut off.
         text = (

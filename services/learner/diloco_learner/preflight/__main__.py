@@ -26,7 +26,7 @@ from diloco_shared.spec.mesh import MeshSizes, mesh_of
 
 Say = Callable[[dict[str, Any]], None]
 
-# Seconds between signs that a corpus gets on: whoever started this waits an hour for one.
+# Seconds between signs that a check gets on: whoever started this waits an hour for one.
 SIGN_S = 60.0
 
 
@@ -102,19 +102,20 @@ def _checked(
         print(why, file=sys.stderr)
     spec = RunSpec.model_validate_json(run)
 
+    signs = _Signs(say, ambient.monotonic)
     made = check(
         spec,
         reach.data,
         CorpusCache(cache or users_cache(), tell=partial(print, file=sys.stderr)),
         now=ambient.monotonic,
-        begins=lambda name: say({"begins": name}),
-        goes_on=_signs(say, ambient.monotonic),
+        begins=signs.begins,
+        goes_on=signs.goes_on,
         factories=reach.factories,
         mesh=island.mesh,
         kept_at=island.kept_at,
         hosts=island.hosts,
-        beginning=lambda model, root: beginning_of(
-            model, root, reach.checkpoint_root, reach.checkpoints
+        beginning=lambda model, root, *, moved: beginning_of(
+            model, root, reach.checkpoint_root, reach.checkpoints, moved
         ),
     )
     findings = []
@@ -124,21 +125,27 @@ def _checked(
     return findings
 
 
-def _signs(say: Say, now: Callable[[], float]) -> Callable[[], None]:
-    """Whoever waits for a check learns that it goes on, however often this is called.
+class _Signs:
+    """Whoever waits for a check learns that it goes on, however often `goes_on` is called.
 
     A tenth of a corpus, of which its process tells in words, may take longer than anybody waits;
-    and so may what another process prepares.
+    so may what another process prepares, and weights that are read for their digest.
     """
-    said = now()
 
-    def goes_on() -> None:
-        nonlocal said
-        if now() >= said + SIGN_S:
-            said = now()
-            say({"begins": "corpus"})
+    def __init__(self, say: Say, now: Callable[[], float]) -> None:
+        self.say, self.now = say, now
+        self.under_way, self.said = "", now()
 
-    return goes_on
+    def begins(self, name: str) -> None:
+        """This check."""
+        self.under_way, self.said = name, self.now()
+        self.say({"begins": name})
+
+    def goes_on(self) -> None:
+        """Whichever is under way."""
+        if self.now() >= self.said + SIGN_S:
+            self.said = self.now()
+            self.say({"begins": self.under_way})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Synchronous. Nothing falls over: whatever a model or a file raises becomes a fin
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -60,8 +60,16 @@ from diloco_shared.spec.run import Model, RunSpec
 
 # What a check gives: what it found in words, and figures of it.
 Found = tuple[str, dict[str, float]]
-# What a run begins from, of its model and the folder where relative paths begin.
-InitialWeightsOf = Callable[[Model, Root], InitialWeights | None]
+
+
+class InitialWeightsOf(Protocol):
+    """What a run begins from, of its model and the folder where relative paths begin. `moved` is
+    called whenever some more was read, now and by whoever reads the weights."""
+
+    def __call__(
+        self, model: Model, root: Root, *, moved: Callable[[], object]
+    ) -> InitialWeights | None: ...
+
 
 REMEDIES = {
     "devices": "look at the driver and at JAX_PLATFORMS; JAX must find a device in this Python",
@@ -110,11 +118,12 @@ def check(
     Paths are looked for in `root`; text is prepared into `cache`, on whose disk the learner's own
     files are counted too. `now`: seconds, monotonic. `begins` hears the name of each check before
     it is made, so that one that ends this process is known. `goes_on` is called again and again
-    while a corpus is prepared or read, which may take hours. `beginning` opens what the run begins
-    from; by default a folder. `factories`: whose modules the run's model may be of; by default any.
-    `mesh`: of this learner's devices, None for "auto". `kept_at`: where all hosts of an island keep
-    its checkpoints, if they do. `hosts`: how many there are, of which this one is checked as if it
-    were the first and the others were like it; WrongHosts where that is not known.
+    while a corpus is prepared or read, or weights are read, which may take hours. `beginning` opens
+    what the run begins from; by default a folder. `factories`: whose modules the run's model may be
+    of; by default any. `mesh`: of this learner's devices, None for "auto". `kept_at`: where all
+    hosts of an island keep its checkpoints, if they do. `hosts`: how many there are, of which this
+    one is checked as if it were the first and the others were like it; WrongHosts where that is not
+    known.
     """
     made = _Checks(spec, root, cache, now, goes_on, beginning, factories, mesh, kept_at, hosts)
     causes = Causes()
@@ -252,7 +261,7 @@ class _Checks:
 
     def weights(self) -> Found:
         """They have the run's shape and digest."""
-        self.starting = self.beginning(self.spec.model, self.root)
+        self.starting = self.beginning(self.spec.model, self.root, moved=self.goes_on)
         if self.starting is None:
             return f"fresh ones, from seed {self.spec.seed}", {}
         model = self.spec.model
