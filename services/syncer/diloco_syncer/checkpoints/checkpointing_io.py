@@ -136,6 +136,8 @@ class Checkpointer:
             patience_s = stored_within_s(self.captured_bytes)
             others = await self._other_shards(effect.number, history, patience_s)
             parts = [(history, shard), *others]
+            # Who leads by now has told that this one failed, and may have removed parts of it.
+            await self.ours()
             learners = await self._asked(seal, self.spec, self.root, captured, parts, effect)
         except (OSError, ValueError) as error:
             self.put(Sealed(effect.number, fault=str(error)[:400]))

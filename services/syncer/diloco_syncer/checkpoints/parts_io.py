@@ -109,7 +109,11 @@ def seal(
     parts: Sequence[tuple[dict[str, Any], Object]],
     sealing: Seal,
 ) -> dict[str, Object]:
-    """Write the manifest over `parts`, one of every shard in order; the learners' parts in it."""
+    """Write the manifest over `parts`, one of every shard in order; the learners' parts in it.
+
+    Raises CheckpointError where a shard's part is gone. Another leader, of which this one does not
+    know yet, has removed it with all of a checkpoint that it takes for failed.
+    """
     there, ref = RunCheckpoints(root), reference(spec.folder, captured.number)
     learners: dict[str, Object] = {}
     for learner, incarnation in sealing.invited.items():
@@ -121,6 +125,8 @@ def seal(
         states.append(History(spec, n))
         states[n].load(history)
     newest = furthest(state.ledger.places for state in states)
+    for _, stored in parts:
+        there.part(ref, stored, ShardPart)
     there.seal(
         ref,
         CheckpointManifest(
