@@ -13,6 +13,7 @@ from diloco_shared.bus.port import BusError, Conflict, KeyEntry
 from diloco_shared.bus.repeating import some_at_once, until_done
 from diloco_shared.bus.stored_records import readable, records_in, write_if
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
+from diloco_shared.checkpoints.needed import named
 from diloco_shared.checkpoints.place_threads_io import REMOVE_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
@@ -26,7 +27,6 @@ from diloco_syncer.checkpoints.parts_io import (
     clear,
     leases_of,
     load,
-    named,
     newest_there,
     prune,
     seal,
