@@ -217,16 +217,19 @@ class CheckpointRoutes:
         return max(newest, taken) + 1
 
     async def remove(self, run: str, number: int) -> None:
-        """Remove one checkpoint for good."""
+        """Remove one checkpoint for good. 409 while a run that is not over needs it."""
         await self._remove(*await self._of(run), number)
 
     async def remove_stored(self, folder: str, number: int) -> None:
-        """Remove one by its folder, of a deleted run perhaps."""
+        """Remove one by its folder, of a deleted run perhaps. 409 while another run needs it."""
         must("operate", run_of_folder(folder))
         await self._remove(self._at(self.root), folder, number)
 
     async def remove_folder(self, folder: str) -> None:
-        """Remove all that is left of a deleted run: its checkpoints, and its archived tape."""
+        """Remove all that is left of a deleted run: its checkpoints, and its archived tape.
+
+        409 while the run is there, or another one needs a checkpoint of it.
+        """
         run = run_of_folder(folder)
         must("operate", run)
         there, _ = await self.vaults.ask(
