@@ -21,10 +21,11 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.checkpoints import checkpointing_io as checkpointing
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
-from diloco_syncer.checkpoints.parts_io import belongs, write_part, written_part
+from diloco_syncer.checkpoints.parts_io import belongs, clear, write_part, written_part
 from diloco_syncer.events import Capture, Event, Kept, Loaded, NumberFound, Seal, Sealed
 from diloco_syncer.history.history import History
 from diloco_syncer.history.replay import RestoredState
+from diloco_syncer.history.tape_io import Deposed
 
 pytestmark = pytest.mark.virtual
 
@@ -248,6 +249,35 @@ async def test_parts_of_two_histories_are_no_checkpoint(
     assert isinstance(answer, Sealed) and answer.fault.startswith(fault)
     complete = RunCheckpoints(maker.root).complete(maker.spec.folder)
     assert bool(answer.fault) == bool(fault) == (complete == [])
+
+
+async def test_a_leader_that_another_one_replaced_completes_no_checkpoint(tmp_path: Path) -> None:
+    """The other one has told that it failed, and counts it for none."""
+    told: list[Event] = []
+    maker = checkpointer(tmp_path, told)
+    maker.captured = (Capture(5, 1, "asked for", 1.0), *kept_part(maker, 0, 4, 1))
+
+    async def replaced() -> None:
+        raise Deposed("the lease is not ours any more")
+
+    maker.ours = replaced
+    with pytest.raises(Deposed):
+        await maker.seal(Seal(5, {}, {}))
+    assert RunCheckpoints(maker.root).complete(SPEC.folder) == [] == told
+
+
+async def test_a_checkpoint_whose_part_another_leader_removed_is_never_complete(
+    tmp_path: Path,
+) -> None:
+    """It would count among those that are kept, and push out a sound one."""
+    told: list[Event] = []
+    maker = checkpointer(tmp_path, told)
+    maker.captured = (Capture(5, 1, "asked for", 1.0), *kept_part(maker, 0, 4, 1))
+    clear(SPEC, maker.root, 6)
+    await maker.seal(Seal(5, {}, {}))
+    (answer,) = told
+    assert isinstance(answer, Sealed) and "is gone: the checkpoint is not whole" in answer.fault
+    assert RunCheckpoints(maker.root).complete(SPEC.folder) == []
 
 
 async def test_what_lies_there_of_a_number_that_the_tape_lost_is_waited_past(

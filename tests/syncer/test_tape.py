@@ -283,7 +283,7 @@ async def test_an_archive_of_what_a_backup_has_not_counts_no_more(tmp_path: Path
     spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
     archiver = TapeArchiver(context(spec, bus, folder=tmp_path), fresh, archive)
     await archiver._agree()
-    assert [(s.first, s.last) for s in archive.segments()] == [(1, 2)]
+    assert [(s.first, s.last) for s in archive.segments()] == [(1, 4)]
     assert await Tape(bus, "r", 0, archive).read() == await fresh.read()
 
 

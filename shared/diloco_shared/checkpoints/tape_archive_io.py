@@ -15,7 +15,15 @@ Not for an event loop: the methods of `TapeArchive` wait for the vault.
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -56,6 +64,10 @@ _TAKEN_BYTES, _GIVEN_BYTES = 64 << 10, MESSAGE_BYTES_MAX
 Ask = Callable[[Callable[[], list[Stored]]], Awaitable[list[Stored]]]
 
 _SEGMENT = re.compile(r"(\d{12})-(\d{12})\.([0-9a-f]{32})\.z")
+
+
+class SegmentDamaged(VaultError):
+    """A segment is gone, or not what was written; its place answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +114,33 @@ class TapeArchive:
             if match:
                 yield Segment(int(match[1]), int(match[2]), key, match[3])
 
-    def cut(self, run: str, first: int) -> int:
-        """Forget the records from sequence `first` on, which the stream has; of how many segments.
+    def cut(self, run: str, segment: Segment, first: int, there: Mapping[int, str]) -> bool:
+        """Forget a segment's records from sequence `first` on, unless they are the stream's own;
+        whether it had others.
 
-        Whoever dies meanwhile leaves some of them twice.
+        `there`: `digest_bytes` of the stream's from `first` to the segment's last. A segment that
+        has the same ones stays: whoever wrote it may be about to remove them from the stream. One
+        that has others is of a history that was lost. Whoever dies meanwhile leaves some of its
+        records twice.
         """
-        later = [s for s in self.segments() if s.last >= first]
-        for segment in later:
+        if self._same(run, segment, first, there):
+            return False
+        if segment.first < first:
+            self._write_all(r for r in self.stored(run, segment) if r.seq < first)
+        self.vault.write(segment.key, None)
+        return True
+
+    def _same(self, run: str, segment: Segment, first: int, there: Mapping[int, str]) -> bool:
+        """Whether a segment has nothing else than the stream, from `first` on."""
+        try:
+            return all(
+                r.seq < first or there.get(r.seq) == digest_bytes(r.payload)
+                for r in self.stored(run, segment)
+            )
+        except SegmentDamaged:
             if segment.first < first:
-                self._write_all(r for r in self.stored(run, segment) if r.seq < first)
-            self.vault.write(segment.key, None)
-        return len(later)
+                raise
+            return False  # nobody can read it, and the stream has all of it
 
     def _write_all(self, records: Iterable[Stored]) -> None:
         """As many segments as these need."""
@@ -179,7 +207,7 @@ class TapeArchive:
                 return
             except (ValueError, msgpack.UnpackException, zlib.error) as error:
                 why = f"not what its name says ({error})"
-        raise VaultError(
+        raise SegmentDamaged(
             f"{self.vault.root}/{segment.key} is {why}: "
             f"records {segment.first} to {segment.last} of the tape cannot be read"
         )

@@ -24,6 +24,9 @@ PIECE_BYTES = 8 << 20
 # Of what describes a checkpoint, at most: texts of some MB where there are thousands of tensors and
 # learners. Arrays are read in pieces, as many bytes as their part says.
 DESCRIPTION_BYTES_MAX = 64 << 20
+# S3 takes no larger object at once, and tensorstore never gives it one in parts. What has more
+# bytes becomes several objects there: KEY, KEY.1, KEY.2 …, each but the last one of this size.
+S3_BYTES_MAX = 5 << 30
 # Pieces that are asked for at a time: a bucket takes a while to answer, whatever it is asked.
 ASKED_MAX = 4
 
@@ -87,8 +90,18 @@ class Vault:
     def write_pieces(self, key: str, size: int, pieces: Iterable[Buffer]) -> None:
         """Store an object of `size` bytes like `write`, which never has all of it in one piece.
 
-        Beside the pieces it takes memory for the object once, in tensorstore.
+        Beside the pieces it takes memory for the object once, in tensorstore. One that is larger
+        than S3 takes is not whole or absent there: whoever names it does so once it is written.
         """
+        if size <= S3_BYTES_MAX or not self.root.startswith("s3://"):
+            self._write_pieces(key, size, pieces)
+            return
+        left = _uncrossed(pieces)
+        for part, _, bytes_ in _parts(key, 0, size):
+            self._write_pieces(part, bytes_, _first(left, bytes_))
+
+    def _write_pieces(self, key: str, size: int, pieces: Iterable[Buffer]) -> None:
+        """One object."""
         if size <= PIECE_BYTES:
             self.write(key, b"".join(pieces))
             return
@@ -136,8 +149,16 @@ class Vault:
     def pieces(self, key: str, first: int, size: int) -> Iterator[bytes]:
         """`size` bytes of an object from byte `first` on, in order; fewer where it ends before.
 
-        No piece at all where it does not exist.
+        No piece at all where it does not exist. It may lie in several, wherever it was copied to.
         """
+        parts = [(key, first, size)]
+        if first + size > S3_BYTES_MAX and any(self._pieces(f"{key}.1", 0, 1)):
+            parts = _parts(key, first, size)
+        for part in parts:
+            yield from self._pieces(*part)
+
+    def _pieces(self, key: str, first: int, size: int) -> Iterator[bytes]:
+        """Of one object."""
         end, step, asked = first + size, PIECE_BYTES, deque[Any]()
         starts = iter(range(first, end, step))
         while True:
@@ -198,6 +219,35 @@ class Vault:
         if not prefix:
             return ts.KvStore.KeyRange()
         return ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1))
+
+
+def _parts(key: str, first: int, size: int) -> list[tuple[str, int, int]]:
+    """(key, first byte, bytes) in each of the objects that have `size` bytes from `first` on."""
+    found, end = [], first + size
+    while first < end:
+        n, at = divmod(first, S3_BYTES_MAX)
+        bytes_ = min(S3_BYTES_MAX - at, end - first)
+        found.append((f"{key}.{n}" if n else key, at, bytes_))
+        first += bytes_
+    return found
+
+
+def _uncrossed(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The same bytes, in pieces of which none lies in two objects."""
+    at = 0
+    for piece in pieces:
+        rest = memoryview(piece)
+        while rest:
+            part = rest[: S3_BYTES_MAX - at % S3_BYTES_MAX]
+            yield part
+            at, rest = at + len(part), rest[len(part) :]
+
+
+def _first(pieces: Iterator[Buffer], size: int) -> Iterator[Buffer]:
+    """The next ones, of `size` bytes together."""
+    while size > 0 and (piece := next(pieces, None)) is not None:
+        yield piece
+        size -= len(piece)
 
 
 def _s3() -> dict[str, Any]:

@@ -29,6 +29,8 @@ POINTS = {
     "publication": "syncer: a publication's chunks are stored, its manifest is not",
     "after-manifest": "syncer: a publication is out, and the syncer does not know it yet",
     "snapshot": "syncer: a snapshot's arrays are written, what describes them is not",
+    "archive": "syncer: records may leave the tape's stream, and their segment is not written yet",
+    "archived": "syncer: the segment is written, and the stream still has its records",
     "replay": "syncer: has read a record and not executed it, while it catches up after its start",
     "follow": "syncer: has read a record and not executed it, as a standby",
     "takeover": "syncer: has the lease and all of the tape, and has not written its term",

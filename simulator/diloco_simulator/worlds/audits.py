@@ -6,8 +6,10 @@ contributions, and lost disks may lack the snapshots from which a replay could b
 
 from typing import TYPE_CHECKING
 
+from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
 from diloco_shared.checkpoints.tape_archive_io import TapeReader, archives_of
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.checkpoints import ShardPart
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history import audit_io as audit
@@ -42,3 +44,16 @@ async def audited(world: "World", spec: RunSpec) -> None:
         begun = replayed.began_at or replayed.records
         if replayed.fault is not None and begun and sound:
             world.broken("audit", f"shard {shard} is not the same again: {replayed.fault}")
+    _checkpoints_are_whole(world, spec, root)
+
+
+def _checkpoints_are_whole(world: "World", spec: RunSpec, root: str) -> None:
+    """What is listed as complete has the part of every shard."""
+    there = RunCheckpoints(root)
+    for ref in there.complete(spec.folder):
+        try:
+            for stored in there.manifest(ref)[0].shards:
+                for _ in there.blobs(ref, there.part(ref, stored, ShardPart)):
+                    pass
+        except CheckpointError as error:
+            world.broken("audit", str(error))

@@ -296,6 +296,53 @@ async def test_all_that_a_deleted_run_has_left_is_listed_and_may_be_removed(
         assert there == {lives: True, "gone.ab12": False, "lost.cd34": True}
 
 
+async def test_a_checkpoint_that_a_run_is_yet_to_begin_with_is_not_removed(
+    world: Any, kept: Any, status: Any, tmp_path: Path
+) -> None:
+    """The run waits for machines, and could never begin."""
+    async with world.coordinator() as desk:
+        gone = {**SPEC, "name": "gone", "id": "ab12"}
+        refs = [kept(gone, number) for number in (1, 2, 3)]
+        where = f"/v1/checkpoints/submit?checkpoint={refs[1]}"
+        assert (await desk.ask("POST", where, {**SPEC, "name": "again"})).status_code == 201
+        for path in ("gone.ab12", "gone.ab12/2"):
+            refused = await desk.ask("DELETE", f"/v1/checkpoints/{path}")
+            assert (refused.status_code, refused.json()["title"]) == (409, "A run needs it")
+            assert refused.json()["detail"].startswith("'again' begins with gone.ab12/000002")
+        admin, desk.token = desk.token, await desk.makes("eve", "operate", runs=["gone"])
+        told = (await desk.ask("DELETE", "/v1/checkpoints/gone.ab12")).json()["detail"]
+        assert told.startswith("another run begins with")
+        desk.token = admin
+        assert (await desk.ask("DELETE", "/v1/checkpoints/gone.ab12/1")).status_code == 204
+        run_id = (await record_of(world, "again")).spec["id"]
+        await world.says(status("again", "finished", run_id=run_id))
+        await until(lambda: desk.registry.over("again"))
+        assert (await desk.ask("DELETE", "/v1/checkpoints/gone.ab12/2")).status_code == 204
+        assert (await desk.ask("DELETE", "/v1/checkpoints/gone.ab12")).status_code == 204
+
+
+async def test_a_checkpoint_that_a_run_goes_back_to_or_takes_weights_from_is_not_removed(
+    world: Any, kept: Any, status: Any
+) -> None:
+    """Nor where the wish, or the run itself, is not mirrored here yet."""
+    async with world.coordinator() as desk:
+        spec = await submitted(desk)
+        refs = {number: kept(spec, number) for number in (3, 4, 5)}
+        await world.says(status())
+        await until(lambda: desk.registry.statuses)
+        wish = await desk.ask("POST", "/v1/runs/demo/checkpoints/3/restore", {})
+        assert wish.status_code == 202
+        record = await record_of(world, "demo")
+        model = {"weights": f"checkpoint:{refs[4]}"}
+        other = {"name": "other", "spec": {"id": "cd34", "model": model}, "phase": "submitting"}
+        await world.bus.kv_put(subjects.RUNS, "other", encode(record.model_copy(update=other)))
+        for number, whose in ((3, "demo"), (4, "other")):
+            refused = await desk.ask("DELETE", f"/v1/runs/demo/checkpoints/{number}")
+            assert refused.status_code == 409
+            assert refused.json()["detail"].startswith(f"{whose!r} begins with {refs[number]}")
+        assert (await desk.ask("DELETE", "/v1/runs/demo/checkpoints/5")).status_code == 204
+
+
 async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(
     world: Any, kept: Any, status: Any
 ) -> None:

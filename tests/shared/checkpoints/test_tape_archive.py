@@ -3,7 +3,7 @@
 import random
 import tracemalloc
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,35 @@ def test_a_segment_is_never_packed_in_one_piece(tmp_path: Path) -> None:
     assert most < 2.5 * (8 << 20), "pieces that are compressed, and joined"
 
 
+def cut(archive: TapeArchive, first: int, stream: Sequence[Stored] = ()) -> list[bool]:
+    """Which segments that reach beyond `first` have others than the stream."""
+    there = {r.seq: digest_bytes(r.payload) for r in stream}
+    later = [s for s in archive.segments() if s.last >= first]
+    return [archive.cut("r", segment, first, there) for segment in later]
+
+
+def test_a_segment_that_has_what_the_stream_has_stays(tmp_path: Path) -> None:
+    """Another leader wrote it, and may be about to remove these records from the stream."""
+    archive, records = TapeArchive(str(tmp_path), "r.1"), noisy(12, 10)
+    archive.write(records[:8])
+    archive.write(records[8:])
+    assert cut(archive, 5, records[4:]) == [False, False]
+    assert cut(archive, 5, records[4:11]) == [False, True]
+    other = Stored(records[6].subject, b"of another history", {}, records[6].seq)
+    assert cut(archive, 5, [*records[4:6], other, *records[7:]]) == [True]
+    assert archive.read("r", 0) == records[:4]
+
+
+def test_of_a_damaged_segment_only_what_the_stream_has_is_forgotten(tmp_path: Path) -> None:
+    archive, records = TapeArchive(str(tmp_path), "r.1"), noisy(8, 10)
+    for n in (0, 4):
+        archive.vault.write(archive.write(records[n : n + 4]).key, b"damaged")
+    with pytest.raises(VaultError, match="records 1 to 4 of the tape cannot be read"):
+        cut(archive, 3, records[2:])
+    assert cut(archive, 5, records[4:]) == [True]
+    assert [s.first for s in archive.segments()] == [1]
+
+
 def test_a_large_segment_is_cut_into_small_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +182,7 @@ def test_a_large_segment_is_cut_into_small_ones(
     archive.write(records[:10])
     archive.write(records[10:])
     monkeypatch.setattr(tape_archive_io, "WRITTEN_BYTES", 3 * (100 + FRAME_BYTES))
-    assert archive.cut("r", 9) == 2
+    assert cut(archive, 9) == [True, True]
     assert [(s.first, s.last) for s in archive.segments()] == [(1, 3), (4, 6), (7, 8)]
     assert archive.read("r", 0) == records[:8]
 
@@ -202,10 +231,10 @@ def test_a_batch_goes_on_with_what_the_archive_has_by_then(tmp_path: Path) -> No
         archive.write(records[n : n + 5])
     for after, first in ((2, 3), (5, 6), (7, 8)):
         assert archive.read("r", 0, after)[-1].seq == after
-        leader.cut("r", first)
+        cut(leader, first)
         leader.write(others[first - 1 :])
         assert archive.read("r", after, 3) == others[after : after + 3]
-        leader.cut("r", 1)
+        cut(leader, 1)
         for n in range(0, 10, 5):
             archive.write(records[n : n + 5])
 

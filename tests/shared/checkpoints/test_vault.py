@@ -75,6 +75,33 @@ def test_a_large_object_is_read_in_pieces(place: tuple[str, Bucket | None]) -> N
         assert max(bucket.parts) == PIECE, "nor does more of it come at a time"
 
 
+@pytest.mark.parametrize("most", [400, 1500])
+def test_what_is_too_large_for_one_object_of_s3_becomes_several(
+    place: tuple[str, Bucket | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """It refuses more than 5 GiB at once, and no checkpoint with a larger array could be made."""
+    monkeypatch.setattr(vault_io, "S3_BYTES_MAX", most)
+    root, bucket = place
+    vault = Vault(root)
+    vault.write_pieces("f/large", len(BODY), cut(BODY))
+    vault.write_pieces("f/one", most, cut(BODY[:most]))
+    parts = [f"f/large{f'.{n}' if n else ''}" for n in range(-(-len(BODY) // most))]
+    whole = not root.startswith("s3://")
+    assert vault.keys() == sorted(["f/large", "f/one"] if whole else [*parts, "f/one"])
+    if bucket is not None and not whole:
+        sizes = [len(bucket.objects[f"a b/{part}"]) for part in parts]
+        assert sum(sizes) == len(BODY) and {*sizes[:-1]} == {most}
+    copied = Vault(str(tmp_path / "copied"))
+    for key in sorted(vault.keys()):
+        copied.write(key, vault.read(key))
+    for there in (vault, copied):
+        for first, size in ((0, len(BODY)), (most - 1, 2), (most, most), (2 * most + 7, 1234)):
+            pieces = list(there.pieces("f/large", first, size))
+            assert b"".join(pieces) == BODY[first : first + size]
+        assert len(b"".join(there.pieces("f/large", 0, len(BODY) + 10))) <= len(BODY)
+        assert b"".join(there.pieces("f/one", 0, most)) == BODY[:most]
+
+
 def test_of_what_is_not_there_nothing_is_read(place: tuple[str, Bucket | None]) -> None:
     vault = Vault(place[0])
     vault.write("f/short", BODY[:1200])

@@ -1,6 +1,7 @@
 """A process dies where it is told to, once, and says what it does not know."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,6 +53,15 @@ def test_unset_it_does_nothing(tmp_path: Path) -> None:
     for point in POINTS:
         passing(point)
     assert done_in(tmp_path) == []
+
+
+def test_each_place_in_the_sources_is_a_known_one() -> None:
+    """A process that is armed for any other place would end with an AssertionError there."""
+    root = Path(__file__).parents[3]
+    sources = [p for part in ("services", "shared") for p in (root / part).rglob("*.py")]
+    calls = [re.findall(r"\bpassing\((.*)\)", p.read_text("utf-8")) for p in sources]
+    named = {name for call in calls for text in call for name in re.findall(r'"([a-z-]+)"', text)}
+    assert named == {*POINTS}
 
 
 def test_entries_are_parsed() -> None:

@@ -3,14 +3,21 @@
 Each rule that keeps two apart is taken away once, and a world has a checkpoint of both.
 """
 
+import asyncio
+from contextvars import Context
 from typing import Any
 
 import pytest
 
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
-from diloco_simulator.worlds.world import WorldResult, played
+from diloco_simulator.worlds.watched_run import WatchedRun
+from diloco_simulator.worlds.world import World, WorldResult, played
 from diloco_syncer.checkpoints import checkpointing_io as checkpointing
+from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
+from diloco_syncer.events import Seal
+from diloco_syncer.leadership.lease_io import LeaseKeeper
 
 pytestmark = pytest.mark.whole
 
@@ -70,3 +77,62 @@ def test_a_run_that_goes_back(cuts: list[Cut], monkeypatch: pytest.MonkeyPatch) 
     cuts.clear()
     monkeypatch.setattr(checkpointing, "belongs", lambda *_: True)
     assert any(world(seed, restores=4) and mixed(cuts) for seed in SEEDS)
+
+
+# Of five checkpoints this one is made while its leader stands still, for so many seconds: until the
+# next one is complete, and three are kept at the end.
+AT, STILL_S = 3, 25.0
+
+
+class StandsStill:
+    """The leader, once all parts of a checkpoint are written, before it completes it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.times, self.world, seal = 0, list[World](), Checkpointer.seal
+        begin = WatchedRun.begin
+
+        async def begun(run: WatchedRun) -> None:
+            self.world.append(run.world)
+            await begin(run)
+
+        async def late(maker: Checkpointer, effect: Seal) -> None:
+            if effect.number == AT:
+                self.times += 1
+                self.freeze()
+                await asyncio.sleep(0.1)  # which ends once it goes on
+            await seal(maker, effect)
+
+        patch.setattr(WatchedRun, "begin", begun)
+        patch.setattr(Checkpointer, "seal", late)
+
+    def freeze(self) -> None:
+        world = self.world[-1]
+        name = world.observer.reached.leaders[0]
+        process = next(m for m in world.syncers if m.name == name).process
+        assert process is not None
+        process.freeze()
+        # Not as a part of the process, which would do it once it goes on.
+        world.loop.call_later(STILL_S, process.thaw, context=Context())
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_leader_that_stood_still_completes_no_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, *, asks: bool
+) -> None:
+    """The other one has told that it failed, and removed its parts. Worlds see what is left."""
+    stands_still, seal = StandsStill(monkeypatch), checkpointing.seal
+
+    async def leads(_: LeaseKeeper) -> None:
+        return
+
+    def blindly(*given: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunCheckpoints, "part", lambda *_: None)
+            return seal(*given)
+
+    if not asks:
+        monkeypatch.setattr(LeaseKeeper, "ours", leads)
+        monkeypatch.setattr(checkpointing, "seal", blindly)
+    found = played(Case(1, OPTIONS.changed(shards=1, syncers=2, steps=24, safety_s=100.0)))
+    assert stands_still.times == 1 and (found.violations == []) is asks
+    assert all("the checkpoint is not whole" in v for v in found.violations)

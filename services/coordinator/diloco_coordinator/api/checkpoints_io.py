@@ -19,12 +19,13 @@ from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
 from diloco_shared.bus.stored_records import readable as record_in
-from diloco_shared.bus.stored_records import write_if
+from diloco_shared.bus.stored_records import records_in, write_if
 from diloco_shared.checkpoints.checkpoints_io import (
     CheckpointError,
     CheckpointMissing,
     RunCheckpoints,
 )
+from diloco_shared.checkpoints.needed import named
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import TAPE, CheckpointManifest, reference
 from diloco_shared.protocol.records import Incarnation, Restore, RunRecord
@@ -216,16 +217,19 @@ class CheckpointRoutes:
         return max(newest, taken) + 1
 
     async def remove(self, run: str, number: int) -> None:
-        """Remove one checkpoint for good."""
+        """Remove one checkpoint for good. 409 while a run that is not over needs it."""
         await self._remove(*await self._of(run), number)
 
     async def remove_stored(self, folder: str, number: int) -> None:
-        """Remove one by its folder, of a deleted run perhaps."""
+        """Remove one by its folder, of a deleted run perhaps. 409 while another run needs it."""
         must("operate", run_of_folder(folder))
         await self._remove(self._at(self.root), folder, number)
 
     async def remove_folder(self, folder: str) -> None:
-        """Remove all that is left of a deleted run: its checkpoints, and its archived tape."""
+        """Remove all that is left of a deleted run: its checkpoints, and its archived tape.
+
+        409 while the run is there, or another one needs a checkpoint of it.
+        """
         run = run_of_folder(folder)
         must("operate", run)
         there, _ = await self.vaults.ask(
@@ -237,6 +241,7 @@ class CheckpointRoutes:
         if entry and entry.value and (record is None or _is_of(folder, record)):
             text = f"{folder} is of the run {run!r}, which is there: delete the run first"
             raise Problem(409, "The run is not deleted", text)
+        await self._needed_by_none(f"{folder}/")
         await self.vaults.removed(lambda: there.remove_folder(folder))
 
     async def _remove(self, there: RunCheckpoints, folder: str, number: int) -> None:
@@ -244,6 +249,7 @@ class CheckpointRoutes:
             lambda: RunCheckpoints.at(reference(folder, number), there.root)
         )
 
+        await self._needed_by_none(ref)
         under_way = self._under_way(ref)
 
         def remove() -> bool:
@@ -257,6 +263,29 @@ class CheckpointRoutes:
 
         if not await self.vaults.removed(remove):
             raise Problem(409, "It is being made", f"checkpoint {ref} is being made: wait for it")
+
+    async def _needed_by_none(self, place: str) -> None:
+        """409 where a run that is not over may read a checkpoint again whose reference begins so.
+
+        It may wait for machines yet, and a syncer that has lost its snapshots begins with it anew.
+        """
+        # As the hub has them: a wish of a moment ago may not be mirrored here.
+        runs = await records_in(self.registry.bus, subjects.RUNS, RunRecord)
+        for record in (found.record for found in runs.values()):
+            refs = sorted(ref for ref in named([record]) if ref.startswith(place))
+            if refs and not self._over(record):
+                whose = repr(record.name) if sees(asker(), record.name) else "another run"
+                text = (
+                    f"{whose} begins with {refs[0]}, went back to it, or takes its weights from "
+                    "it: delete it once that run is over, or has gone back to another one"
+                )
+                raise Problem(409, "A run needs it", text)
+
+    def _over(self, record: RunRecord) -> bool:
+        """Whether nobody will work for this very run; one that is being submitted is still to."""
+        mirrored = self.registry.runs.get(record.name)
+        known = mirrored is not None and run_id_of(mirrored) == run_id_of(record)
+        return record.phase != "submitting" and known and self.registry.over(record.name)
 
     async def restore(
         self, run: str, number: int, request: RestoreRequest, response: Response

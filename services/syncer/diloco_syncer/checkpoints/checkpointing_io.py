@@ -13,6 +13,7 @@ from diloco_shared.bus.port import BusError, Conflict, KeyEntry
 from diloco_shared.bus.repeating import some_at_once, until_done
 from diloco_shared.bus.stored_records import readable, records_in, write_if
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
+from diloco_shared.checkpoints.needed import named
 from diloco_shared.checkpoints.place_threads_io import REMOVE_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
@@ -26,7 +27,6 @@ from diloco_syncer.checkpoints.parts_io import (
     clear,
     leases_of,
     load,
-    named,
     newest_there,
     prune,
     seal,
@@ -136,6 +136,8 @@ class Checkpointer:
             patience_s = stored_within_s(self.captured_bytes)
             others = await self._other_shards(effect.number, history, patience_s)
             parts = [(history, shard), *others]
+            # Who leads by now has told that this one failed, and may have removed parts of it.
+            await self.ours()
             learners = await self._asked(seal, self.spec, self.root, captured, parts, effect)
         except (OSError, ValueError) as error:
             self.put(Sealed(effect.number, fault=str(error)[:400]))

@@ -17,12 +17,11 @@ from diloco_shared.protocol.checkpoints import (
     LearnerPart,
     Object,
     ShardPart,
-    parse_reference,
     reference,
 )
 from diloco_shared.protocol.messages import TapeRestore
-from diloco_shared.protocol.records import RunRecord, ShardLease
-from diloco_shared.spec.run import OF_CHECKPOINT, RunSpec, written
+from diloco_shared.protocol.records import ShardLease
+from diloco_shared.spec.run import RunSpec, written
 from diloco_syncer.checkpoints.aside_io import blobs_aside
 from diloco_syncer.events import Capture, Seal
 from diloco_syncer.history.history import History
@@ -109,7 +108,11 @@ def seal(
     parts: Sequence[tuple[dict[str, Any], Object]],
     sealing: Seal,
 ) -> dict[str, Object]:
-    """Write the manifest over `parts`, one of every shard in order; the learners' parts in it."""
+    """Write the manifest over `parts`, one of every shard in order; the learners' parts in it.
+
+    Raises CheckpointError where a shard's part is gone. Another leader, of which this one does not
+    know yet, has removed it with all of a checkpoint that it takes for failed.
+    """
     there, ref = RunCheckpoints(root), reference(spec.folder, captured.number)
     learners: dict[str, Object] = {}
     for learner, incarnation in sealing.invited.items():
@@ -121,6 +124,8 @@ def seal(
         states.append(History(spec, n))
         states[n].load(history)
     newest = furthest(state.ledger.places for state in states)
+    for _, stored in parts:
+        there.part(ref, stored, ShardPart)
     there.seal(
         ref,
         CheckpointManifest(
@@ -160,29 +165,6 @@ def furthest(each: Iterable[Mapping[int, tuple[int, int]]]) -> dict[int, tuple[i
         for n, place in places.items():
             newest[n] = max(newest.get(n, place), place)
     return newest
-
-
-def named(runs: Iterable[RunRecord]) -> set[str]:
-    """Checkpoints that runs begin with, take weights from, or go back to: FOLDER/NUMBER of each,
-    wherever it is. A run may wait for free machines while another one makes many checkpoints, and
-    every learner that joins without a donor reads its own one again."""
-    texts = set[str]()
-    for record in runs:
-        model = record.spec.get("model")
-        weights = model.get("weights") if isinstance(model, dict) else None
-        if isinstance(weights, str) and weights.startswith(OF_CHECKPOINT):
-            texts.add(weights.removeprefix(OF_CHECKPOINT))
-        if record.restore is not None:
-            texts.add(record.restore.source)
-    return {ref for text in texts if (ref := _reference(text))}
-
-
-def _reference(text: str) -> str:
-    """Without its address; "" for what is none."""
-    try:
-        return reference(*parse_reference(text)[1:])
-    except ValueError:
-        return ""
 
 
 def prune(spec: RunSpec, root: str, sealed: Seal, others: Collection[str]) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from diloco_shared.budget.streams import RECORDS_IN_STREAM
-from diloco_shared.bus.port import BusError, Stored, StreamInfo
+from diloco_shared.bus.port import BusError, Stored, StreamInfo, Unavailable
 from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.checkpoints.checkpoints_io import digest_bytes
 from diloco_shared.checkpoints.tape_archive_io import (
     SEGMENT_RECORDS,
     TapeArchive,
@@ -120,6 +121,9 @@ class TapeArchiver:
             segment = await self.threads.within(ANSWER_S, place, self.archive.write, gone)
             self.agrees = True
             passing("archived")
+            # Whoever stood still meanwhile may have a successor, and then removes nothing. Not by
+            # the lease: on a hub that is full nobody can renew it, and this is what makes room.
+            await self.tape.look_back(at_once=True)
             below = segment.last + 1
             await self.control.purge(self.tape.stream, self.tape.subject, below_seq=below)
             log.info("tape archived", first=segment.first, last=segment.last)
@@ -137,20 +141,50 @@ class TapeArchiver:
             found += [r for r in more if r.seq <= last]
             taken = of_one_segment(found)
             if taken < len(found) or wanted == room or len(more) < wanted or more[-1].seq >= last:
-                return found[:taken]
+                break
+        if found and await self._first() != found[0].seq:
+            # What it removed is missing between two batches: no segment has such a gap.
+            raise Unavailable("another leader archives the tape: it is looked at again")
+        return found[:taken]
 
     async def _agree(self) -> None:
-        """The archive has nothing that the stream has, or has otherwise: before it gets more."""
+        """The archive has nothing that the stream has otherwise: before it gets more.
+
+        It may have what the stream has, too. Another leader, which stands still between its write
+        and its purge, removes that from the stream yet.
+        """
         if self.agrees:
             return
-        oldest = await self.control.fetch(self.tape.stream, self.tape.subject, limit=1)
-        if not oldest:
+        place = self.archive.vault.root
+        # Before the stream: what is written since is of another leader, and none of ours to judge.
+        segments = await self.threads.within(ANSWER_S, place, self.archive.segments)
+        first = await self._first()
+        if not first:
             return
-        place, first = self.archive.vault.root, oldest[0].seq
-        cut = await self.threads.within(ANSWER_S, place, self.archive.cut, self.spec.name, first)
-        if cut:
-            log.info("archived records go that the tape has", segments=cut, first=first)
+        for segment in (s for s in segments if s.last >= first):
+            there = await self._digests(max(first, segment.first), segment.last)
+            if await self._first() != first:
+                raise Unavailable("another leader archives the tape: it is looked at again")
+            what = self.spec.name, segment, first, there
+            if await self.threads.within(ANSWER_S, place, self.archive.cut, *what):
+                log.info("archived records of a lost history go", key=segment.key, first=first)
         self.agrees = True
+
+    async def _first(self) -> int:
+        """Sequence of this shard's oldest record in the stream; 0: there is none."""
+        oldest = await self.control.fetch(self.tape.stream, self.tape.subject, limit=1)
+        return oldest[0].seq if oldest else 0
+
+    async def _digests(self, first: int, last: int) -> dict[int, str]:
+        """Of this shard's records from `first` to `last` in the stream."""
+        found: dict[int, str] = {}
+        while first <= last:
+            batch = await self.control.fetch(
+                self.tape.stream, self.tape.subject, start_seq=first, limit=BATCH_RECORDS
+            )
+            found |= {r.seq: digest_bytes(r.payload) for r in batch if r.seq <= last}
+            first = batch[-1].seq + 1 if batch else last + 1
+        return found
 
     def _many(self, info: StreamInfo) -> bool:
         return info.messages > RECORDS_IN_STREAM * self.spec.algorithm.shards

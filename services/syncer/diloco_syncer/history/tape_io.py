@@ -146,7 +146,7 @@ class Tape:
             segments = await self._asked(self.archive.segments)
         except VaultError as error:
             raise Unread(f"archived records of the tape cannot be read: {error}") from None
-        return segments[-1].last if segments else 0
+        return max((s.last for s in segments), default=0)  # some records are there twice
 
     async def _gone(self, after: int, seqs: Sequence[int]) -> set[int]:
         """Sequences from `after` to the last of `seqs` that may have been records of this shard.
@@ -212,15 +212,16 @@ class Tape:
                     log.warning("the tape takes no record", error=str(error))
                 await asyncio.sleep(RETRY_S)
 
-    async def look_back(self) -> None:
+    async def look_back(self, *, at_once: bool = False) -> None:
         """Once a server has begun a new life: it may be a hub that was put back from a backup, and
         have less, or others' records where this process believes the end is, or beyond it.
 
-        Raises Deposed then, and BusError where nobody can tell.
+        `at_once`: in the same life, too, where another leader may have appended. Raises Deposed
+        then, and BusError where nobody can tell.
         """
         if not self.bus.connected:  # an append would wait for whatever server comes
             raise Unavailable("the message server is away")
-        if (life := self.bus.life) == self.life:
+        if (life := self.bus.life) == self.life and not at_once:
             return
         end, appending = self.end, self.appending_since
         stored = await self.bus.last(self.stream, self.subject)
