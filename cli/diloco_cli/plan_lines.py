@@ -42,15 +42,17 @@ WORDS = {
         "stream_STATE": "stream STATE, for whoever joins",
         "memory_syncer": "memory of a syncer",
         "memory_learner": "memory of a learner",
-        "memory_learner_device": "memory of a learner's device",
+        "memory_learner_device": "memory of each device of a learner",
         "memory_coordinator": "memory of the coordinator",
         "memory_hub": "memory of the message server",
+        "disk_syncer": "disk of a syncer",
+        "disk_syncer_gb_per_s": "GB/s that it must write, on average",
     },
 }
 TITLES = {
     "predicted": "What to expect",
     "hub": "What the hub needs, all syncers together",
-    "budget_gb": "What streams and processes need, in GB ('diloco budget' counts term by term)",
+    "budget_gb": "What streams, processes and disks need, in GB ('diloco budget' counts each)",
 }
 # The columns that tell what other circumstances would change: key, heading, width.
 OTHERWISE = (
@@ -77,7 +79,7 @@ _EXTRAPOLATED = ": extrapolated"
 def plan_lines(found: dict[str, Any], written: Path | None = None) -> list[str]:
     """The settings with their reasons, what to expect, and what would change it."""
     lines = [
-        f"{name:<16}  {value!s:>6}  {found['reasons'].get(name, '')}".rstrip()
+        f"{name:<21}  {value!s:>6}  {found['reasons'].get(name, '')}".rstrip()
         for name, value in found["settings"].items()
     ]
     lines.append("H stands for sync_every_steps, the inner steps between two merges of a fragment")

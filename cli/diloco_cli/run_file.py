@@ -223,12 +223,14 @@ def of_plan(found: dict[str, Any], parameters: float) -> str:
     """A run with the settings of a plan (`planner.plan`); model and data are to be named."""
     chosen = dict(found["settings"])
     learners, shards = chosen.pop("learners"), chosen.pop("syncer_shards")
+    snapshots = chosen.pop("snapshot_every_rounds")
     body = {
         "name": "planned",
         "algorithm": {"preset": "long", "shards": shards, **chosen},
         "model": {"factory": "yourmodule:factory", "parameters": round(parameters)},
         "data": {"source": "/path/to/your/text"},
         "membership": {"learners_min": learners},
+        "keeping": {"snapshot_every_rounds": snapshots},
         "budget": {"steps": round(found["predicted"]["steps"])},
     }
     return (

@@ -72,6 +72,14 @@ class PlanRequest(Spec):
     syncer_memory_gib: float = Field(
         256.0, ge=1e-3, le=1e6, description="GiB of memory of one syncer host."
     )
+    syncer_disk_gb_per_s: float = Field(
+        1.0,
+        ge=1e-6,
+        le=1e6,
+        description="GB/s that one syncer host's disk writes without a pause: snapshots are made "
+        "so seldom that they need no more. One NVMe disk of a server writes 1 or more for hours; "
+        "many write faster only until their cache is full.",
+    )
 
     @property
     def tokens_total(self) -> float:

@@ -11,8 +11,10 @@ Closed forms only: goodput_model.py for failures, bandwidth.py for links. Choice
 - *tau*: the least overlap, from the paper's 2 up, in which a round fits; up to 4 one with a
   keyframe, too.
 - *K* = 1 with a grace window, as in the paper: nobody waits for a learner that is down.
-- *shards*: syncers until each one's memory, network and processors suffice, by the laws that were
-  measured (hub_model.py).
+- *shards*: syncers until each one's memory, network, disk and processors suffice, by the laws that
+  were measured (hub_model.py).
+- *snapshots*: as often as a syncer's disk carries: a smaller interval leaves a restart less to
+  execute, and the message server less to keep.
 """
 
 from collections.abc import Iterator
@@ -32,9 +34,10 @@ from diloco_planner.bandwidth import (
 from diloco_planner.goodput_model import job_goodput, uptime
 from diloco_planner.plan_request import PlanRequest
 from diloco_shared.budget import assumed, streams
-from diloco_shared.budget.memory import processes
+from diloco_shared.budget.memory import disks, processes, snapshots_per_step, written_per_round
 from diloco_shared.protocol.subjects import STREAM_KINDS
-from diloco_shared.spec.run import SHARDS_MAX, STEPS_MAX, Algorithm, RunSpec
+from diloco_shared.spec.mesh import MeshSizes
+from diloco_shared.spec.run import SHARDS_MAX, STEPS_MAX, Algorithm, Keeping, RunSpec
 
 DAY_S = 86_400.0
 GIB, GB = float(1 << 30), hub_model.GB
@@ -55,6 +58,11 @@ LOAD_MAX = 0.8  # of a link's bandwidth: bursts and repeats need the rest
 # Of a run's grace window, which a plan leaves as they are.
 GRACE_FACTOR: float = Algorithm.model_fields["grace_factor"].default
 GRACE_S_MAX: float = Algorithm.model_fields["grace_s_max"].default
+# Rounds between two snapshots, as a run has them by itself; and, where a disk does not carry these,
+# how often every fragment is merged in between. Beyond 16 times a syncer writes little less, for
+# each round writes an anchor in any case, while a restart has as many rounds more to execute.
+SNAPSHOT_EVERY: int = Keeping.model_fields["snapshot_every_rounds"].default
+SNAPSHOT_TURNS = (2, 4, 8, 16)
 SMALLEST_FRAGMENT = 16_384  # values: below, a round's messages outweigh its payload
 # Loss = A N ** alpha of DiLoCo at H = 30 and of data-parallel (Scaling Laws, 2503.09799).
 LOSS = {1: (18.363, -0.0961), 2: (18.768, -0.0969), 4: (19.762, -0.0992), 8: (21.051, -0.1018)}
@@ -65,7 +73,12 @@ _LIMITED_BY = {
     "memory": "syncer_memory_gib",
     "merging": "syncer_cores",
     "one thread": "batch_tokens",
+    "disk": "syncer_disk_gb_per_s",
 }
+
+
+# Settings that the table [algorithm] of a run does not have, or calls otherwise.
+_ELSEWHERE = ("learners", "syncer_shards", "snapshot_every_rounds")
 
 
 class Infeasible(ValueError):
@@ -86,6 +99,7 @@ class Settings:
     syncer_shards: int = 1
     keyframe_every: int = KEYFRAME_EVERY
     keyframe_codec: str = KEYFRAME_CODEC
+    snapshot_every_rounds: int = SNAPSHOT_EVERY
 
     @property
     def up_bits(self) -> float:
@@ -123,17 +137,19 @@ def plan(request: PlanRequest) -> dict[str, Any]:
     learners, why_learners = _learners(request)
     settings, why = _exchange(request, learners)
     settings, why_shards = _sharded(request, settings)
+    settings, why_snapshots = _snapshots(request, settings)
     reasons = {
         "learners": why_learners,
         **why,
         "quorum": "the paper's: one learner suffices, a grace window waits for the others",
         "syncer_shards": why_shards,
+        "snapshot_every_rounds": why_snapshots,
     }
     predicted = predict(request, settings)
     algorithm = {
         "preset": "long",
         "shards": settings.syncer_shards,
-        **{k: v for k, v in asdict(settings).items() if k not in ("learners", "syncer_shards")},
+        **{k: v for k, v in asdict(settings).items() if k not in _ELSEWHERE},
     }
     budget = _budget(request, settings, algorithm, predicted["steps"])
     hub = _hub(request, settings, GB * sum(budget[f"stream_{kind}"] for kind in STREAM_KINDS))
@@ -299,8 +315,33 @@ def _sharded(request: PlanRequest, s: Settings) -> tuple[Settings, str]:
     )
 
 
+def _snapshots(request: PlanRequest, s: Settings) -> tuple[Settings, str]:
+    """With the shortest interval of snapshots that a syncer's disk carries."""
+    shards, most = s.syncer_shards, request.syncer_disk_gb_per_s
+    tried = [(every, _written_s(request, s, shards, every)) for every in _intervals(s, shards)]
+    # The longest does: there are as many shards as it takes.
+    every, rate = next((one for one in tried if one[1] <= most), tried[-1])
+    carried = f"a syncer's disk writes {rate:.3g} GB/s, {most:.3g} allowed"
+    why = "the default" if every == SNAPSHOT_EVERY else "the shortest that the disk carries"
+    return replace(s, snapshot_every_rounds=every), f"{why}: {carried}"
+
+
+def _intervals(s: Settings, shards: int) -> list[int]:
+    """Rounds of a shard between two snapshots, the shortest first."""
+    turns = (turns * s.fragments // shards for turns in SNAPSHOT_TURNS)
+    return [SNAPSHOT_EVERY, *(every for every in turns if every > SNAPSHOT_EVERY)]
+
+
+def _written_s(request: PlanRequest, s: Settings, shards: int, every: int) -> float:
+    """GB that each of so many syncers writes to its disk a second, on average."""
+    values, owned = request.params / s.fragments, s.fragments // shards
+    a_round = written_per_round(values, hub_model.STATE_BYTES, owned, every)
+    return a_round * owned / (s.sync_every_steps * request.seconds_per_step) / GB
+
+
 def _needs(request: PlanRequest, s: Settings, shards: int) -> dict[str, float]:
     """Of one shard's host, each as a share of what it may be used for."""
+    written_s = _written_s(request, s, shards, _intervals(s, shards)[-1])
     step_s, values = request.seconds_per_step, request.params / s.fragments
     rounds_per_s = s.fragments / (s.sync_every_steps * step_s) / shards
     up_bits = s.learners * s.up_bits
@@ -320,6 +361,7 @@ def _needs(request: PlanRequest, s: Settings, shards: int) -> dict[str, float]:
         "memory": held / GIB / request.syncer_memory_gib,
         "merging": work_s / (LOAD_MAX * request.syncer_cores),
         "one thread": thread_s / LOAD_MAX,
+        "disk": written_s / request.syncer_disk_gb_per_s,
     }
 
 
@@ -344,20 +386,28 @@ def _hub(request: PlanRequest, s: Settings, streams_bytes: float) -> dict[str, f
 def _budget(
     request: PlanRequest, s: Settings, algorithm: dict[str, Any], steps: float
 ) -> dict[str, float]:
-    """Of `diloco budget` for such a run: what its streams and processes need, in GB."""
+    """Of `diloco budget` for such a run: what streams, processes and syncers' disks need, in GB.
+
+    All devices of a learner share its state.
+    """
     spec = RunSpec.model_validate(
         {
             "name": "planned",
             "model": {"factory": "planned:model"},
             "algorithm": algorithm,
+            "keeping": {"snapshot_every_rounds": s.snapshot_every_rounds},
             "membership": {"learners_max": s.learners},
             "budget": {"steps": min(max(ceil(steps), 1), STEPS_MAX)},
         }
     )
     job = assumed(spec, learners=s.learners, parameters=ceil(request.params))
     needs = {f"stream_{kind}": need for kind, need in streams(job).items()}
-    memory = {f"memory_{name.replace(' ', '_')}": need for name, need in processes(job).items()}
-    return {name: need.bytes / GB for name, need in (needs | memory).items()}
+    of_each = processes(job, MeshSizes(fsdp=request.chips // s.learners))
+    memory = {f"memory_{name.replace(' ', '_')}": need for name, need in of_each.items()}
+    disk = {"disk_syncer": disks(job)["syncer"]}
+    found = {name: need.bytes / GB for name, need in (needs | memory | disk).items()}
+    written_s = snapshots_per_step(job) / request.seconds_per_step
+    return found | {"disk_syncer_gb_per_s": written_s / GB}
 
 
 def predict(request: PlanRequest, s: Settings) -> dict[str, float]:

@@ -27,4 +27,6 @@ def test_a_plan_becomes_a_run_that_is_accepted_once_the_model_is_there() -> None
     assert spec.algorithm.sync_every_steps == found["settings"]["sync_every_steps"]
     assert spec.algorithm.shards == found["settings"]["syncer_shards"]
     assert spec.membership.learners_min == found["settings"]["learners"]
+    every = found["settings"]["snapshot_every_rounds"]
+    assert spec.keeping.snapshot_every_rounds == every > 24
     assert spec.model.parameters == 12_000_000_000

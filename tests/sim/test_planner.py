@@ -15,6 +15,7 @@ from diloco_planner.planner import (
     CODECS,
     LEARNERS_MAX,
     LOAD_MAX,
+    SNAPSHOT_EVERY,
     SYNC_EVERY,
     Infeasible,
     loss_gap,
@@ -109,6 +110,37 @@ def test_the_disk_of_the_hub_is_that_of_the_streams() -> None:
     assert found["hub"]["disk_gib"] == pytest.approx(sum(streams) * 1e9 / 2**30)
 
 
+LARGE = {"params": 11.8e9, "chips": 24, "centers": 3, "step_s": 5.0}
+
+
+def test_snapshots_are_made_so_seldom_that_a_syncers_disk_carries_them() -> None:
+    """By hand: 11.8e9 values in 120 s, of which each round writes 4 bytes and each snapshot 16."""
+    usual, seldom = (plan(wishes(**LARGE, syncer_disk_gb_per_s=rate)) for rate in (2.0, 1.0))
+    assert usual["settings"]["snapshot_every_rounds"] == SNAPSHOT_EVERY == 24
+    assert usual["budget_gb"]["disk_syncer_gb_per_s"] == pytest.approx((4 + 16) * 11.8 / 120)
+    # Half as often is (4 + 8) * 11.8 / 120 = 1.18 GB/s.
+    assert seldom["settings"]["snapshot_every_rounds"] == 4 * 24
+    assert seldom["budget_gb"]["disk_syncer_gb_per_s"] == pytest.approx((4 + 4) * 11.8 / 120)
+    assert "0.787 GB/s, 1 allowed" in seldom["reasons"]["snapshot_every_rounds"]
+    assert seldom["budget_gb"]["stream_UP"] > usual["budget_gb"]["stream_UP"]
+    for found in (usual, seldom):
+        assert found["budget_gb"]["disk_syncer"] == pytest.approx((3 * 16 + 4 + 16) * 11.8)
+        assert found["settings"]["syncer_shards"] == 1
+
+
+def test_a_disk_that_carries_not_even_the_anchors_gets_more_syncers() -> None:
+    found = plan(wishes(**LARGE, syncer_disk_gb_per_s=0.3))
+    assert found["settings"]["syncer_shards"] == 2
+    assert "disk decides" in found["reasons"]["syncer_shards"]
+    assert found["budget_gb"]["disk_syncer_gb_per_s"] <= 0.3
+
+
+def test_the_devices_of_a_learner_share_its_state() -> None:
+    alone, shared = (plan(wishes(**LARGE | {"chips": chips})) for chips in (3, 24))
+    of_one, of_eight = (found["budget_gb"]["memory_learner_device"] for found in (alone, shared))
+    assert of_eight < of_one / 6
+
+
 @pytest.mark.parametrize("step_s", [1.0, 100.0])
 def test_the_grace_window_is_the_syncers(step_s: float) -> None:
     """More than a step where there is time, and not more than a run's limit on it."""
@@ -196,6 +228,7 @@ def test_the_gap_is_that_of_the_fits() -> None:
         ({"round_trip_s": 50.0}, "round_trip_s"),
         ({"syncer_memory_gib": 0.1}, "syncer_memory_gib"),
         ({"hub_gbit_per_s": 0.1}, "hub_gbit_per_s"),
+        ({"syncer_disk_gb_per_s": 1e-3}, "syncer_disk_gb_per_s"),
     ],
 )
 def test_what_is_short_is_named(changes: dict[str, float], named: str) -> None:
@@ -242,6 +275,7 @@ def test_every_plan_can_be_run_or_says_what_is_short(
         return
     Algorithm.model_validate(found["algorithm"])
     assert found["predicted"]["link_load"] <= LOAD_MAX
+    assert found["budget_gb"]["disk_syncer_gb_per_s"] <= asked.syncer_disk_gb_per_s * 1.001
     assert 0 < found["predicted"]["goodput"] <= 1
     assert found["settings"]["learners"] % centers == 0
     assert found["predicted"]["staleness_steps"] <= found["settings"]["overlap_steps"]

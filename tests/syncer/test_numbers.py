@@ -15,6 +15,7 @@ from syncer.contexts import context
 from syncer.small_run import LAYOUT, TENSORS, drawn, first_record
 from waiting import until
 
+from diloco_shared import ambient
 from diloco_shared.numerics import codec
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import (
@@ -25,6 +26,7 @@ from diloco_syncer.events import (
     Install,
     InstallInit,
     InstallLoaded,
+    MergeWaits,
     Publish,
     Published,
     Snapshot,
@@ -38,7 +40,7 @@ from diloco_syncer.events import (
 from diloco_syncer.history.history import NOT_STARTED, History
 from diloco_syncer.machine import Machine
 from diloco_syncer.merging import numbers_io as numbers
-from diloco_syncer.merging.numbers_io import Numbers
+from diloco_syncer.merging.numbers_io import Numbers, Unwritten
 from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.merging.store import Fragment, FragmentStore
 from diloco_syncer.rounds.norms import inspect
@@ -341,6 +343,60 @@ async def test_a_slow_bucket_of_checkpoints_takes_time_and_not_memory(
     await asyncio.wait_for(waits, 5)
     await rig.done()
     assert not rig.numbers.unwritten[Capture].arrays
+
+
+def test_what_is_still_being_written_is_awaited_however_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fragment of 8 GB takes minutes on a slow disk: four of them may be all that memory has."""
+    clock = [0.0]
+    monkeypatch.setattr(ambient, "monotonic", lambda: clock[0])
+    small = Unwritten({f"{p}.master": np.zeros(4, np.float32) for p in range(3)})
+    looks = (
+        (29, False, True),
+        (40, True, True),
+        (69, False, True),
+        (71, False, False),
+        (500, True, True),
+        (531, False, False),
+    )
+    for at, written, moves in looks:
+        clock[0] = at
+        if written:
+            small.arrays.popitem()
+        assert small.moves is moves, at
+    # At 10 MB/s its 8 GB take 800 s.
+    values = np.broadcast_to(np.float32(0), (10**9,))
+    large = Unwritten({"0.master": values, "0.anchor": values, "1.master": values})
+    clock[0] += 1599
+    assert large.moves
+    clock[0] += 2
+    assert not large.moves
+
+
+async def test_waits_for_a_slow_disk_are_counted_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbers, "REPLACED_LOOK_S", 0.01)
+    monkeypatch.setattr(numbers, "WAITS_SAID_S", 0.0)
+    rig, go = Rig(tmp_path), _disk_that_waits(monkeypatch)
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
+    await rig.done()
+    try:
+        rig.numbers.perform(Snapshot(1, -1))
+        await asyncio.wait_for(rig.numbers._may_replace(1), 5)
+        assert not rig.events, "it waited for nothing"
+        waits = asyncio.create_task(rig.numbers._may_replace(0))
+        await until(lambda: rig.numbers.waited_s["snapshots"] > 0, "a look at the disk")
+    finally:
+        go.set()
+    await asyncio.wait_for(waits, 5)
+    told = [e for e in rig.events if isinstance(e, MergeWaits)]
+    assert {e.place for e in told[:-1]} == {"the disk of snapshots"}
+    assert (told[-1].fragment, told[-1].place) == (0, "")
+    waited = rig.numbers.waited_s
+    assert waited["snapshots"] == told[-1].seconds > 0 == waited["checkpoints"]
+    await rig.done()
 
 
 async def test_a_disk_of_snapshots_that_hangs_stops_no_round(

@@ -12,6 +12,7 @@ from diloco_syncer.events import (
     Full,
     Led,
     Loaded,
+    MergeWaits,
     Publish,
     Published,
     PurgeDown,
@@ -214,6 +215,26 @@ def test_a_syncers_full_disk_is_said_and_stops_nothing(d: Any) -> None:
     h = d.machine.history
     d.give(SnapshotDone(h.seq, h.next_round - 1, "here"))
     assert "disk is full" not in d.machine.announcer.state(d.now)[1]
+
+
+def test_merges_that_wait_for_a_disk_are_shown_and_told_ever_more_seldom(d: Any) -> None:
+    staged(d, 1)
+    told = {}
+    for seconds in (2.0, 12.0, 20.0, 25.0, 40.0, 51.0):
+        told[seconds] = of(d.give(MergeWaits(0, "the disk of snapshots", seconds)), Tell)
+    assert [s for s, tells in told.items() if tells] == [12.0, 25.0, 51.0]
+    assert (told[12.0][0].kind, told[12.0][0].data) == ("slow-disk", {"seconds": 12.0})
+    state, reason = d.machine.announcer.state(d.now)
+    assert state == "running"
+    assert "merges wait for the disk of snapshots, 51 s in all" in reason
+    assert "keeping.snapshot_every_rounds" in reason
+    d.give(MergeWaits(1, "the place of checkpoints", 53.0))
+    assert not of(d.give(MergeWaits(0, "", 54.0)), Tell)
+    reason = d.machine.announcer.state(d.now)[1]
+    assert "merges wait for the place of checkpoints" in reason
+    assert "snapshot_every_rounds" not in reason
+    d.give(MergeWaits(1, "", 55.0))
+    assert "merges wait" not in d.machine.announcer.state(d.now)[1]
 
 
 def test_what_the_message_server_lost_is_published_again_and_needed_from_up_no_more(d: Any) -> None:

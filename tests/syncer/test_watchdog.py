@@ -7,7 +7,7 @@ import pytest
 
 from diloco_shared.spec import quorum
 from diloco_shared.spec.quorum import QuorumAnswer
-from diloco_syncer.events import BusBack, Led, Tell, Wanted
+from diloco_syncer.events import BusBack, Led, MergeWaits, Tell, Wanted
 from diloco_syncer.history import history
 from diloco_syncer.rounds.round import Phase
 
@@ -79,6 +79,16 @@ def test_a_round_that_closes_at_its_deadline_moves_while_its_merge_is_computed(
     assert state(running)[0] == "running", "its merge is being computed"
     steps_on(running, 60)
     assert state(running)[0] == "stuck", "and that does not take for ever"
+
+
+def test_a_merge_that_waits_for_a_disk_is_no_standstill(running: Any) -> None:
+    running.machine.rounds.stopped = True
+    running.give(MergeWaits(0, "the disk of snapshots", 1.0))
+    steps_on(running, 120, steps=1)
+    assert state(running)[0] == "running"
+    running.give(MergeWaits(0, "", 120.0))
+    steps_on(running, 120, steps=1)
+    assert state(running)[0] == "stuck"
 
 
 def test_a_stated_reason_is_no_standstill_and_patience_begins_after_it(running: Any) -> None:

@@ -201,7 +201,14 @@ def _storage(leader: Leader) -> Iterator[Metric]:
     for place in ("UP", "DN", "TAPE", "hub"):
         full.add_metric([run, place], float(place in room.full))
     full.add_metric([run, "snapshots"], float(bool(room.snapshot_failed)))
-    yield from (held, limit, full)
+    waited = CounterMetricFamily(
+        "diloco_merges_waited_seconds",
+        "Merges waited until what they replace was written",
+        labels=["run", "for"],
+    )
+    for writes, seconds in leader.numbers.waited_s.items():
+        waited.add_metric([run, writes], seconds)
+    yield from (held, limit, full, waited)
 
 
 async def serve(settings: Settings) -> None:

@@ -203,6 +203,18 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class MergeWaits:
+    """The merge of a fragment waits for `place`, which writes what it would replace; "": no more.
+
+    All merges have waited so many `seconds` under this leader.
+    """
+
+    fragment: int
+    place: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
     """This process's part of checkpoint `number` is durable."""
 
@@ -274,6 +286,7 @@ Event = (
     | Suspended
     | SnapshotDone
     | SnapshotFailed
+    | MergeWaits
     | Kept
     | Sealed
     | MarkFound

@@ -45,6 +45,7 @@ from diloco_syncer.events import (
     Loaded,
     Malformed,
     MarkFound,
+    MergeWaits,
     NumberFound,
     ProgressSeen,
     Publish,
@@ -193,7 +194,7 @@ class Machine:
                 return self._appended(event, now)
             case Published():
                 return self._published(event, now)
-            case StreamSeen() | Full() | Rewound():
+            case StreamSeen() | Full() | Rewound() | MergeWaits():
                 return self._of_storage(event, now)
             case Wanted() | Kept() | NumberFound() | Sealed() | Loaded():
                 return self._put(self.user_requests.take(event, now, self._wall(now)))
@@ -410,8 +411,12 @@ class Machine:
         early = self.leading and self.history.initialised and self.room.crowded
         return self._snapshot_once() if early and self._closed > 0 else []
 
-    def _of_storage(self, event: StreamSeen | Full | Rewound, now: float) -> list[Effect]:
+    def _of_storage(
+        self, event: StreamSeen | Full | Rewound | MergeWaits, now: float
+    ) -> list[Effect]:
         match event:
+            case MergeWaits():
+                return self.room.merge_waits(event)
             case StreamSeen():
                 self.room.saw(event)
                 again = now >= self.snapshot_failed_at + SNAPSHOT_RETRY_S

@@ -440,17 +440,23 @@ def kept_bytes(job: Job) -> float:
     return 12 + outer_state_bytes(a.outer_optimizer, a.outer_momentum)
 
 
-def snapshots_per_step(job: Job) -> float:
-    """Bytes that a syncer, leading or not, puts on its disk in an inner step, on average.
+def written_per_round(values: float, kept: float, owned: int, every: int) -> float:
+    """Bytes that a syncer puts on its disk for each round of its shard, on average.
 
-    Every round puts the anchor that it replaces there. Every snapshot writes what rounds have
-    changed since the one before.
+    Every round puts the anchor that it replaces there. Every snapshot, of `every` rounds, writes
+    what they have changed since the one before: `kept` bytes a value. `values`: of each of the
+    `owned` fragments.
     """
+    changed = min(every, owned) / every  # of a fragment, for each round
+    return (4 + kept * changed) * values
+
+
+def snapshots_per_step(job: Job) -> float:
+    """Bytes that a syncer, leading or not, puts on its disk in an inner step, on average."""
     a, every = job.spec.algorithm, job.spec.keeping.snapshot_every_rounds
     owned = a.fragments // a.shards
-    changed = min(every, owned) / every  # of a fragment, for each round
     each = _of_a_shard(job) / owned  # values of a fragment
-    return (4 + kept_bytes(job) * changed) * each / a.steps_per_round
+    return written_per_round(each, kept_bytes(job), owned, every) / a.steps_per_round
 
 
 def disks(job: Job) -> dict[str, Need]:

@@ -17,7 +17,7 @@ from diloco_shared.protocol.records import RecoveryRecord
 _OF_SYNCERS = """
 checkpoint deposed end epoch flood init join join-refused lead-failed learner-alive learner-lost
 learner-seen no-room rebirth refused restore-failed restored returned rewound setting
-snapshot-failed snapshot-fetched standby-unfit stuck term
+slow-disk snapshot-failed snapshot-fetched standby-unfit stuck term
 """
 _OF_THE_COORDINATOR = """
 assigned begin-again end-forced export-failed exported fault-planned left-over member-drained

@@ -101,6 +101,7 @@ class Options:
     data_shards: int = 0  # of 40 sequences or so, which a run reads to their ends; 0: larger ones
     # Processes that are told to stop; where there are any, some of each kind once all is well too.
     told_to_stop: int = 0
+    slow_writes: bool = False  # merges wait for what a snapshot has yet to write
     power_losses: int = 0  # of one machine or of all: their disks forget what was not synced
 
     @property
@@ -174,7 +175,7 @@ class Options:
         more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
         more |= hubs_put_back(seed) | newer_codecs(seed) | broken_connections(seed)
         more |= clogs_and_storms(seed) | smaller_data(seed) | told_to_stop(seed)
-        more |= power_losses(seed)
+        more |= power_losses(seed) | slow_writes(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         if drawn.restores:
             more |= restored_often(seed)
@@ -296,6 +297,16 @@ def power_losses(seed: int) -> dict[str, Any]:
     """From dice of their own."""
     rng = random.Random(f"machines without power of {seed}")
     return {"power_losses": rng.choice([1, 2, 3])} if rng.random() < POWERLESS else {}
+
+
+# How many worlds have syncers whose disks write a snapshot for as long as they take.
+SLOW_WRITES = 0.3
+
+
+def slow_writes(seed: int) -> dict[str, Any]:
+    """From dice of their own."""
+    rng = random.Random(f"slow writes of {seed}")
+    return {"slow_writes": rng.random() < SLOW_WRITES}
 
 
 # How many worlds have a hub whose disk fills up.

@@ -19,6 +19,15 @@ def test_a_full_disk_and_a_slow_one_stop_no_run() -> None:
     assert found.counts["disk full"] and found.counts["a disk full for a while"] == 2
 
 
+def test_merges_that_wait_for_a_slow_disk_are_told_and_stop_no_run() -> None:
+    found = world.one(6, SHORT.changed(slow_writes=True, disk_s=25.0, fragments=3))
+    assert found.violations == [] and found.rounds > 0
+    assert found.counts["told: slow-disk"] >= 1
+    assert not found.counts["told: stuck"]
+    drawn = [Options.drawn(seed).slow_writes for seed in range(40)]
+    assert {False, True} == set(drawn) and not Options.calm().slow_writes
+
+
 def test_whoever_dies_while_it_writes_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disks, "TORN", 0.2)
     found = world.one(4, SHORT.changed(torn=1.0))

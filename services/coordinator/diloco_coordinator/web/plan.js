@@ -8,7 +8,7 @@ const FIRST = ["params", "chips", "centers", "link_gbit_per_s", "tokens", "step_
 const SENSITIVE = ["days", "goodput", "gbit_per_s_link", "learners", "sync_every_steps", "codec_up", "syncer_shards"];
 
 /* A name with its unit, for people: link_gbit_per_s is "link, Gbit/s". */
-const UNITS = [[/^gbit_per_s(.*)$/, "$1, Gbit/s"], [/_gbit_per_s/, ", Gbit/s"], [/_values_per_s/, ", values/s"], [/_gib$/, ", GiB"], [/_s(?= |$)/, ", s"], [/_s_min$/, " at least, s"], [/_min$/, " at least"]];
+const UNITS = [[/^gbit_per_s(.*)$/, "$1, Gbit/s"], [/_gbit_per_s/, ", Gbit/s"], [/_gb_per_s/, ", GB/s"], [/_values_per_s/, ", values/s"], [/_gib$/, ", GiB"], [/_s(?= |$)/, ", s"], [/_s_min$/, " at least, s"], [/_min$/, " at least"]];
 const words = (name) => UNITS.reduce((text, [unit, said]) => text.replace(unit, said), name).replaceAll("_", " ").trim();
 const title = (name) => {
   const text = words(name);
@@ -75,6 +75,7 @@ function show(found) {
     make("h3", {}, "Settings"), table(["Setting", "Value", "Why"], chosen),
     make("h3", {}, "To expect"), figures(found.predicted),
     make("h3", {}, "The hub"), figures(found.hub),
+    make("h3", {}, "Streams, memory and disks, in GB"), figures(found.budget_gb),
     make("h3", {}, "In other circumstances"), table(["If instead", ...SENSITIVE.map(title)], instead),
     make("ul", {}, ...found.notes.map((note) => make("li", {}, note))),
   );

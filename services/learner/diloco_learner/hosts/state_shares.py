@@ -25,7 +25,7 @@ from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Layer
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.trainer import Program
-from diloco_shared.memory.pages import fill, pages
+from diloco_shared.memory.pages import pages
 
 # Types of as many bytes, by which bits are moved: an addition to zeros keeps them all.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -80,7 +80,7 @@ def own_share(laid: Laid, tensors: Mapping[str, Any], process: int) -> list[memo
         parts = own_parts(bits, spans)
         for part in packed(np.asarray(parts[span]) for span in spans):
             place = own[at : at + len(part)]
-            fill(place, part)
+            moments.fill_together(place, part)
             found.append(place)
             at += len(part)
         # Before the next one is made. All devices have computed it: no process runs ahead.

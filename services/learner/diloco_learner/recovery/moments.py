@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from diloco_learner.models import places
 from diloco_shared.memory.pages import fill, pages
 from diloco_shared.numerics.arrays import DTYPES, HEAD_ALIGN, NAMES, RANK, Arrays
+from diloco_shared.numerics.compiled import cores, parallel_for
 
 Buffer = bytes | bytearray | memoryview
 State = Buffer | Arrays
@@ -30,6 +31,8 @@ Check = Callable[[State], None]
 
 # Values looked at together: the answer to "finite?" must not be as large as the array.
 _LOOK_VALUES = 1 << 20
+# Bytes that a thread copies at a time: it takes a few milliseconds, and is no trouble to begin.
+_FILL_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,24 @@ def pack(leaves: Mapping[str, Any]) -> memoryview:
     data = pages(size_of(leaves))
     at = 0
     for piece in pieces(leaves):
-        fill(data[at : at + len(piece)], piece)
+        fill_together(data[at : at + len(piece)], piece)
         at += len(piece)
     return data
+
+
+def fill_together(place: memoryview, piece: Buffer) -> None:
+    """`fill`, by all processors where there is much of it: no step is taken meanwhile.
+
+    Of a place that was never written to nine tenths of the time go into clearing its pages, which
+    several can do at once.
+    """
+    whole = memoryview(piece)
+
+    def some(first: int, last: int) -> None:
+        part = slice(first * _FILL_BYTES, last * _FILL_BYTES)
+        fill(place[part], whole[part])
+
+    parallel_for(some, -(-len(place) // _FILL_BYTES), cores())
 
 
 def pieces(leaves: Mapping[str, Any]) -> Iterator[Buffer]:

@@ -6,7 +6,7 @@ the store is being built, all of that waits.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from diloco_shared import ambient
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.protocol.pace import STORED_BYTES_PER_S
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import (
@@ -28,6 +29,7 @@ from diloco_syncer.events import (
     Install,
     InstallInit,
     InstallLoaded,
+    MergeWaits,
     Publish,
     Published,
     Snapshot,
@@ -50,14 +52,18 @@ log = structlog.get_logger()
 # Fragments that rounds have replaced while a snapshot has yet to write them, or a checkpoint: their
 # arrays stay in memory until it has. Beyond this many of either, a merge of another such fragment
 # waits, so that a slow disk or bucket takes time and not memory: all fragments would be there
-# twice. But no merge waits for longer than this, since a disk that hangs stops nobody.
-REPLACED_MAX, REPLACED_S, REPLACED_LOOK_S = 1, 30.0, 0.1
+# twice. But a disk that hangs stops nobody: what has written no fragment for so many seconds holds
+# no merge up, nor for twice as long as its largest fragment takes at the slowest place worth using.
+REPLACED_MAX, REPLACED_S, REPLACED_SLOWER, REPLACED_LOOK_S = 1, 30.0, 2, 0.1
+# Of a merge's wait, in seconds: shorter ones are not told, and a longer one again and again.
+WAITS_SAID_S = 1.0
 
 Kept = Snapshot | Capture
 PLACES: dict[type[Kept], str] = {
     Snapshot: "the disk of snapshots",
     Capture: "the place of checkpoints",
 }
+WRITES: dict[type[Kept], str] = {Snapshot: "snapshots", Capture: "checkpoints"}
 Numeric = Stage | Unstage | Install | InstallInit | InstallLoaded | Publish | Drop | Kept
 
 
@@ -67,6 +73,24 @@ class Unwritten:
 
     arrays: dict[str, np.ndarray]
     replaced: set[int] = field(default_factory=set)  # fragments that were merged since it began
+    patience_s: float = field(init=False)  # without a fragment more that is written
+    moved: tuple[int, float] = field(init=False)  # how many arrays were left, and since when
+
+    def __post_init__(self) -> None:
+        of_fragment: Counter[str] = Counter()
+        for name, array in self.arrays.items():
+            of_fragment[name.partition(".")[0]] += array.nbytes
+        slowest_s = max(of_fragment.values(), default=0) / STORED_BYTES_PER_S
+        self.patience_s = max(REPLACED_S, REPLACED_SLOWER * slowest_s)
+        self.moved = len(self.arrays), ambient.monotonic()
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is being written, however slowly."""
+        now, left = ambient.monotonic(), len(self.arrays)
+        if left != self.moved[0]:
+            self.moved = left, now
+        return now - self.moved[1] <= self.patience_s
 
     def has(self, fragment: int) -> bool:
         return f"{fragment}.master" in self.arrays
@@ -108,6 +132,7 @@ class Numbers:
         self.unwritten: dict[type[Kept], Unwritten] = {}
         self.building = False  # the store, in a thread
         self.waiting: deque[Callable[[], object]] = deque()  # for it, in order: a few per fragment
+        self.waited_s = dict.fromkeys(WRITES.values(), 0.0)  # merges, all together
 
     def pieces(self, fragment: int) -> Sequence[Piece]:
         """Of what is in the store; none before it is there, or of what is not in it."""
@@ -188,15 +213,27 @@ class Numbers:
 
     async def _may_replace(self, fragment: int) -> None:
         """Once what is being written has got far enough, of what rounds replace."""
-        until = ambient.monotonic() + REPLACED_S
-        while full := [PLACES[kind] for kind, of in self.unwritten.items() if of.full(fragment)]:
-            if ambient.monotonic() > until:
-                where = " and ".join(full)
+        began = looked = said = ambient.monotonic()
+        while full := [kind for kind, of in self.unwritten.items() if of.full(fragment)]:
+            where = " and ".join(PLACES[kind] for kind in full)
+            moving = [kind for kind in full if self.unwritten[kind].moves]
+            if not moving:
                 log.warning("more stays in memory until it is written", slow=where)
                 break
             await asyncio.sleep(REPLACED_LOOK_S)
+            now = ambient.monotonic()
+            self.waited_s[WRITES[moving[0]]] += now - looked
+            looked = now
+            if now - said >= WAITS_SAID_S:
+                said = now
+                self._say_waits(fragment, where)
+        if said > began:
+            self._say_waits(fragment, "")
         for of in self.unwritten.values():
             of.replaced.add(fragment)
+
+    def _say_waits(self, fragment: int, where: str) -> None:
+        self.put(MergeWaits(fragment, where, sum(self.waited_s.values())))
 
     def _install_init(self, effect: InstallInit) -> None:
         """Build the store in a thread; what needs it is done after that."""

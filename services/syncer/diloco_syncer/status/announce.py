@@ -172,7 +172,7 @@ class Announcer:
         (state, reason), room = self._state(now), self.rounds.room
         if state in ("running", "finishing") and (stuck := self.watchdog.stuck(now)):
             state, reason = "stuck", stuck
-        beside = [room.snapshot_failed]
+        beside = [room.snapshot_failed, room.slow]
         if state in ("paused", "full"):
             # A run goes back all the same, and its user waits to hear that it does.
             beside.append(self.rounds.suspended)
@@ -186,7 +186,7 @@ class Announcer:
         if now < self.looked_at + self.spec.membership.heartbeat_s:
             return []
         self.looked_at = now
-        if self._state(now)[0] not in ("running", "finishing"):
+        if self._state(now)[0] not in ("running", "finishing") or self.rounds.room.slow:
             self.watchdog.idle(now)
         self.watchdog.look(now)
         return self.watchdog.tell(self.watchdog.stuck(now))

@@ -7,7 +7,7 @@ earlier than the run's settings say. Pure; told by events how much each stream h
 import math
 
 from diloco_shared.numerics.codec.layout import bytes_of
-from diloco_syncer.events import Effect, Full, StreamSeen, Tell
+from diloco_syncer.events import Effect, Full, MergeWaits, StreamSeen, Tell
 from diloco_syncer.history.history import History
 
 # Share of UP or TAPE that is held when a snapshot is made before its time: what comes while it is
@@ -16,6 +16,10 @@ CROWDED = 0.75
 # What chunks and manifests add to a payload: 200 bytes of headers to 512 KiB, a manifest of some
 # hundred bytes, and of a keyframe 300 bytes a tensor (protocol/wire.py).
 CHUNKS_FACTOR, MANIFEST_BYTES, TENSOR_BYTES = 1.001, 2000, 300
+
+# Waits of merges for a disk are told once they are so many seconds together, and whenever they have
+# become twice as many: some twenty times in a run of a year.
+WAITS_TOLD_S = 10.0
 
 
 class Room:
@@ -27,6 +31,8 @@ class Room:
         self.seen: dict[str, StreamSeen] = {}
         self.full: dict[str, str] = {}  # place -> what is full, and what to do
         self.snapshot_failed = ""
+        self.waits: dict[int, str] = {}  # fragment -> what its merge waits for
+        self.waited_s, self.waits_told_s = 0.0, WAITS_TOLD_S  # all merges; when it is told next
         self.behind_P: dict[int, int] = {}  # bytes on DN from the newest keyframe on
 
     # --- what is full --------------------------------------------------------------------------
@@ -47,6 +53,29 @@ class Room:
     def reason(self) -> str:
         """Why the run cannot go on; "" while there is room."""
         return "; ".join(why for _, why in sorted(self.full.items()))
+
+    def merge_waits(self, event: MergeWaits) -> list[Effect]:
+        """What is written slowly holds merges up: shown while it does, and told now and then."""
+        self.waits.pop(event.fragment, "")
+        self.waited_s = event.seconds
+        if event.place:
+            self.waits[event.fragment] = event.place
+        if not event.place or self.waited_s < self.waits_told_s:
+            return []
+        self.waits_told_s = 2 * self.waited_s
+        return [Tell("slow-disk", self.slow, {"seconds": round(self.waited_s, 1)})]
+
+    @property
+    def slow(self) -> str:
+        """What merges wait for; "" while they wait for no disk."""
+        places = " and ".join(sorted(set(self.waits.values())))
+        if not places:
+            return ""
+        seldom = " or a larger keeping.snapshot_every_rounds" if "snapshots" in places else ""
+        return (
+            f"merges wait for {places}, {self.waited_s:.0f} s in all: it writes less than rounds "
+            f"replace; a faster one{seldom} would help"
+        )
 
     # --- room before it is needed ---------------------------------------------------------------
 
