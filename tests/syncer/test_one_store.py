@@ -85,7 +85,7 @@ def follower() -> Follower:
 async def test_a_follower_that_is_left_behind_keeps_no_store(kind: type[Purged]) -> None:
     keeper: Any = Keeper()
     anything: Any = None
-    stuck = Finding(context(SPEC, anything), keeper, follower, anything, anything)
+    stuck = Finding(context(SPEC, anything), keeper, follower, lambda *_: None, anything)
     stuck.newer, left = follower(), follower()
     gone = weakref.ref(left.store)
     assert await stuck.way_on(left, kind("gone")) is stuck.newer
@@ -102,7 +102,7 @@ async def test_it_keeps_none_either_while_another_is_loaded() -> None:
 
     keeper: Any = Keeper()
     anything: Any = None
-    stuck = Looking(context(SPEC, anything), keeper, follower, anything, anything)
+    stuck = Looking(context(SPEC, anything), keeper, follower, lambda *_: None, anything)
     stuck.newer = follower()
     await stuck.way_on(left, Purged("gone"))
 

@@ -88,6 +88,8 @@ class StateSearch:
         found = await self._way_on(follower, fault)
         if found is not follower:
             follower.store = None
+        # Else its reason would stand until it has caught up, and UP would not wait for it.
+        self.show("catching up", "", found.history.seq)
         return found
 
     async def _way_on(self, follower: Follower, fault: Purged) -> Follower:

@@ -123,6 +123,7 @@ class Candidate:
                 return await self._follow_on(follower, stuck)
             except Replaced as fault:
                 log.warning("the hub was put back: reads the tape again", reason=str(fault))
+                self.show("catching up", "", 0)
                 continue
             except (ValueError, OSError) as fault:
                 # The same snapshot and the same records would end here again; a repaired folder,
