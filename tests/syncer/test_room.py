@@ -156,6 +156,17 @@ def test_a_snapshot_is_made_before_its_time_where_its_stream_is_short_of_room(
     assert len(of(d.effects, Snapshot)) == before + 1
 
 
+def test_no_snapshot_is_made_before_its_time_while_up_waits_for_standbys(d: Any) -> None:
+    """It lets go at once of what a snapshot covers when there is no more room. Meanwhile each other
+    snapshot would ask of standbys that they have executed more."""
+    staged(d, 1)
+    before = len(of(d.effects, Snapshot))
+    d.give(StreamSeen("UP", GIB, GIB, waits=True))
+    assert len(of(d.effects, Snapshot)) == before
+    d.give(StreamSeen("UP", GIB, GIB))
+    assert len(of(d.effects, Snapshot)) == before + 1
+
+
 def test_a_disk_that_takes_no_snapshot_is_asked_again_with_the_next_round_or_after_a_pause(
     d: Any,
 ) -> None:

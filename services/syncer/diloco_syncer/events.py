@@ -152,6 +152,7 @@ class StreamSeen:
     kind: str
     used: int
     limit: int  # 0: none
+    waits: bool = False  # with what a snapshot covers, for standbys, as long as it has room
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,12 @@ class Leader:
         )
         self.outbox = Outbox(context)
         self.tail = Tail(self.data, self.spec.name, lambda: self.purger.below, self._up_rewound)
-        self.purger = UpPurger(context, self.outbox, lambda: self.tail.sure)
+        self.purger = UpPurger(
+            context,
+            self.outbox,
+            lambda: self.tail.sure,
+            lambda: self.status_writer.storage.flying,
+        )
         self.sender = SnapshotSender(context)
         self.merged_positions = MergedPositions(
             self.control,
@@ -183,6 +188,7 @@ class Leader:
             self._put,
             lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
             lambda: self.lease.lapsed,
+            lambda: self.purger.waits,
         )
 
     async def run(self) -> str:
