@@ -90,6 +90,7 @@ async def test_a_follower_that_is_left_behind_keeps_no_store(kind: type[Purged])
     gone = weakref.ref(left.store)
     assert await stuck.way_on(left, kind("gone")) is stuck.newer
     assert gone() is None and stuck.newer.store is not None
+    assert left.own.broken.is_set() and not stuck.newer.own.broken.is_set()
 
 
 async def test_it_keeps_none_either_while_another_is_loaded() -> None:

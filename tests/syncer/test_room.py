@@ -295,6 +295,20 @@ def test_whoever_takes_over_from_a_server_begun_anew_covers_what_it_may_have_los
     assert bool(of(effects, Snapshot)) == unsure
 
 
+@pytest.mark.parametrize("uncovered", [True, False])
+def test_whoever_takes_over_without_a_snapshot_of_its_own_makes_one(
+    d: Any, uncovered: bool
+) -> None:
+    """It broke off the one that it was writing. UP may be purged up to one of who led before, and
+    that machine may never come back."""
+    staged(d, 2)
+    d.machine = type(d.machine)(d.spec, d.machine.history)
+    d.machine.history.snapshot_round = d.machine.history.next_round - 1
+    published = tuple(d.machine.history.versions)
+    effects = d.give(Led("s2", 1000.0 + d.now, published, uncovered=uncovered))
+    assert bool(of(effects, Snapshot)) == uncovered
+
+
 def test_what_builds_on_a_lost_publication_is_of_a_new_epoch(d: Any) -> None:
     """Its own subject is taken: who comes later could never make that version."""
     staged(d, 2)

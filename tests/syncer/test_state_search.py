@@ -178,7 +178,9 @@ async def test_who_found_a_way_on_does_not_show_any_more_why_it_had_none(
     async def look_back() -> None: ...
 
     def follower(seq: int) -> Any:
-        return SimpleNamespace(history=SimpleNamespace(seq=seq), look_back=look_back, store=None)
+        return SimpleNamespace(
+            history=SimpleNamespace(seq=seq), look_back=look_back, let_go=lambda: None
+        )
 
     keeper: Any = SimpleNamespace(lease=SimpleNamespace(me="s1"), fit=lambda why: None)
     rest = context(SPEC, nothing, "s1"), keeper, nothing, lambda *what: shown.append(what), tell

@@ -1,12 +1,15 @@
 """Standbys and fresh machines of whole worlds: who leads next, how soon, and from what state."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeRound, TapeTerm
 from diloco_simulator.inside.observer import Observer
+from diloco_simulator.troubles.disks import Disks
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.constants import ROOM
@@ -16,6 +19,7 @@ from diloco_simulator.worlds.world import World, WorldResult, played
 from diloco_syncer.history.follow_io import Follower, Purged
 from diloco_syncer.history.state_search_io import StateSearch
 from diloco_syncer.snapshots.finding_io import Finder
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 from diloco_syncer.status.announce import Announcer
 from diloco_syncer.streams.purging_io import UpPurger
 
@@ -81,10 +85,31 @@ TROUBLES: dict[str, Callable[[World], object]] = {
 }
 
 
+def snapshots_take(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Each of them so long; whatever else is written, no longer than otherwise."""
+    save, perform, saved = SnapshotStore.save, Disks._perform, list[int]()
+
+    def noted(store: SnapshotStore, covers: int, *rest: Any) -> Path:
+        saved.append(covers)
+        return save(store, covers, *rest)
+
+    def performed(disks: Disks, work: Callable[[], Any]) -> tuple[Any, float]:
+        saved.clear()
+        result, slow_s = perform(disks, work)
+        return result, slow_s + seconds * len(saved)
+
+    patch.setattr(SnapshotStore, "save", noted)
+    patch.setattr(Disks, "_perform", performed)
+
+
+@pytest.mark.parametrize("snapshot_s", [0.0, 20.0])
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_standby_leads_within_a_lease_and_rounds_go_on(
-    trouble: str, monkeypatch: pytest.MonkeyPatch
+    trouble: str, snapshot_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also while it writes a snapshot: with a large model that takes minutes, and in a world less
+    than a leader's lease, unless it is said."""
+    snapshots_take(monkeypatch, snapshot_s)
     seen = Seen(monkeypatch, TROUBLES[trouble])
     found = played(Case(1, CALM.changed(syncers=2)))
     assert found.violations == []

@@ -206,6 +206,7 @@ class Leader:
                 recovered.reborn,
                 recovered.keyframes,
                 recovered.unsure,
+                recovered.uncovered,
             )
         )
         async with asyncio.TaskGroup() as tasks:

@@ -7,7 +7,7 @@ the store is being built, all of that waits.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -76,6 +76,33 @@ class Unwritten:
         it is written."""
         adds = self.has(fragment) and fragment not in self.replaced
         return adds and sum(map(self.has, self.replaced)) >= REPLACED_MAX
+
+
+def soonest_first(store: FragmentStore, owned: Sequence[int], round_: int) -> dict[str, np.ndarray]:
+    """All arrays, those first which rounds from `round_` on will replace first: they are written in
+    this order, and what was written before it is replaced is in memory once."""
+    arrays = store.state_arrays()
+    due = {p: (n - round_) % len(owned) for n, p in enumerate(owned)}
+    order = sorted(arrays, key=lambda name: due[int(name.partition(".")[0])])
+    return {name: arrays[name] for name in order}
+
+
+async def may_replace(
+    unwritten: Mapping[type[Kept], Unwritten],
+    fragment: int,
+    hurries: Callable[[], bool] = lambda: False,
+) -> None:
+    """Once what is being written has got far enough, of what rounds replace; or once this process
+    `hurries`."""
+    until = ambient.monotonic() + REPLACED_S
+    while full := [PLACES[kind] for kind, of in unwritten.items() if of.full(fragment)]:
+        if hurries() or ambient.monotonic() > until:
+            where = " and ".join(full)
+            log.warning("more stays in memory until it is written", slow=where)
+            break
+        await asyncio.sleep(REPLACED_LOOK_S)
+    for of in unwritten.values():
+        of.replaced.add(fragment)
 
 
 class Numbers:
@@ -173,7 +200,7 @@ class Numbers:
         self.spawn(self._staged(effect, merge))
 
     async def _staged(self, effect: Stage, merge: Callable[[], StagedArrays]) -> None:
-        await self._may_replace(effect.fragment)
+        await may_replace(self.unwritten, effect.fragment)
         try:
             staged = await asyncio.to_thread(merge)
         except ValueError as error:
@@ -185,18 +212,6 @@ class Numbers:
         self.staged[effect.epoch, effect.round] = staged
         digests = (staged.anchor_digest, staged.master_digest, staged.payload_digest)
         self.put(Staged(effect.epoch, effect.round, *digests))
-
-    async def _may_replace(self, fragment: int) -> None:
-        """Once what is being written has got far enough, of what rounds replace."""
-        until = ambient.monotonic() + REPLACED_S
-        while full := [PLACES[kind] for kind, of in self.unwritten.items() if of.full(fragment)]:
-            if ambient.monotonic() > until:
-                where = " and ".join(full)
-                log.warning("more stays in memory until it is written", slow=where)
-                break
-            await asyncio.sleep(REPLACED_LOOK_S)
-        for of in self.unwritten.values():
-            of.replaced.add(fragment)
 
     def _install_init(self, effect: InstallInit) -> None:
         """Build the store in a thread; what needs it is done after that."""
@@ -253,7 +268,8 @@ class Numbers:
     def _keep(self, effect: Kept, history: dict[str, Any]) -> None:
         """Capture between two effects; write in a thread."""
         assert self.store is not None
-        store, arrays = self.store.meta(), self._soonest_first(history["next_round"])
+        owned, next_round = self.machine.history.owned, history["next_round"]
+        store, arrays = self.store.meta(), soonest_first(self.store, owned, next_round)
         self.unwritten[type(effect)] = Unwritten(arrays)
         if isinstance(effect, Capture):
             writing = partial(self.checkpointer.capture, effect, history, store, arrays)
@@ -261,15 +277,6 @@ class Numbers:
             meta = {"history": history, "store": store}
             writing = partial(self._write_snapshot, effect, meta, arrays)
         self.spawn(_written(writing, arrays))
-
-    def _soonest_first(self, round_: int) -> dict[str, np.ndarray]:
-        """All arrays, those first which rounds will replace first: they are written in this order,
-        and what was written before it is replaced is in memory once."""
-        assert self.store is not None
-        arrays, owned = self.store.state_arrays(), self.machine.history.owned
-        due = {p: (n - round_) % len(owned) for n, p in enumerate(owned)}
-        order = sorted(arrays, key=lambda name: due[int(name.partition(".")[0])])
-        return {name: arrays[name] for name in order}
 
     async def _write_snapshot(
         self, effect: Snapshot, meta: dict[str, Any], arrays: dict[str, np.ndarray]
