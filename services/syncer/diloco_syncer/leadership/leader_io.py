@@ -130,12 +130,7 @@ class Leader:
         )
         self.outbox = Outbox(context)
         self.tail = Tail(self.data, self.spec.name, lambda: self.purger.below, self._up_rewound)
-        self.purger = UpPurger(
-            context,
-            self.outbox,
-            lambda: self.tail.sure,
-            lambda: self.status_writer.storage.flying,
-        )
+        self.purger = self._purger()
         self.sender = SnapshotSender(context)
         self.merged_positions = MergedPositions(
             self.control,
@@ -176,6 +171,14 @@ class Leader:
         self.fullness = self._fullness()
         self.floods = Floods(
             context, self.machine, self.status_writer, self.outbox, lambda: self.purger.removed
+        )
+
+    def _purger(self) -> UpPurger:
+        return UpPurger(
+            self.context,
+            self.outbox,
+            lambda: self.tail.sure,
+            lambda: self.status_writer.storage.flying,
         )
 
     def _fullness(self) -> Fullness:
