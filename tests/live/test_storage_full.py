@@ -62,6 +62,7 @@ class Leading:
             self._put,
             lambda: False,
             lambda: False,
+            lambda: False,
         )
 
     def _put(self, event: Any) -> None:

@@ -278,9 +278,9 @@ async def test_a_slow_snapshot_takes_time_and_not_memory(
         arrays = rig.numbers.unwritten[Snapshot].arrays
         soonest_first = [name.partition(".")[0] for name in arrays]
         assert soonest_first == sorted(soonest_first, reverse=True), "round 1 is of fragment 1"
-        await asyncio.wait_for(rig.numbers._may_replace(1), 5)
-        await asyncio.wait_for(rig.numbers._may_replace(1), 5)
-        waits = asyncio.create_task(rig.numbers._may_replace(0))
+        await asyncio.wait_for(numbers.may_replace(rig.numbers.unwritten, 1), 5)
+        await asyncio.wait_for(numbers.may_replace(rig.numbers.unwritten, 1), 5)
+        waits = asyncio.create_task(numbers.may_replace(rig.numbers.unwritten, 0))
         await asyncio.sleep(0.1)
         assert not waits.done()
     finally:
@@ -335,8 +335,8 @@ async def test_a_slow_bucket_of_checkpoints_takes_time_and_not_memory(
     rig.numbers.perform(Capture(1, 1, "asked for", 0.0))
     rig.numbers.perform(Snapshot(1, -1))
     await until(lambda: not rig.numbers.unwritten[Snapshot].arrays, "its snapshot")
-    await asyncio.wait_for(rig.numbers._may_replace(1), 5)
-    waits = asyncio.create_task(rig.numbers._may_replace(0))
+    await asyncio.wait_for(numbers.may_replace(rig.numbers.unwritten, 1), 5)
+    waits = asyncio.create_task(numbers.may_replace(rig.numbers.unwritten, 0))
     await asyncio.sleep(0.1)
     assert not waits.done()
     go.set()
@@ -409,7 +409,7 @@ async def test_a_disk_of_snapshots_that_hangs_stops_no_round(
     try:
         rig.numbers.perform(Snapshot(1, -1))
         for fragment in (1, 0):
-            await asyncio.wait_for(rig.numbers._may_replace(fragment), 5)
+            await asyncio.wait_for(numbers.may_replace(rig.numbers.unwritten, fragment), 5)
         assert rig.numbers.unwritten[Snapshot].arrays, "nothing is written yet"
         assert rig.numbers.unwritten[Snapshot].replaced == {0, 1}
     finally:
@@ -430,7 +430,7 @@ async def test_a_snapshot_that_fails_holds_nothing_up(
     await rig.done()
     rig.numbers.perform(Snapshot(1, -1))
     for p in range(2):
-        await asyncio.wait_for(rig.numbers._may_replace(p), 5)
+        await asyncio.wait_for(numbers.may_replace(rig.numbers.unwritten, p), 5)
     await rig.done()
     assert not rig.numbers.unwritten[Snapshot].arrays
     assert [type(event) for event in rig.events] == [SnapshotFailed]

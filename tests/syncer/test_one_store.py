@@ -85,11 +85,12 @@ def follower() -> Follower:
 async def test_a_follower_that_is_left_behind_keeps_no_store(kind: type[Purged]) -> None:
     keeper: Any = Keeper()
     anything: Any = None
-    stuck = Finding(context(SPEC, anything), keeper, follower, anything, anything)
+    stuck = Finding(context(SPEC, anything), keeper, follower, lambda *_: None, anything)
     stuck.newer, left = follower(), follower()
     gone = weakref.ref(left.store)
     assert await stuck.way_on(left, kind("gone")) is stuck.newer
     assert gone() is None and stuck.newer.store is not None
+    assert left.own.broken.is_set() and not stuck.newer.own.broken.is_set()
 
 
 async def test_it_keeps_none_either_while_another_is_loaded() -> None:
@@ -102,7 +103,7 @@ async def test_it_keeps_none_either_while_another_is_loaded() -> None:
 
     keeper: Any = Keeper()
     anything: Any = None
-    stuck = Looking(context(SPEC, anything), keeper, follower, anything, anything)
+    stuck = Looking(context(SPEC, anything), keeper, follower, lambda *_: None, anything)
     stuck.newer = follower()
     await stuck.way_on(left, Purged("gone"))
 

@@ -17,7 +17,16 @@ from diloco_shared.protocol.messages import Beat
 from diloco_shared.protocol.wire import decode
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.events import Event, Full, Publish, PurgeUnsealed, Rewound, SendBeat, Tell
+from diloco_syncer.events import (
+    Event,
+    Full,
+    Publish,
+    PurgeUnsealed,
+    Rewound,
+    SendBeat,
+    StreamSeen,
+    Tell,
+)
 from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.merging import published_io as published
 from diloco_syncer.messages import outbox_io as outbox
@@ -68,7 +77,7 @@ def looking(bus: MemoryBus, out: Outbox, d: Driver) -> tuple[Fullness, list[Even
         d.give(event)
 
     tape, storage = Tape(bus, "t"), Still(d.spec, bus, lambda: (0, 0), out.tell)
-    no = (lambda: False, lambda: False)
+    no = (lambda: False, lambda: False, lambda: False)
     return Fullness(context(d.spec, bus), d.machine, out, tape, storage, put, *no), told
 
 
@@ -117,6 +126,16 @@ async def test_the_same_publication_may_be_asked_for_twice() -> None:
     assert not out.sending
     subject, stream = subjects.publication("t", 0, 0, 1, 1), subjects.dn_stream("t")
     assert len(await bus.fetch(stream, f"{subject}.m")) == 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_of_up_it_is_told_whether_it_waits_for_standbys(*, waits: bool) -> None:
+    bus, d = await hub(5000), driver()
+    look, told = looking(bus, Outbox(context(d.spec, bus)), d)
+    look.waits = lambda: waits
+    await look.look(0.0)
+    seen = {e.kind: e.waits for e in told if isinstance(e, StreamSeen)}
+    assert seen["UP"] is waits and not seen["DN"]
 
 
 async def test_a_full_stream_is_named_once_it_is_refused_for_a_while() -> None:

@@ -1,13 +1,16 @@
 """What UP holds waits for standbys that follow, for nobody else, and never fills it (I12)."""
 
 import asyncio
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from syncer.contexts import context
 from waiting import until
 
-from diloco_shared.budget import Size
+from diloco_shared.budget import Size, assumed, flying, limits
+from diloco_shared.budget.streams import contributions
 from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
@@ -54,8 +57,9 @@ async def emptied(bus: MemoryBus) -> None:
     await until(empty, "an empty stream")
 
 
-def purger(bus: MemoryBus, run: RunSpec) -> UpPurger:
-    found = UpPurger(context(run, bus, "s1"), Outbox(context(run, bus, "s1")), lambda: True)
+def purger(bus: MemoryBus, run: RunSpec, flying: int = 0) -> UpPurger:
+    place = context(run, bus, "s1")
+    found = UpPurger(place, Outbox(place), lambda: True, lambda: flying)
     found.want(COVERS, 2, 5)
     return found
 
@@ -141,10 +145,67 @@ async def test_it_knows_up_to_which_round_contributions_are_gone() -> None:
     work.cancel()
 
 
-async def test_not_longer_than_until_the_stream_is_half_full() -> None:
-    bus = await bus_with(bytes(600 << 10), 1 << 20)
+async def waiting(held: int, flying: int, limit: int = 1 << 20) -> tuple[MemoryBus, UpPurger]:
+    """UP holds so many bytes, and a standby is behind."""
+    bus = await bus_with(bytes(held), limit)
     await show(bus, "s2", "standby", COVERS - 1)
-    await purged(bus, spec())
+    return bus, purger(bus, spec(), flying)
+
+
+async def test_as_long_as_what_may_come_until_the_next_look_has_room() -> None:
+    """And not until the stream is half full: it is fuller as soon as a snapshot is written."""
+    bus, found = await waiting(900 << 10, 100 << 10)
+    assert not await found._free_to_go() and found.waits
+    await bus.append("up.r.b", bytes(100 << 10))
+    assert await found._free_to_go() and not found.waits
+    bus, found = await waiting(600 << 10, 10 << 10)
+    assert not await found._free_to_go()
+    await bus.append("up.r.b", bytes(220 << 10))
+    assert await found._free_to_go(), "as much again may come until the next look"
+
+
+async def test_an_earlier_wait_says_nothing_of_how_fast_up_fills_now() -> None:
+    """What came since then came in minutes."""
+    bus, found = await waiting(100 << 10, 10 << 10)
+    assert not await found._free_to_go()
+    await bus.append("up.r.b", bytes(500 << 10))
+    work = asyncio.create_task(found.work())
+    await until(lambda: found.held < math.inf and not found.wanted.is_set(), "a look")
+    assert found.waits and await left(bus) == 2
+    work.cancel()
+
+
+async def test_of_a_stream_that_is_smaller_than_what_may_come_half_is_used() -> None:
+    _, found = await waiting(500 << 10, 1 << 30)
+    assert not await found._free_to_go()
+    _, found = await waiting(600 << 10, 1 << 30)
+    assert await found._free_to_go()
+
+
+@pytest.mark.parametrize(("late", "waits"), [(0, True), (38, True), (200, True), (242, False)])
+async def test_up_of_a_large_model_has_room_to_wait_while_snapshots_are_written(
+    late: int, waits: bool
+) -> None:
+    """A snapshot of 188 GB was begun after an interval of 240 rounds, and `late` rounds came since.
+
+    Streams of a small model have 64 MiB at least, and so no world could see it.
+    """
+    body = {
+        "name": "r",
+        "model": {"preset": "gemma-12b"},
+        "algorithm": {"fragments": 24, "codec_up": "int4"},
+        "keeping": {"snapshot_every_rounds": 240},
+        "budget": {"steps": 20_000},
+    }
+    job = assumed(RunSpec.model_validate(body), learners=4)
+    held, limit = contributions(job, 240 + late), limits(job)["UP"]
+    _, found = await waiting(1, flying(job))
+
+    async def stream_info(stream: str) -> Any:
+        return SimpleNamespace(bytes=held, bytes_max=limit)
+
+    found.data = SimpleNamespace(stream_info=stream_info)  # type: ignore[assignment]
+    assert await found._free_to_go() is not waits
 
 
 async def test_a_leader_removes_the_state_that_a_learner_says_it_uses(

@@ -157,6 +157,17 @@ def test_a_snapshot_is_made_before_its_time_where_its_stream_is_short_of_room(
     assert len(of(d.effects, Snapshot)) == before + 1
 
 
+def test_no_snapshot_is_made_before_its_time_while_up_waits_for_standbys(d: Any) -> None:
+    """It lets go at once of what a snapshot covers when there is no more room. Meanwhile each other
+    snapshot would ask of standbys that they have executed more."""
+    staged(d, 1)
+    before = len(of(d.effects, Snapshot))
+    d.give(StreamSeen("UP", GIB, GIB, waits=True))
+    assert len(of(d.effects, Snapshot)) == before
+    d.give(StreamSeen("UP", GIB, GIB))
+    assert len(of(d.effects, Snapshot)) == before + 1
+
+
 def test_a_disk_that_takes_no_snapshot_is_asked_again_with_the_next_round_or_after_a_pause(
     d: Any,
 ) -> None:
@@ -303,6 +314,20 @@ def test_whoever_takes_over_from_a_server_begun_anew_covers_what_it_may_have_los
     published = tuple(d.machine.history.versions)
     effects = d.give(Led("s2", 1000.0 + d.now, published, unsure=unsure))
     assert bool(of(effects, Snapshot)) == unsure
+
+
+@pytest.mark.parametrize("uncovered", [True, False])
+def test_whoever_takes_over_without_a_snapshot_of_its_own_makes_one(
+    d: Any, uncovered: bool
+) -> None:
+    """It broke off the one that it was writing. UP may be purged up to one of who led before, and
+    that machine may never come back."""
+    staged(d, 2)
+    d.machine = type(d.machine)(d.spec, d.machine.history)
+    d.machine.history.snapshot_round = d.machine.history.next_round - 1
+    published = tuple(d.machine.history.versions)
+    effects = d.give(Led("s2", 1000.0 + d.now, published, uncovered=uncovered))
+    assert bool(of(effects, Snapshot)) == uncovered
 
 
 def test_what_builds_on_a_lost_publication_is_of_a_new_epoch(d: Any) -> None:

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from syncer.contexts import context
 from syncer.small_run import TENSORS, drawn, first_record
 
 from diloco_shared.bus.blobs import put_blob
@@ -337,6 +338,30 @@ async def test_who_stands_by_goes_on_once_the_bus_is_back() -> None:
     assert shown == [7]
     with pytest.raises(Purged):
         await candidate._follow(follower)
+
+
+async def test_who_reads_the_tape_again_on_another_hub_does_not_show_what_it_was_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It stood by, or was ineligible for a reason that a hub that was put back has not."""
+    came: list[Any] = [Replaced("it is another one"), "all of it"]
+    shown: list[tuple[str, str, int]] = []
+
+    async def follow_on(*_: object) -> Any:
+        if isinstance(next_ := came.pop(0), Exception):
+            shown.append(("standby", "", 9))
+            raise next_
+        return next_
+
+    async def load() -> None: ...
+
+    bus, keeper = MemoryBus(MemoryBroker(), "s"), cast(Any, None)
+    place = context(SPEC, bus, "s1", folder=tmp_path, checkpoint_root=str(tmp_path))
+    candidate = Candidate(place, keeper, lambda *what: shown.append(what))
+    monkeypatch.setattr(candidate, "_follower", lambda: SimpleNamespace(load=load))
+    monkeypatch.setattr(candidate, "_follow_on", follow_on)
+    assert await candidate._stand_by() == "all of it"
+    assert shown[-1] == ("catching up", "", 0)
 
 
 # Of a place of a run, what a candidate takes up.

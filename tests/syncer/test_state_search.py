@@ -18,7 +18,7 @@ from diloco_shared.protocol.wire import encode
 from diloco_simulator.hub.bus import MemoryBroker, MemoryBus
 from diloco_syncer.history import follow_io as follow
 from diloco_syncer.history import state_search_io as stuck
-from diloco_syncer.history.follow_io import Follower, Replaced
+from diloco_syncer.history.follow_io import Damaged, Follower, Replaced
 from diloco_syncer.history.history import History
 from diloco_syncer.history.state_search_io import StateSearch
 from diloco_syncer.history.tape_io import Purged, Tape, Unread
@@ -139,10 +139,58 @@ async def test_who_lives_is_asked_before_the_place_of_checkpoints(
         return Follower(SPEC, bus, Tape(bus, "r"), finder)
 
     monkeypatch.setattr(Follower, "_is_of_tape", is_of_tape)
-    here = Sources(context(SPEC, bus, "s1"), nothing, fresh, nothing, nothing)
+    here = Sources(context(SPEC, bus, "s1"), nothing, fresh, lambda *_: None, nothing)
     here.has = has
     found = await here.way_on(fresh(), Purged("record 3 is gone"))
     assert found.history.seq == 5 and here.asked == asked
+
+
+class Later(InVain):
+    """At the second look there is one, or what was read can be read again."""
+
+    looks = 0
+
+    def __init__(self, found: Follower | None, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.found = found
+
+    async def _newer(self, after: int, *, checkpoints: bool = False) -> Follower | None:
+        self.looks += 1
+        return self.found if self.looks > 2 else None
+
+    async def _readable(self, follower: Follower) -> bool:
+        return self.looks > 2
+
+
+@pytest.mark.parametrize("another", [True, False])
+async def test_who_found_a_way_on_does_not_show_any_more_why_it_had_none(
+    monkeypatch: pytest.MonkeyPatch, *, another: bool
+) -> None:
+    """Until it has caught up, UP waits for it, and others count it among those who may have more.
+
+    No world looks at what a member shows beside what it does.
+    """
+    monkeypatch.setattr(stuck, "RETRY_S", 0.0)
+    nothing, shown = cast(Any, None), list[tuple[str, str, int]]()
+
+    async def tell(*_: str) -> None: ...
+
+    async def look_back() -> None: ...
+
+    def follower(seq: int) -> Any:
+        return SimpleNamespace(
+            history=SimpleNamespace(seq=seq), look_back=look_back, let_go=lambda: None
+        )
+
+    keeper: Any = SimpleNamespace(lease=SimpleNamespace(me="s1"), fit=lambda why: None)
+    rest = context(SPEC, nothing, "s1"), keeper, nothing, lambda *what: shown.append(what), tell
+    left, newer = follower(3), follower(9)
+    here = Later(newer if another else None, *rest)
+    found = await here.way_on(left, (Purged if another else Damaged)("record 4 is gone"))
+    assert found is (newer if another else left)
+    (state, why, _), last = shown
+    assert state == "ineligible" and "record 4 is gone" in why
+    assert last == ("catching up", "", 9 if another else 3)
 
 
 async def archived(folder: Path) -> Tape:

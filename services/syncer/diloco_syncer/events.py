@@ -36,6 +36,7 @@ class Led:
     keyframes: tuple[int, ...] = ()  # newest version of each that is there whole, -1 none
     # UP may have lost what was executed from it: the message server has begun a new life since.
     unsure: bool = False
+    uncovered: bool = False  # no snapshot of its own covers what may be gone from UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,7 @@ class StreamSeen:
     kind: str
     used: int
     limit: int  # 0: none
+    waits: bool = False  # with what a snapshot covers, for standbys, as long as it has room
 
 
 @dataclass(frozen=True, slots=True)

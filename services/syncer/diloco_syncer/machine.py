@@ -118,6 +118,7 @@ class Machine:
         self.ending = Ending(history, self.roster, self.rounds)
         self.owed = ""  # why another epoch has to begin, once nothing stands in its way
         self.unsure = False  # whether UP still has what the tape names
+        self.uncovered = False  # whether a snapshot of our own covers what it may not have
 
     # --- the door ------------------------------------------------------------------------------
 
@@ -220,7 +221,7 @@ class Machine:
 
     def _lead(self, led: Led) -> list[Effect]:
         h, self.published, self.keyframes = self.history, led.published, led.keyframes
-        self.unsure = led.unsure
+        self.unsure, self.uncovered = led.unsure, led.uncovered
         if h.outcome:
             # No term follows the end; but should the one before have died over it, this one tells.
             self.leading = True
@@ -295,7 +296,7 @@ class Machine:
                 if lost := self._lost(self.published):
                     self.owed = f"DN {lost}"
                     effects += self._begin_owed(now)
-                if self.unsure and h.initialised and self._closed > 0:
+                if h.initialised and (self.uncovered or (self.unsure and self._closed > 0)):
                     effects += self._snapshot()
                 return effects + self._put(self.bootstrap.leads(event.at, self._pending))
             case TapeRebirth():

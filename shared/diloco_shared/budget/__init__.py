@@ -14,6 +14,7 @@ from diloco_shared.budget.job import assumed as assumed
 from diloco_shared.budget.job import known as known
 from diloco_shared.budget.job import learners_of as learners_of
 from diloco_shared.budget.job import rounds_at as rounds_at
+from diloco_shared.budget.streams import flying as flying
 from diloco_shared.budget.streams import limits as limits
 from diloco_shared.budget.streams import roomy as roomy
 from diloco_shared.budget.streams import streams as streams

@@ -101,6 +101,12 @@ def contributions(job: Job, rounds: int) -> int:
     )
 
 
+def flying(job: Job) -> int:
+    """Most bytes in UP of the rounds in flight, twice: a new leader pulls them again, and where one
+    leads on, as many may follow before anybody looks."""
+    return 2 * contributions(job, job.spec.algorithm.rounds_in_flight_max)
+
+
 def _up(job: Job) -> Need:
     algorithm, keeping = job.spec.algorithm, job.spec.keeping
     every, m, up = keeping.snapshot_every_rounds, job.learners, algorithm.codec_up
@@ -109,10 +115,9 @@ def _up(job: Job) -> Need:
         Term("initial parameters", first, "4 bytes x N, until the first snapshot covers them"),
         Term("a second set of them", first, "4 bytes x N: the first initializer died half way"),
     )
-    again = contributions(job, algorithm.rounds_in_flight_max)
-    flying = Term(
+    again = Term(
         "rounds in flight, twice",
-        2 * again,
+        flying(job),
         f"{m} learners x {algorithm.rounds_in_flight_max} rounds: pulled again by a new leader",
     )
     if keeping.contributions == "all":
@@ -123,19 +128,19 @@ def _up(job: Job) -> Need:
             '"all"',
         )
         lower = 'keeping.contributions = "until_snapshot", or a shorter run'
-        return Need("UP", (*began, kept, flying), lower)
+        return Need("UP", (*began, kept, again), lower)
     lower = "algorithm.codec_up, keeping.snapshot_every_rounds, or fewer learners"
     interval = contributions(job, every)
     how = f"{m} learners x {every} rounds x a fragment in {up}"
     merged = Term("contributions of an interval", interval, f"{how}: until a snapshot covers them")
     if 2 * first >= (INTERVALS - 1) * interval:
-        return Need("UP", (*began, merged, flying), lower)
+        return Need("UP", (*began, merged, again), lower)
     longer = Term(
         "contributions of another",
         (INTERVALS - 1) * interval,
         f"{how}: while that snapshot is written and standbys execute the rounds",
     )
-    return Need("UP", (merged, longer, flying), lower)
+    return Need("UP", (merged, longer, again), lower)
 
 
 def _down(job: Job) -> Need:

@@ -1,19 +1,27 @@
 """Standbys and fresh machines of whole worlds: who leads next, how soon, and from what state."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeRound, TapeTerm
 from diloco_simulator.inside.observer import Observer
+from diloco_simulator.troubles.disks import Disks
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.constants import ROOM
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.processes import CoordinatorApp, Host
 from diloco_simulator.worlds.world import World, WorldResult, played
+from diloco_syncer.history.follow_io import Follower, Purged
+from diloco_syncer.history.state_search_io import StateSearch
 from diloco_syncer.snapshots.finding_io import Finder
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 from diloco_syncer.status.announce import Announcer
+from diloco_syncer.streams.purging_io import UpPurger
 
 # When trouble strikes, and how long after the lease the next leader may take: two looks at the
 # lease, one at the tape, a few messages of 0.1 s each; then some steps of a second to a round.
@@ -77,10 +85,31 @@ TROUBLES: dict[str, Callable[[World], object]] = {
 }
 
 
+def snapshots_take(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Each of them so long; whatever else is written, no longer than otherwise."""
+    save, perform, saved = SnapshotStore.save, Disks._perform, list[int]()
+
+    def noted(store: SnapshotStore, covers: int, *rest: Any) -> Path:
+        saved.append(covers)
+        return save(store, covers, *rest)
+
+    def performed(disks: Disks, work: Callable[[], Any]) -> tuple[Any, float]:
+        saved.clear()
+        result, slow_s = perform(disks, work)
+        return result, slow_s + seconds * len(saved)
+
+    patch.setattr(SnapshotStore, "save", noted)
+    patch.setattr(Disks, "_perform", performed)
+
+
+@pytest.mark.parametrize("snapshot_s", [0.0, 20.0])
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_standby_leads_within_a_lease_and_rounds_go_on(
-    trouble: str, monkeypatch: pytest.MonkeyPatch
+    trouble: str, snapshot_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also while it writes a snapshot: with a large model that takes minutes, and in a world less
+    than a leader's lease, unless it is said."""
+    snapshots_take(monkeypatch, snapshot_s)
     seen = Seen(monkeypatch, TROUBLES[trouble])
     found = played(Case(1, CALM.changed(syncers=2)))
     assert found.violations == []
@@ -123,6 +152,42 @@ def test_a_standby_that_dies_or_is_cut_off_disturbs_nobody(
     seen = Seen(monkeypatch, strike)
     assert played(Case(1, CALM.changed(syncers=2))).violations == []
     assert len(seen.of(TapeTerm)) == 1, "nobody took over"
+
+
+# Just before a leader's second snapshot, which lets UP go of an interval.
+BEFORE_A_SNAPSHOT_S = 50.0
+
+
+def test_a_standby_that_catches_up_finds_what_it_needs_where_up_has_just_its_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """UP is over half full as soon as a snapshot is written: that is no reason not to wait.
+
+    Streams of a world have 64 MiB, which it never fills, unless it has the constants of `ROOM`.
+    """
+    stuck, waited = list[str](), set[bool]()
+    way_on, free_to_go = StateSearch.way_on, UpPurger._free_to_go
+
+    async def noted(search: StateSearch, follower: Follower, fault: Purged) -> Follower:
+        stuck.append(str(fault))
+        return await way_on(search, follower, fault)
+
+    async def looked(purger: UpPurger) -> bool:
+        free = await free_to_go(purger)
+        waited.add(purger.waits)
+        return free
+
+    def strike(world: World) -> None:
+        (standby,) = (machine for machine in world.syncers if machine is not leader(world))
+        world.crash(standby, 1.0)
+
+    monkeypatch.setattr(StateSearch, "way_on", noted)
+    monkeypatch.setattr(UpPurger, "_free_to_go", looked)
+    monkeypatch.setitem(globals(), "STRIKE_S", BEFORE_A_SNAPSHOT_S)
+    Seen(monkeypatch, strike)
+    options = CALM.changed(syncers=2, steps=80, snapshot_every_rounds=20)
+    assert played(Case(1, options, {d.path: d.others[0] for d in ROOM})).violations == []
+    assert waited == {True, False} and stuck == []
 
 
 def disks(world: World, *, renamed: bool, apart_s: float = 0.0) -> None:

@@ -37,6 +37,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints import gone_back_io as gone_back
 from diloco_syncer.checkpoints.parts_io import bytes_of, load_recorded
 from diloco_syncer.history.history import History, TapeFault, is_of
+from diloco_syncer.history.own_snapshots_io import OwnSnapshots
 from diloco_syncer.history.replay import (
     RestoredState,
     newest_keyframes,
@@ -93,6 +94,7 @@ class Recovered:
     reborn: Reborn | None = None  # the state is what was published
     keyframes: tuple[int, ...] = ()  # newest version of each that is there whole; -1 none
     unsure: bool = False  # UP may have lost what was executed from it
+    uncovered: bool = False  # no snapshot of our own covers what may be gone from UP
 
     def take_store(self) -> FragmentStore | None:
         """The store, once: whoever has it may replace it, and then it shall be gone."""
@@ -103,7 +105,16 @@ class Recovered:
 class Follower:
     """One process's copy of the run's state. After an exception only a new one is sound."""
 
-    def __init__(self, spec: RunSpec, data: Bus, tape: Tape, finder: Finder) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        data: Bus,
+        tape: Tape,
+        finder: Finder,
+        leads: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`leads`: whether this process has the lease: then nothing is done but what it takes to
+        lead."""
         self.spec = spec
         self.data = data
         self.tape = tape
@@ -111,13 +122,12 @@ class Follower:
         self.snapshots = finder.snapshots
         self.history = History(spec, tape.shard)
         self.store: FragmentStore | None = None
-        self.covered = 0  # tape sequence of our own newest snapshot
+        self.own = OwnSnapshots(self.snapshots, data, leads)
         self.executed = 0
         self.complete = False  # has been at the tape's end
         self.notes: list[str] = []
         self.unread = 0  # how often a contribution was not whole
         self.reborn: Reborn | None = None
-        self.life = data.life  # of the server, in which all was read; a later one may have lost it
 
     async def load(self) -> None:
         """Begin at our own newest snapshot, if there is one. Raises BusError or OSError.
@@ -133,7 +143,7 @@ class Follower:
             lost = await self.tape.newest() < found.seq and not await self._taken_back(found)
             if lost or await self._is_of_tape(found.seq, found.history):
                 self._begin(found)
-                self.covered = self.history.seq
+                self.own.covered = self.history.seq
                 return
             log.warning("a snapshot of records that the tape has lost goes", covers=found.seq)
             await asyncio.to_thread(self.snapshots.remove, found.seq)
@@ -200,6 +210,7 @@ class Follower:
         await self.look_back()
         if end == self.history.seq:
             self.tape.end, self.tape.tail, self.complete = end, self.history.tail, True
+            self.own.cover(self.history, self.store)
             return True
         if self.reborn is not None:
             raise Purged(f"record {end} was written by a syncer that has more than is published")
@@ -207,6 +218,7 @@ class Follower:
             record = decode_tape(stored.payload)
             payloads = await self._payloads(record)
             passing("follow" if self.complete else "replay")
+            await self.own.may_replace(record)
             back = await self._back(record)
             self.store = await asyncio.to_thread(
                 replay,
@@ -219,8 +231,13 @@ class Follower:
                 self.snapshots.shelf,
             )
             self.executed += 1
-        await self._cover()
+        self.own.cover(self.history, self.store)
         return False
+
+    def let_go(self) -> None:
+        """Keep nothing large: another goes on."""
+        self.store = None
+        self.own.break_off()
 
     async def look_back(self) -> None:
         """Once the server has begun a new life: it may have other records than before."""
@@ -328,29 +345,15 @@ class Follower:
         assert isinstance(back, RestoredState)
         return back.history
 
-    async def _cover(self) -> None:
-        """A snapshot of our own, once the leader's allows contributions to be purged."""
-        if self.store is None or self.covered >= self.history.snapshot_covers:
-            return
-        meta = {"history": self.history.meta(), "store": self.store.meta()}
-        self.covered, arrays = self.history.seq, self.store.state_arrays()
-        life = self.data.life
-        try:
-            await asyncio.to_thread(self.snapshots.save, self.covered, meta, arrays)
-        except OSError as error:
-            # What is in memory is sound; the next snapshot of the leader brings another try.
-            log.error("snapshot not written, free disk space", error=str(error))
-        else:
-            self.life = life  # what was read in an earlier one is covered
-
     async def recovered(self) -> Recovered:
         """For a leader that begins here."""
         h = self.history
         manifests = await manifests_on(self.spec.name, self.data, str(h.epoch))
         published, keyframes = newest_published(h, manifests), newest_keyframes(h, manifests)
         notes = [*self.notes, executed(self.executed, h.seq)]
-        unsure = self.data.life != self.life and not self.data.several_nodes
-        return Recovered(h, self.store, published, notes, self.reborn, keyframes, unsure)
+        unsure = self.data.life != self.own.life and not self.data.several_nodes
+        uncovered = self.own.covered < h.snapshot_covers
+        return Recovered(h, self.store, published, notes, self.reborn, keyframes, unsure, uncovered)
 
 
 def executed(records: int, seq: int) -> str:

@@ -84,10 +84,12 @@ class StateSearch:
         One that is left behind keeps no store: two of them are twice what a syncer needs.
         """
         if not isinstance(fault, Unread):  # that one may still go on by itself
-            follower.store = None
+            follower.let_go()
         found = await self._way_on(follower, fault)
         if found is not follower:
-            follower.store = None
+            follower.let_go()
+        # Else its reason would stand until it has caught up, and UP would not wait for it.
+        self.show("catching up", "", found.history.seq)
         return found
 
     async def _way_on(self, follower: Follower, fault: Purged) -> Follower:

@@ -123,6 +123,7 @@ class Candidate:
                 return await self._follow_on(follower, stuck)
             except Replaced as fault:
                 log.warning("the hub was put back: reads the tape again", reason=str(fault))
+                self.show("catching up", "", 0)
                 continue
             except (ValueError, OSError) as fault:
                 # The same snapshot and the same records would end here again; a repaired folder,
@@ -133,11 +134,14 @@ class Candidate:
 
     async def _follow_on(self, follower: Follower, stuck: StateSearch) -> tuple[Tape, Recovered]:
         """As far as the tape can be executed, and from another place where it cannot."""
-        while True:
-            try:
-                return follower.tape, await self._follow(follower)
-            except Purged as fault:
-                follower = await stuck.way_on(follower, fault)
+        try:
+            while True:
+                try:
+                    return follower.tape, await self._follow(follower)
+                except Purged as fault:
+                    follower = await stuck.way_on(follower, fault)
+        finally:
+            follower.own.break_off()
 
     def _follower(self) -> Follower:
         archive = archives_of(self.spec, self.context.checkpoint_root)[self.shard]
@@ -146,7 +150,7 @@ class Candidate:
         tape = Tape(
             self.control, self.spec.name, self.shard, archive, shards=shards, threads=threads
         )
-        return Follower(self.spec, self.data, tape, self.finder)
+        return Follower(self.spec, self.data, tape, self.finder, lambda: self.keeper.leading)
 
     async def _follow(self, follower: Follower) -> Recovered:
         pauses = (RETRY_S / 4, RETRY_S / 4)

@@ -130,7 +130,7 @@ class Leader:
         )
         self.outbox = Outbox(context)
         self.tail = Tail(self.data, self.spec.name, lambda: self.purger.below, self._up_rewound)
-        self.purger = UpPurger(context, self.outbox, lambda: self.tail.sure)
+        self.purger = self._purger()
         self.sender = SnapshotSender(context)
         self.merged_positions = MergedPositions(
             self.control,
@@ -173,6 +173,14 @@ class Leader:
             context, self.machine, self.status_writer, self.outbox, lambda: self.purger.removed
         )
 
+    def _purger(self) -> UpPurger:
+        return UpPurger(
+            self.context,
+            self.outbox,
+            lambda: self.tail.sure,
+            lambda: self.status_writer.storage.flying,
+        )
+
     def _fullness(self) -> Fullness:
         return Fullness(
             self.context,
@@ -183,6 +191,7 @@ class Leader:
             self._put,
             lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
             lambda: self.lease.lapsed,
+            lambda: self.purger.waits,
         )
 
     async def run(self) -> str:
@@ -200,6 +209,7 @@ class Leader:
                 recovered.reborn,
                 recovered.keyframes,
                 recovered.unsure,
+                recovered.uncovered,
             )
         )
         async with asyncio.TaskGroup() as tasks:

@@ -7,7 +7,7 @@ the store is being built, all of that waits.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -100,6 +100,39 @@ class Unwritten:
         it is written."""
         adds = self.has(fragment) and fragment not in self.replaced
         return adds and sum(map(self.has, self.replaced)) >= REPLACED_MAX
+
+
+def soonest_first(store: FragmentStore, owned: Sequence[int], round_: int) -> dict[str, np.ndarray]:
+    """All arrays, those first which rounds from `round_` on will replace first: they are written in
+    this order, and what was written before it is replaced is in memory once."""
+    arrays = store.state_arrays()
+    due = {p: (n - round_) % len(owned) for n, p in enumerate(owned)}
+    order = sorted(arrays, key=lambda name: due[int(name.partition(".")[0])])
+    return {name: arrays[name] for name in order}
+
+
+async def may_replace(
+    unwritten: Mapping[type[Kept], Unwritten],
+    fragment: int,
+    hurries: Callable[[], bool] = lambda: False,
+    waited: Callable[[type[Kept], str, float], object] = lambda kind, where, seconds: None,
+) -> None:
+    """Once what is being written has got far enough, of what rounds replace; or once this process
+    `hurries`. `waited` is told as it goes on: for what, where that is, and seconds since the last
+    time."""
+    looked = ambient.monotonic()
+    while full := [kind for kind, of in unwritten.items() if of.full(fragment)]:
+        where = " and ".join(PLACES[kind] for kind in full)
+        moving = [kind for kind in full if unwritten[kind].moves]
+        if hurries() or not moving:
+            log.warning("more stays in memory until it is written", slow=where)
+            break
+        await asyncio.sleep(REPLACED_LOOK_S)
+        now = ambient.monotonic()
+        waited(moving[0], where, now - looked)
+        looked = now
+    for of in unwritten.values():
+        of.replaced.add(fragment)
 
 
 class Numbers:
@@ -212,25 +245,19 @@ class Numbers:
         self.put(Staged(effect.epoch, effect.round, *digests))
 
     async def _may_replace(self, fragment: int) -> None:
-        """Once what is being written has got far enough, of what rounds replace."""
-        began = looked = said = ambient.monotonic()
-        while full := [kind for kind, of in self.unwritten.items() if of.full(fragment)]:
-            where = " and ".join(PLACES[kind] for kind in full)
-            moving = [kind for kind in full if self.unwritten[kind].moves]
-            if not moving:
-                log.warning("more stays in memory until it is written", slow=where)
-                break
-            await asyncio.sleep(REPLACED_LOOK_S)
-            now = ambient.monotonic()
-            self.waited_s[WRITES[moving[0]]] += now - looked
-            looked = now
-            if now - said >= WAITS_SAID_S:
+        """And people are told where that takes long."""
+        began = said = ambient.monotonic()
+
+        def waited(kind: type[Kept], where: str, seconds: float) -> None:
+            nonlocal said
+            self.waited_s[WRITES[kind]] += seconds
+            if (now := ambient.monotonic()) - said >= WAITS_SAID_S:
                 said = now
                 self._say_waits(fragment, where)
+
+        await may_replace(self.unwritten, fragment, waited=waited)
         if said > began:
             self._say_waits(fragment, "")
-        for of in self.unwritten.values():
-            of.replaced.add(fragment)
 
     def _say_waits(self, fragment: int, where: str) -> None:
         self.put(MergeWaits(fragment, where, sum(self.waited_s.values())))
@@ -290,7 +317,8 @@ class Numbers:
     def _keep(self, effect: Kept, history: dict[str, Any]) -> None:
         """Capture between two effects; write in a thread."""
         assert self.store is not None
-        store, arrays = self.store.meta(), self._soonest_first(history["next_round"])
+        owned, next_round = self.machine.history.owned, history["next_round"]
+        store, arrays = self.store.meta(), soonest_first(self.store, owned, next_round)
         self.unwritten[type(effect)] = Unwritten(arrays)
         if isinstance(effect, Capture):
             writing = partial(self.checkpointer.capture, effect, history, store, arrays)
@@ -298,15 +326,6 @@ class Numbers:
             meta = {"history": history, "store": store}
             writing = partial(self._write_snapshot, effect, meta, arrays)
         self.spawn(_written(writing, arrays))
-
-    def _soonest_first(self, round_: int) -> dict[str, np.ndarray]:
-        """All arrays, those first which rounds will replace first: they are written in this order,
-        and what was written before it is replaced is in memory once."""
-        assert self.store is not None
-        arrays, owned = self.store.state_arrays(), self.machine.history.owned
-        due = {p: (n - round_) % len(owned) for n, p in enumerate(owned)}
-        order = sorted(arrays, key=lambda name: due[int(name.partition(".")[0])])
-        return {name: arrays[name] for name in order}
 
     async def _write_snapshot(
         self, effect: Snapshot, meta: dict[str, Any], arrays: dict[str, np.ndarray]

@@ -103,6 +103,10 @@ class _Written:
         )
 
 
+class BrokenOff(Exception):
+    """Nobody wants the snapshot any more that was being written."""
+
+
 class SnapshotStore:
     """Folders `snapshot-<tape sequence>`, each complete or absent (written aside, renamed).
 
@@ -127,20 +131,35 @@ class SnapshotStore:
 
     # --- writing -------------------------------------------------------------------------------
 
-    def save(self, covers: int, meta: dict[str, Any], arrays: dict[str, Array]) -> Path:
+    def save(
+        self,
+        covers: int,
+        meta: dict[str, Any],
+        arrays: dict[str, Array],
+        broken_off: Callable[[], bool] = lambda: False,
+    ) -> Path:
         """Write and sync; returns its path. Raises OSError (disk full) and leaves no debris.
 
-        `arrays` is emptied: what is written is let go, for rounds replace it meanwhile.
+        `arrays` is emptied: what is written is let go, for rounds replace it meanwhile. Raises
+        BrokenOff between two fragments once it is `broken_off`.
         """
         with self._writing, self.room.writing(sum(array.nbytes for array in arrays.values())):
-            return self._save(covers, meta, arrays)
+            return self._save(covers, meta, arrays, broken_off)
 
-    def _save(self, covers: int, meta: dict[str, Any], arrays: dict[str, Array]) -> Path:
+    def _save(
+        self,
+        covers: int,
+        meta: dict[str, Any],
+        arrays: dict[str, Array],
+        broken_off: Callable[[], bool],
+    ) -> Path:
         aside = self._aside(covers)
         self._forget_received()
         written: dict[str, _Written] = {}
         try:
             for fragment in dict.fromkeys(name.partition(".")[0] for name in arrays):
+                if broken_off():
+                    raise BrokenOff
                 names = [name for name in arrays if name.partition(".")[0] == fragment]
                 of_it = {name: arrays.pop(name) for name in names}
                 written[fragment] = self._file(aside, fragment, of_it)

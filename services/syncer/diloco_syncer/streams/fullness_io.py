@@ -47,6 +47,7 @@ class Fullness:
     """Of one leader's term.
 
     `pulling`: whether contributions are awaited. `lapsed`: whether the lease is not renewed.
+    `waits`: whether UP keeps for standbys what a snapshot covers.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Fullness:
         put: Callable[[Event], None],
         pulling: Callable[[], bool],
         lapsed: Callable[[], bool],
+        waits: Callable[[], bool],
     ) -> None:
         self.spec, self.me, self.control = context.spec, context.me, context.control
         self.machine, self.room = machine, machine.room
@@ -66,7 +68,7 @@ class Fullness:
         self.tape = tape
         self.storage = storage
         self.put = put
-        self.pulling, self.lapsed = pulling, lapsed
+        self.pulling, self.lapsed, self.waits = pulling, lapsed, waits
         self.since: dict[str, float] = {}  # place -> since when it looks full
         self.unwritten: list[str] = []  # streams, as the server said
         self.said_at = 0.0
@@ -82,7 +84,7 @@ class Fullness:
         """Look once. Raises BusError."""
         await self.storage.look()
         for kind, use in self.storage.streams.items():
-            self.put(StreamSeen(kind, use.bytes, use.limit))
+            self.put(StreamSeen(kind, use.bytes, use.limit, kind == "UP" and self.waits()))
         self._judge("DN", self._publications(), now)
         self._judge("TAPE", self._tape(), now)
         self._judge("UP", self._contributions(), now)

@@ -25,7 +25,8 @@ log = structlog.get_logger()
 
 # Between two looks at how far the standbys are, in seconds; they tell about as often.
 LOOK_S = 1.0
-# UP is never more than this full for the sake of a standby: a slower one fetches a snapshot.
+# For the sake of a slow standby TAPE is never more than this full, for it has room for all that it
+# needs twice. And of UP, however small, no more than this is kept free while one is waited for.
 FULL = 0.5
 # What a syncer's member record shows while it executes the tape.
 FOLLOWING = ("standby", "catching up")
@@ -41,14 +42,29 @@ LEFT_REMOVED_MAX = 100
 
 
 class UpPurger:
-    """Of one leader's term. A later wish replaces an earlier one: it covers more."""
+    """Of one leader's term. A later wish replaces an earlier one: it covers more.
 
-    def __init__(self, context: RunContext, outbox: Outbox, sure: Callable[[], bool]) -> None:
-        """`sure`: whether UP is known to have lost nothing but what `rewound` was told of."""
+    UP has room for two intervals between snapshots, and for the rounds in flight. Once a snapshot
+    is durable, UP holds an interval and what was merged while that was written. So standbys are
+    waited for as long as what may come until the next look has room. A slower one fetches a
+    snapshot.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        outbox: Outbox,
+        sure: Callable[[], bool],
+        flying: Callable[[], int],
+    ) -> None:
+        """`sure`: whether UP is known to have lost nothing but what `rewound` was told of.
+        `flying`: bytes that rounds in flight may add to UP."""
         self.run, self.me = context.spec.name, context.me
         self.control, self.data = context.control, context.data
         self.outbox = outbox
-        self.sure = sure
+        self.sure, self.flying = sure, flying
+        self.waits = False  # for standbys, with what a snapshot covers
+        self.held = math.inf  # bytes on UP at the look before; infinite at the first
         self.covers = 0  # tape record up to which a snapshot covers
         self.below = 0  # stream sequence on UP below which nothing later lies
         self.last_round = -1  # the newest round that the snapshot covers
@@ -74,6 +90,7 @@ class UpPurger:
         while True:
             await self.wanted.wait()
             self.wanted.clear()
+            self.held = math.inf
             await again_and_again(self._free_to_go, "standbys that need UP", LOOK_S)
             covered = self.last_round
             await self.outbox.purge_up(self._below)
@@ -89,14 +106,19 @@ class UpPurger:
         """Whether living standbys have executed what would go, or there is no room to wait."""
         place = (self.run, self.outbox.shard)
         behind = await standbys_behind(self.control, *place, self.me, self.covers)
-        if not behind:
-            return True
-        info = await self.data.stream_info(subjects.up_stream(self.run))
-        if info.bytes_max and info.bytes > FULL * info.bytes_max:
+        self.waits = bool(behind) and await self._has_room()
+        if behind and not self.waits:
             standbys = [m.id for m in behind]
             log.warning("contributions go before these standbys used them", standbys=standbys)
-            return True
-        return False
+        return not self.waits
+
+    async def _has_room(self) -> bool:
+        """Whether UP has room for what may come until the next look: for rounds in flight, and for
+        as much as came since the look before."""
+        info = await self.data.stream_info(subjects.up_stream(self.run))
+        came, self.held = max(info.bytes - self.held, 0), info.bytes
+        free = min(self.flying() + came, FULL * info.bytes_max)
+        return not info.bytes_max or info.bytes + free <= info.bytes_max
 
 
 async def forget_states(context: RunContext) -> None:

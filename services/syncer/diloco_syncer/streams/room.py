@@ -11,7 +11,7 @@ from diloco_syncer.events import Effect, Full, MergeWaits, StreamSeen, Tell
 from diloco_syncer.history.history import History
 
 # Share of UP or TAPE that is held when a snapshot is made before its time: what comes while it is
-# written must find room, and what standbys have not executed goes at half (purging_io.py).
+# written must find room. What UP keeps for standbys goes once there is none (purging_io.py).
 CROWDED = 0.75
 # What chunks and manifests add to a payload: 200 bytes of headers to 512 KiB, a manifest of some
 # hundred bytes, and of a keyframe 300 bytes a tensor (protocol/wire.py).
@@ -84,9 +84,13 @@ class Room:
 
     @property
     def crowded(self) -> bool:
-        """Whether a snapshot shall be made before its time."""
-        found = (self.seen.get(kind) for kind in ("UP", "TAPE"))
-        return any(s.limit and s.used > CROWDED * s.limit for s in found if s is not None)
+        """Whether a snapshot shall be made before its time.
+
+        Not where the stream could let something go at once: one snapshot after the other would take
+        the disk's time, and each asks of slow standbys that they are further than the one before.
+        """
+        found = [self.seen[kind] for kind in ("UP", "TAPE") if kind in self.seen]
+        return any(s.limit and not s.waits and s.used > CROWDED * s.limit for s in found)
 
     def keyframe_due(self, fragment: int) -> bool:
         """Whether the next publication of `fragment` is whole to make room: DN is short of it, and

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from diloco_shared.budget import Size, assumed, limits, roomy
+from diloco_shared.budget import Size, assumed, flying, limits, roomy
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import Bus, BusError, StreamFull
 from diloco_shared.bus.repeating import left_undone
@@ -39,6 +39,7 @@ class Storage:
         self.budgeted = Size()  # what `needed` is for: only ever more
         self.needed: dict[str, int] = {}
         self.limits: dict[str, int] = {}  # and what the streams may have of that
+        self.flying = 0  # bytes that rounds in flight may add to UP; 0: not known yet
         self.told: Size | None = None  # of what it was told that there is no room
         self.told_bound: Size | None = None  # and that the run's own bound leaves none
 
@@ -69,6 +70,7 @@ class Storage:
         if size != self.budgeted or not self.needed:
             job = assumed(self.spec, **size._asdict())
             self.budgeted, self.needed, self.limits = size, roomy(job), limits(job)
+            self.flying = flying(job)
         self._tell_of_bound()
         small = {k: u for k, u in self.streams.items() if 0 < u.limit < self.limits[k]}
         if not small:
