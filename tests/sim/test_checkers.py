@@ -19,6 +19,7 @@ from diloco_shared.protocol.messages import (
 from diloco_simulator.checkers import at_the_end, promises
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
+from diloco_simulator.checkers.limits import LeaderLimits
 from diloco_simulator.checkers.numbers import CheckedNumbers, ruled, vanishes
 from diloco_simulator.checkers.promises import (
     KnownMembers,
@@ -52,6 +53,16 @@ def test_two_may_trust_the_lease_of_a_run_that_is_being_deleted() -> None:
     leases.deleting = False
     leases.held("a", 3.0, 6.0, 3.5)
     assert len(told) == 1
+
+
+def test_a_snapshot_of_a_round_that_is_not_closed_is_seen() -> None:
+    told: list[str] = []
+    report = Report(lambda invariant, text: told.append(invariant))
+    limits = LeaderLimits(report, spec_of(Options.calm(), 1), learners=2)
+    limits.covers("a", 3, 4)
+    assert told == []
+    limits.covers("a", 4, 4)
+    assert told == ["I12"]
 
 
 def test_after_directions_that_cancelled_merges_are_computed_again() -> None:

@@ -149,11 +149,15 @@ def test_what_the_records_say_is_what_is_known() -> None:
     assert list(h.norms.per_step.seen[1]) == [0.75, 0.125]
 
 
+NEW = ("began", "epochs_before", "norms_per_step")
+
+
 def test_a_state_of_an_older_version_lacks_what_was_not_kept_then() -> None:
     h = of(*EVENTFUL)
-    meta = {key: value for key, value in h.meta().items() if key not in ("began", "norms_per_step")}
+    meta = {key: value for key, value in h.meta().items() if key not in NEW}
     older = History.restore(spec(), meta)
     assert older.began_P == [0, 0] and older.norms.per_step.seen == {}
+    assert (h.epochs_before, older.epochs_before) == ([0], [])
     assert older.meta() == meta, "it is written as it was"
 
 

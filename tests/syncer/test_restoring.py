@@ -3,11 +3,21 @@
 from typing import Any
 
 import pytest
+from syncer.test_checkpoints import kept, loaded, merged, of, wanted
 
-from diloco_shared.protocol.messages import Progress, TapeRestore, TensorSpec
+from diloco_shared.protocol.messages import Progress, TapeRestore, TapeSnapshot, TensorSpec
 from diloco_shared.protocol.records import Restore
 from diloco_syncer.checkpoints.restoring import RETRY_S, Restoring
-from diloco_syncer.events import Load, Loaded, Tell, Wanted
+from diloco_syncer.events import (
+    Append,
+    Appended,
+    Load,
+    Loaded,
+    PurgeUp,
+    SnapshotDone,
+    Tell,
+    Wanted,
+)
 from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
 
@@ -149,3 +159,53 @@ def test_a_restore_begins_an_epoch_that_no_learner_has_seen(
     theirs = {"versions": [4, 4], "anchor_digests": ["0" * 32] * 2, "layout": []}
     record = restoring.loaded(Loaded(WISH, "t", theirs, "d" * 32), 0.0, 1000.0)
     assert isinstance(record, TapeRestore) and record.epoch == begins
+
+
+# --- a snapshot that was begun before ----------------------------------------------------------
+
+
+def late_snapshot(running: Any) -> tuple[SnapshotDone, dict[str, Any]]:
+    """One of now, three rounds after the checkpoint to whose state the run will go back."""
+    merged(running)
+    meta = kept(running)
+    for _ in range(3):
+        merged(running)
+    h = running.machine.history
+    return SnapshotDone(h.seq, h.next_round - 1, "late"), meta
+
+
+def test_a_snapshot_of_before_a_restore_gets_no_record_behind_it(running: Any) -> None:
+    """No snapshot would seem due for as many rounds as the run went back, and UP would fill."""
+    late, meta = late_snapshot(running)
+    machine, h = running.machine, running.machine.history
+    machine.snapshotting = True  # it is being written
+    running.give(wanted(checkpoint=1, restore=WISH))
+    running.auto = False
+    (append,) = of(running.give(loaded(meta)), Append)
+    running.give(late)
+    running.auto = True
+    seen = running._answer(append)
+    recorded = [r.covers for r in running.tape if isinstance(r, TapeSnapshot)]
+    assert late.covers not in recorded and max(recorded) == h.sources.get(WISH.source, h.seq - 1)
+    assert PurgeUp(late.round) not in of(seen, PurgeUp)
+    assert h.snapshot_round < h.next_round
+
+
+def test_a_record_of_such_a_snapshot_on_a_tape_covers_no_round(running: Any) -> None:
+    """Leaders of older releases wrote some."""
+    late, meta = late_snapshot(running)
+    machine, h = running.machine, running.machine.history
+    running.give(wanted(checkpoint=1, restore=WISH))
+    running.give(loaded(meta))
+    stood = h.snapshot_covers, h.snapshot_round
+    running.auto = False
+    record = TapeSnapshot(
+        term=h.term, covers=late.covers, round=late.round, path="late", at=running.now
+    )
+    machine.appending, machine.covered = record, None
+    assert not of(running.give(Appended(h.seq + 1, running.now)), PurgeUp)
+    assert (h.snapshot_covers, h.snapshot_round, machine.covered) == (*stood, None)
+    assert h.seq > stood[0] and machine._closed == 0
+    # Nor does a state that one of them kept hold up what follows.
+    broken = History.restore(running.spec, {**h.meta(), "snapshot_round": late.round})
+    assert broken.snapshot_round == broken.next_round - 1

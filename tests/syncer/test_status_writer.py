@@ -12,6 +12,7 @@ from diloco_shared.protocol.messages import (
     Progress,
     SocketBytes,
     TapeEnd,
+    TapeEpoch,
     TapeTerm,
     TensorSpec,
 )
@@ -135,6 +136,31 @@ async def test_what_an_earlier_leader_gave_up_is_not_gone_back_to_after_all(
     restoring = second.machine.user_requests.restoring
     restoring.wanted = Restore(serial=serial, source="r.01/000003")
     assert restoring.due is due
+
+
+@pytest.mark.parametrize(("shown", "due"), [(0, False), (1, True)])
+async def test_what_was_given_up_stays_so_once_the_hub_is_put_back(
+    shown: int, *, due: bool
+) -> None:
+    """Every tape goes on in another epoch then. A wish that was fulfilled in one that the tape has
+    lost is due again."""
+    bus = await hub()
+    first = writer_of(bus)
+    first.machine.user_requests.restoring.unfit = 2
+    first.machine.history.epoch = shown
+    await first.begin()
+    assert await first.standing.write(first._status()) == ""
+    put_back = TapeEpoch(epoch=30_000_000, term=30_000_000, reason="put back", at=9.0)
+    later = writer_of(bus)
+    later.machine.history.layout = (TensorSpec(name="w", shape=(9, 1), embedding=False),)
+    # And something was lost before anybody led.
+    for record in (put_back, put_back.model_copy(update={"epoch": 30_000_001})):
+        later.machine.history.apply(record, later.machine.history.seq + 1)
+    await later.begin()
+    restoring = later.machine.user_requests.restoring
+    restoring.wanted = Restore(serial=2, source="r.01/000003")
+    assert restoring.due is due
+    assert later._status().restores == (0 if due else 2), "whoever leads next reads it"
 
 
 async def test_what_the_coordinator_forced_is_no_end_that_a_tape_tells_of() -> None:

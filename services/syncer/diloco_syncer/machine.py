@@ -321,7 +321,8 @@ class Machine:
                 return [*effects, *self._snapshot_early()]
             case TapeSnapshot():
                 self.room.snapshot_failed = ""
-                if self.spec.keeping.contributions == "all":
+                stale = record.covers < h.snapshot_covers
+                if stale or self.spec.keeping.contributions == "all":
                     return self._snapshot_next()
                 self.covered = record.round
                 return [*self._free_up(), *self._snapshot_next()]
@@ -399,7 +400,7 @@ class Machine:
             # Every round tries again: told when it begins.
             told = [] if known else [Tell("snapshot-failed", event.reason)]
             return [*told, *self._snapshot_next()]
-        effects = self._put(covering(self.history, event, self._wall(now)))
+        effects = self._put(covering(self.history, self._pending, event, self._wall(now)))
         if any(isinstance(r, TapeSnapshot) for r in self._pending):
             return effects
         return [*effects, *self._snapshot_next()]  # of before a restore, or after the end

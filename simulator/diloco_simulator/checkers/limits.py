@@ -169,6 +169,14 @@ class LeaderLimits:
         """On its disk, once one is written."""
         _within(self.report, leader, "snapshots", snapshots, KEEP)
 
+    def covers(self, leader: str, newest: int, next_round: int) -> None:
+        """A leader's newest snapshot is of a round that was closed: else no other would be due for
+        many rounds, and UP would fill."""
+        self.report.looked("I12")
+        if newest >= next_round:
+            why = f"{leader} takes round {newest} for covered, and {next_round} is due"
+            self.report("I12", why)
+
     def tape(self, leader: str, held: int, uncovered: int, now: float) -> None:
         """Records of the shard in TAPE, and those of them that come after the older of its kept
         snapshots, once nothing is in the way of its archive. `now`: in virtual seconds."""

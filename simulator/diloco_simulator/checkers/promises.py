@@ -21,6 +21,7 @@ from diloco_shared.protocol.messages import (
     TapeRestore,
     TapeRound,
     TapeSetting,
+    TapeSnapshot,
     TapeTerm,
     Verdict,
 )
@@ -178,6 +179,8 @@ class Merges:
         self.merged: set[tuple[str, int, int, int]] = set()  # learner, life, fragment, round
         self.undone: set[tuple[str, int, int, int]] = set()  # of those, by a restore or a rebirth
         self.made_in: dict[tuple[int, int], int] = {}  # (fragment, version) -> round
+        # (fragment, version, digest) of every anchor since the beginning, or the newest restore.
+        self.made: set[tuple[int, int, str]] = set()
         # (learner, incarnation, fragment) -> the step up to which its work is merged.
         self.steps: dict[tuple[str, int, int], int] = {}
         self.left: set[tuple[str, int]] = set()  # lives that are over, as the tape says
@@ -197,6 +200,11 @@ class Merges:
                 self.initialised, self.digests = True, list(record.anchor_digests)
                 for p in self.owned:
                     self.versions[p] = 0
+                self.made = self._heads()
+            case TapeSnapshot():
+                if record.round >= self.next_round:
+                    what = f"a snapshot is of round {record.round}, and {self.next_round} is due"
+                    self.report("I12", what)
             case TapeEpoch():
                 self._epoch(record.epoch)
             case TapeCheckpoint(outcome="begun"):
@@ -205,7 +213,7 @@ class Merges:
                 self._epoch(record.epoch)
                 self.initialised, self.restored, self.ended = True, record.epoch, ""
                 self.versions, self.digests = list(mark.versions), list(mark.digests)
-                self.next_round = mark.next_round
+                self.next_round, self.made = mark.next_round, self._heads()
                 self.undone |= {one for one in self.merged if one[3] >= mark.next_round}
             case TapeTerm():
                 self._term(record.term)
@@ -223,6 +231,9 @@ class Merges:
             case _:
                 pass
 
+    def _heads(self) -> set[tuple[int, int, str]]:
+        return {(p, self.versions[p], self.digests[p]) for p in self.owned}
+
     def _term(self, term: int) -> None:
         if term <= self.term:
             self.report("I7", f"term {term} begins after {self.term}")
@@ -236,6 +247,11 @@ class Merges:
             rounds = {self.made_in.get((p, version)) for version in gone}
             self.undone |= {one for one in self.merged if one[2] == p and one[3] in rounds}
             self.versions[p], self.digests[p] = record.versions[p], record.anchor_digests[p]
+        # What was published of records that are lost since, may be gone on from.
+        if not self.lost.epochs and (strange := self._heads() - self.made):
+            p, version, _ = min(strange)
+            what = f"version {version} of fragment {p}, which its history since the newest restore"
+            self.report("I1", f"the run begins again from {what} does not have")
 
     def _epoch(self, epoch: int) -> None:
         if epoch <= self.epoch:
@@ -264,6 +280,7 @@ class Merges:
         if committed:
             self.digests[r.fragment] = r.anchor_digest
             self.made_in[r.fragment, r.version] = r.round
+            self.made.add((r.fragment, r.version, r.anchor_digest))
         if r.quorum != self.quorum and r.round > self.former.get(r.quorum, -1):
             self.report("I3", f"round {r.round} counts to {r.quorum}, K is {self.quorum}")
         # The rule is written here once more: to ask the policy would prove nothing of it.

@@ -219,6 +219,8 @@ class SeenTerm:
             donations=len(machine.admission.donations.under_way),
         )
         self.of.limits.holds(self.name, has)
+        history = machine.history
+        self.of.limits.covers(self.name, history.snapshot_round, history.next_round)
 
     # --- after it ------------------------------------------------------------------------------
 

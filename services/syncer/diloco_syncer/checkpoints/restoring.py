@@ -67,11 +67,13 @@ class Restoring:
         """An earlier leader showed, in that epoch, that wishes up to `restores` were fulfilled or
         given up. Their users were told: whoever leads next does not go back after all.
 
-        One that was fulfilled in an epoch that the tape has lost is due again; so it is where
-        another epoch began since, and nobody can tell.
+        What the tape has of that epoch names every wish that was fulfilled by then. So one that was
+        fulfilled in an epoch that the tape has lost is due again. A hub that was put back begins
+        another epoch behind what it still has, and what was given up before stays so.
         """
         h = self.history
-        if h.initialised and epoch == h.epoch and restores > h.restores:
+        on_tape = epoch == h.epoch or epoch in h.epochs_before
+        if h.initialised and on_tape and restores > h.restores:
             self.unfit = restores
 
     @property

@@ -66,6 +66,10 @@ def stamp_after(
 # Kind and wall time of a record.
 Identity = tuple[str, float]
 
+# So many epochs of before a history knows, the newest ones. Whoever leads reads the status that the
+# last leader showed, and shows its own within a second: between these two a few begin at most.
+EPOCHS_BEFORE_MAX = 16
+
 NOT_STARTED = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.0)
 
 
@@ -104,6 +108,8 @@ class History:
         self.seq = 0  # tape sequence of the newest record
         self.tail: Identity | None = None  # which record that is; None: not known
         self.epoch = 0
+        # That the tape had before this one, since the newest restore. A status may be of one.
+        self.epochs_before: list[int] = []
         self.term = 0
         self.leader = ""
         self.layout: tuple[TensorSpec, ...] = ()
@@ -224,13 +230,14 @@ class History:
                 self._apply_init(record)
             case TapeTerm():
                 self._another_clock(record.at)
-                self.term, self.leader, self.epoch = record.term, record.leader, record.epoch
+                self.term, self.leader = record.term, record.leader
+                self._begin_epoch(record.epoch)
             case TapeRebirth():
                 self._another_clock(record.at)
                 self._apply_rebirth(record)
             case TapeEpoch():
                 # Who was merged stays: learners that have not heard yet are told by the keyframes.
-                self.epoch = record.epoch
+                self._begin_epoch(record.epoch)
                 # A hub that was put back says from where on nobody has seen a term.
                 if record.term > self.term:
                     self._another_clock(record.at)  # of whoever put it back, perhaps days later
@@ -238,8 +245,7 @@ class History:
             case TapeRound():
                 self._apply_round(record)
             case TapeSnapshot():
-                self.snapshot_covers, self.snapshot_round = record.covers, record.round
-                self.sources = {s: seq for s, seq in self.sources.items() if seq > record.covers}
+                self._apply_snapshot(record)
             case TapeCheckpoint():
                 self._apply_checkpoint(record)
             case TapeRestore():
@@ -250,6 +256,11 @@ class History:
                 self.outcome, self.ended_in = record.outcome, self.epoch
                 self.ledger.end(record)
         self.seq, self.tail = seq, identity(record)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epochs_before = [*self.epochs_before, self.epoch][-EPOCHS_BEFORE_MAX:]
+        self.epoch = epoch
 
     def _another_clock(self, at: float) -> None:
         """A term begins at `at`, by a clock that may be hours off the one of the term before.
@@ -290,7 +301,8 @@ class History:
             raise TapeFault(f"epoch {record.epoch} of term {record.term} cannot begin again here")
 
     def _apply_rebirth(self, record: TapeRebirth) -> None:
-        self.term, self.leader, self.epoch = record.term, record.leader, record.epoch
+        self.term, self.leader = record.term, record.leader
+        self._begin_epoch(record.epoch)
         for p in self.owned:
             rounds, tokens = self.merges.undo(p, record.versions[p])
             self.ledger.undo(p, tokens)
@@ -347,6 +359,12 @@ class History:
         if record.stamp.fraction >= 1.0:
             self._finish()
 
+    def _apply_snapshot(self, record: TapeSnapshot) -> None:
+        # Not of before a restore, where rounds were counted otherwise: see `covering`.
+        if record.covers >= self.snapshot_covers:
+            self.snapshot_covers, self.snapshot_round = record.covers, record.round
+        self.sources = {s: seq for s, seq in self.sources.items() if seq > record.covers}
+
     def _apply_setting(self, record: TapeSetting) -> None:
         if record.name == "paused":
             self.paused = bool(record.value)
@@ -398,6 +416,7 @@ class History:
             # Its mark may be among records that were lost: nobody may write over what is there.
             self.checkpoint = max(self.checkpoint, number)
         self.seq, self.epoch, self.tail = seq, record.epoch, identity(record)
+        self.epochs_before = []  # a status of these knows no wish that was made since
         self.restores = record.serial
         self.sources = {**self.sources, record.source: seq}
         self.restored = Restored(epoch=record.epoch, serial=record.serial, source=record.source)
@@ -469,6 +488,7 @@ class History:
             "ledger": self.ledger.meta(),
             **self.norms.to_lists(),
             **({"began": list(self.began_P)} if any(self.began_P) else {}),
+            **({"epochs_before": list(self.epochs_before)} if self.epochs_before else {}),
             "recent": [list(merged) for merged in self.recent],
             "merges": [[list(m) for m in merges] for merges in self.merges.merges_P],
         }
@@ -491,6 +511,9 @@ class History:
             TensorSpec(name=t["name"], shape=tuple(t["shape"]), embedding=t["embedding"])
             for t in meta["layout"]
         )
+        # Older versions let a snapshot of before a restore count after it.
+        self.snapshot_round = min(self.snapshot_round, self.next_round - 1)
+        self.epochs_before = list(meta.get("epochs_before") or [])
         # Left out where all began with 0. Older versions never say: the store alone knows it then.
         self.began_P = list(meta.get("began") or [0] * len(self.versions))
         last_merged = meta["last_merged"]

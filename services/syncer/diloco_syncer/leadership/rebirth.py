@@ -87,13 +87,16 @@ class LastResort:
 
 
 def chains(
-    history: "History", p: int, manifests: Iterable[PublicationManifest]
+    history: "History", p: int, manifests: Iterable[PublicationManifest], recorded: str = ""
 ) -> list[tuple[PublicationManifest, ...]]:
     """Publications that make an anchor of fragment `p`, a keyframe first; the best anchor first.
 
-    That is the tape's own head; else the newest version of the newest epoch.
+    That is the tape's own head; else the newest version of the newest epoch, but none of before the
+    newest restore: its user went back from there, and other fragments may be of after it.
+    `recorded`: only what makes the anchor of this digest, which the tape names.
     """
     head = history.versions[p], history.anchor_digests[p]
+    back = history.restored
     mine = [
         m
         for m in manifests
@@ -103,7 +106,14 @@ def chains(
         key=lambda m: ((m.version, m.anchor_digest) == head, m.epoch, m.version, m.term),
         reverse=True,
     )
-    found = (_chain(target, mine) for target in mine[:TARGETS_MAX])
+
+    def counts(m: PublicationManifest) -> bool:
+        if recorded:
+            return m.anchor_digest == recorded
+        return back is None or m.epoch >= back.epoch or (m.version, m.anchor_digest) == head
+
+    targets = [m for m in mine if counts(m)][:TARGETS_MAX]
+    found = (_chain(target, mine) for target in targets)
     return [chain for chain in found if chain]
 
 

@@ -150,9 +150,17 @@ def setting(history: History, wanted: Wanted | None, wall: float) -> TapeSetting
     return None
 
 
-def covering(history: History, done: SnapshotDone, wall: float) -> list[TapeSnapshot]:
-    """The record of a snapshot that is durable; none for one of before a restore."""
-    if done.covers < history.snapshot_covers:
+def covering(
+    history: History, pending: Collection[TapeRecord], done: SnapshotDone, wall: float
+) -> list[TapeSnapshot]:
+    """The record of a snapshot that is durable; none for one of before a restore, whose record may
+    still be on its way to the tape.
+
+    Rounds are counted anew behind a restore. No snapshot would seem due there for as many of them
+    as the run went back.
+    """
+    restoring = any(isinstance(r, TapeRestore) for r in pending)
+    if restoring or done.covers < history.snapshot_covers:
         return []
     return [
         TapeSnapshot(

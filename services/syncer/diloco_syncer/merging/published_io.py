@@ -75,7 +75,7 @@ async def read_newest(
     anchors: dict[int, Values] = {}
     for p in history.owned:
         options = chains(history, p, manifests)
-        found[p], anchors[p] = await _first(history.spec.name, data, p, options)
+        found[p], anchors[p] = await _first(history, data, p, options)
     epoch = max((m.epoch for m in manifests if m.fragment in history.owned), default=0)
     born = reborn(history, found, epoch, reason)
     store = await asyncio.to_thread(reborn_store, history, born.versions, anchors, shelf)
@@ -89,20 +89,23 @@ async def read_recorded(
     manifests = await manifests_on(history.spec.name, data)
     anchors: dict[int, Values] = {}
     for p in history.owned:
-        wanted = record.anchor_digests[p]
-        options = [c for c in chains(history, p, manifests) if c[-1].anchor_digest == wanted]
-        _, anchors[p] = await _first(history.spec.name, data, p, options)
+        options = chains(history, p, manifests, recorded=record.anchor_digests[p])
+        _, anchors[p] = await _first(history, data, p, options)
     return await asyncio.to_thread(reborn_store, history, record.versions, anchors, shelf)
 
 
 async def _first(
-    run: str, data: Bus, p: int, options: Sequence[Sequence[PublicationManifest]]
+    history: History, data: Bus, p: int, options: Sequence[Sequence[PublicationManifest]]
 ) -> tuple[PublicationManifest, Values]:
     """The first of `options` that is whole."""
     why = f"nothing that makes a version of fragment {p} is published"
+    if history.restored is not None:
+        source = history.restored.source
+        why += f" since the run went back to {source}: it waits for {source}, or for a syncer that "
+        why += "has the state"
     for chain in options:
         try:
-            return chain[-1], await _anchor(run, data, chain)
+            return chain[-1], await _anchor(history.spec.name, data, chain)
         except (BlobIncomplete, ValueError) as error:
             why = f"what is published of fragment {p} is damaged: {error}"
     raise Unpublished(why)
