@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 from syncer.test_standby import SPEC, Hub
+from waiting import until
 
 from diloco_shared.bus import blobs
 from diloco_shared.protocol import subjects
@@ -47,7 +48,7 @@ async def begun(tmp_path: Path, **keeping: object) -> Hub:
     await hub.append(TapeSnapshot(term=2, covers=2, round=-1, path="x", at=3.0))
     # It covers the initial parameters by a snapshot of its own, and then they go.
     async with hub.syncer("s1"):
-        await within(hub.becomes("s1", "leading"))
+        await within(hub.comes(lambda r: isinstance(r, TapeSnapshot) and r.term == 3))
     await hub.bus.purge(subjects.up_stream("r"), "up.r.>")
     return hub
 
@@ -305,9 +306,13 @@ async def covered(hub: Hub) -> None:
         await within(hub.becomes("s1", "leading"))
         await within(published(hub, epoch=0))
     await hub.append(TapeSnapshot(term=2, covers=2, round=-1, path="x", at=3.0))
-    async with hub.syncer("s1"):
-        await within(hub.becomes("s1", "leading"))
-        await within(hub.comes(lambda r: isinstance(r, TapeTerm) and r.term == 3))
+    renewing = asyncio.create_task(somebody_renews(hub))
+    try:  # a leader would let go of the initial parameters, which UP is to have still
+        async with hub.syncer("s1"):
+            await until(lambda: snapshots_of(hub.folder / "s1"), "a standby's snapshot")
+    finally:
+        renewing.cancel()
+    await hub.append(TapeTerm(epoch=0, term=3, leader="s1", at=4.0))
     assert [record for record, _ in snapshots_of(hub.folder / "s1")] == [LOST]
 
 
