@@ -62,7 +62,14 @@ async def test_nobody_begins_to_work_for_a_run_that_is_being_deleted(phase: str)
     await bus.ensure_bucket(subjects.RUNS)
     spec = {"id": "aa", "name": "r", "model": {"factory": "m:m"}, "budget": {"steps": 1}}
     record = RunRecord.model_validate(
-        {"name": "r", "spec": spec, "created_at": 0.0, "phase": phase, "desired": "running", "quorum": 1}
+        {
+            "name": "r",
+            "spec": spec,
+            "created_at": 0.0,
+            "phase": phase,
+            "desired": "running",
+            "quorum": 1,
+        }
     )
     await bus.kv_put(subjects.RUNS, "r", encode(record))
     assert (await spec_of(bus, "r", "aa") is None) == (phase == "deleting")
