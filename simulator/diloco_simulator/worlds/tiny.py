@@ -6,7 +6,6 @@ Every learner pulls towards its own target, so that only a merge finds the commo
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
