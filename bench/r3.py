@@ -401,7 +401,7 @@ class Drill:
 # What three copies cost.
 
 
-def paced(cluster: Cluster, client: Client, seconds: float) -> dict[str, Any]:
+def paced(client: Client, seconds: float) -> dict[str, Any]:
     """Merged rounds and bytes of payload per second of one run after the other, 1 and 3 copies."""
     found: dict[str, list[dict[str, float]]] = {"1": [], "3": []}
     for turn in range(2):
@@ -525,7 +525,7 @@ def drilled(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             found["gap_s"] = {"median": statistics.median(gaps), "worst": gaps[-1]}
         if args.cost:
             found["cost"] = {
-                "rounds": paced(cluster, client, args.cost),
+                "rounds": paced(client, args.cost),
                 "bytes": asyncio.run(moved(cluster)),
             }
         return found
