@@ -13,7 +13,6 @@ token of the second run is accounted for, and nothing is left.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import beside
-from runs import surroundings
+from runs import keep, surroundings
 from site_containers import compose_command, left_of
 
 from diloco_client import Client
@@ -278,8 +277,7 @@ def main() -> None:
     if left := left_of(PROJECT):
         sys.exit(f"compose-test: down has left {', '.join(left)}")
     print("\n".join(f"{key}: {value}" for key, value in summary.items()))
-    if args.json:
-        args.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, summary)
 
 
 if __name__ == "__main__":

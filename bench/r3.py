@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import beside
-from runs import surroundings
+from runs import keep, surroundings
 
 from diloco_client import Client
 from diloco_shared.bus.blobs import get_blob, put_blob
@@ -545,9 +545,7 @@ def main() -> None:
         except RuntimeError as error:
             sys.exit(f"r3: {error}")
     print("\n".join(lines(found)))
-    if args.json:
-        report = surroundings(__file__) | found
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, surroundings(__file__) | found)
 
 
 if __name__ == "__main__":
