@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gaps import Case, experiment, reduction, search
-from runs import surroundings
+from runs import keep, surroundings
 
 MIXED = (1.0, 1.0, 0.5, 0.5)
 # Seconds one way, steps of 1 s: what is merged is adopted so many steps after it was contributed.
@@ -112,7 +112,7 @@ def main() -> None:
     if args.json:
         about = {"learners": args.learners, "batch": args.batch, "steps": args.steps}
         about |= {"preset": args.preset, "seed": args.seed, **surroundings(__file__)}
-        args.json.write_text(json.dumps({"rows": rows, **about}, indent=2) + "\n", encoding="utf-8")
+        keep(args.json, {"rows": rows, **about})
 
 
 def case_of(group: str, name: str, args: argparse.Namespace) -> Case:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from gaps import Case, experiment
 from numpy.typing import NDArray
-from runs import surroundings
+from runs import keep, surroundings
 
 from diloco_learner.training.trainer import evaluate_anchors
 from diloco_shared.process.stopping import dies_with_parent
@@ -102,7 +102,7 @@ def main() -> None:
             "seed": args.seed,
             **surroundings(__file__),
         }
-        args.json.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+        keep(args.json, body)
 
 
 def losses_of(case: tuple[float, float], args: argparse.Namespace) -> dict[int, float]:

@@ -27,7 +27,7 @@ import coverage
 sys.path.insert(0, str(Path(__file__).parent))
 
 from folders import by_folder, folder, markdown, percent
-from runs import surroundings
+from runs import keep, surroundings
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACES = (
@@ -329,7 +329,7 @@ def main() -> None:
     print(f"worlds {args.seeds}  broken {broken}  ({time.monotonic() - began:.0f} s)")
     if args.json:
         whole = surroundings(__file__) | {"seeds": args.seeds, "from": args.first} | result
-        args.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        keep(args.json, whole, indent=1)
     sys.exit(1 if broken or result["without_sockets"]["share"] < args.least else 0)
 
 

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from runs import results_of, surroundings
+from runs import keep, results_of, surroundings
 
 from diloco_cli.api import connect
 from diloco_cli.cluster import Where
@@ -98,8 +98,7 @@ def main() -> None:
         **surroundings(__file__),
     }
     _table(rows, gaps)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, result)
 
 
 def spec_of(name: str) -> RunSpec:

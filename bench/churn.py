@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runs import surroundings
+from runs import keep, surroundings
 from scaling.learners import DIGEST, VALUES, Voice
 
 from diloco_shared.numerics.arrays import Layout
@@ -294,7 +294,7 @@ def main() -> None:
     )
     if args.json:
         body = {"moments": moments, "growth": grown, "seed": 0, **surroundings(__file__)}
-        args.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        keep(args.json, body, indent=1)
 
 
 if __name__ == "__main__":

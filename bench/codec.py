@@ -10,7 +10,6 @@ machine's processor (three arrays read; the error, scales and quanta written).
 """
 
 import argparse
-import json
 import math
 import statistics
 import time
@@ -24,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from runs import surroundings
+from runs import keep, surroundings
 
 from diloco_learner.exchange.encoding import encode as encode_on_device
 from diloco_shared.numerics import codec
@@ -59,8 +58,7 @@ def main() -> None:
         **surroundings(__file__),
     }
     table(figures)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, result)
 
 
 def measure(

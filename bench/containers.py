@@ -13,19 +13,20 @@ token of the second run is accounted for, and nothing is left.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runs import surroundings
+import beside
+from runs import keep, surroundings
 from site_containers import compose_command, left_of
 
-from diloco_client import ApiError, Client, Unreachable
+from diloco_client import Client
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = "diloco-drill"
@@ -73,19 +74,8 @@ class Stack:
         return Client(f"http://127.0.0.1:{PORT}", token)
 
 
-def until(what: str, look: Any) -> Any:
-    """The first true value of `look`; RuntimeError naming `what` when patience ends."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            value = look()
-        except (ApiError, Unreachable, RuntimeError, KeyError, TypeError):
-            value = None
-        if value:
-            return value
-        time.sleep(1.0)
-    raise RuntimeError(f"never came: {what}")
-
+AWAY = (*beside.AWAY, RuntimeError)
+until = partial(beside.until, patience_s=PATIENCE_S, look_s=1.0, away=AWAY, fails=RuntimeError)
 
 # Of compose/run.toml, which the service `submit` begins.
 RUN = "laptop"
@@ -287,8 +277,7 @@ def main() -> None:
     if left := left_of(PROJECT):
         sys.exit(f"compose-test: down has left {', '.join(left)}")
     print("\n".join(f"{key}: {value}" for key, value in summary.items()))
-    if args.json:
-        args.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, summary)
 
 
 if __name__ == "__main__":

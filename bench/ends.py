@@ -24,7 +24,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runs import surroundings
+from runs import keep, surroundings
 from storms.stack import AWAY, Stack, until
 
 from diloco_client import ApiError
@@ -185,9 +185,7 @@ def main() -> None:
     for way, figures in found["ways"].items():
         print(f"{way:>13}  " + "  ".join(f"{name} {value}" for name, value in figures.items()))
     print(fault or f"{len(ended)} runs, each ended, was deleted, and the next began")
-    if args.json:
-        body = {**surroundings(__file__), **found, "each": [asdict(e) for e in ended]}
-        args.json.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, {**surroundings(__file__), **found, "each": [asdict(e) for e in ended]})
     sys.exit(1 if fault else 0)
 
 

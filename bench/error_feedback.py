@@ -8,12 +8,11 @@ is the mean over seeds of (loss / loss of fp32 with the same seed) - 1.
 """
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from runs import results_of, surroundings
+from runs import keep, results_of, surroundings
 
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.commands import spec_of
@@ -74,8 +73,7 @@ def main() -> None:
         **surroundings(__file__),
     }
     _table(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, result)
 
 
 def experiment(args: argparse.Namespace, wire: str, seed: int, rate: float) -> Experiment:

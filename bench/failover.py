@@ -18,23 +18,18 @@ import asyncio
 import json
 import os
 import platform
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.up.stack import free_port
+from beside import Processes, alone
+
 from diloco_client import Client
-from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus
-from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Progress, TapeRound, TapeTerm
 from diloco_shared.protocol.wire import decode, decode_tape
@@ -52,48 +47,6 @@ SPEC: dict[str, Any] = {
     "keeping": {"checkpoint_every_steps": 100_000},
     "budget": {"steps": 10_000_000},
 }
-ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-
-
-class Processes:
-    """What is started is stopped."""
-
-    def __init__(self, folder: Path, nats: NatsServer, port: int) -> None:
-        self.folder = folder
-        self.shared = {
-            "DILOCO_NATS_URL": nats.url,
-            "DILOCO_DATA": str(folder),
-            "DILOCO_HOST": "127.0.0.1",
-            "DILOCO_PORT": str(port),
-            "DILOCO_CACHE": str(folder / "compiled"),
-            "DILOCO_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-            "XLA_FLAGS": ONE_THREAD,
-        }
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str, module: str, core: int) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                ["taskset", "-c", str(core), sys.executable, "-m", module],
-                env={**os.environ, **self.shared, "DILOCO_ID": name},
-                stdout=log,
-                stderr=log,
-            )
-
-    def kill(self, name: str) -> None:
-        process = self.running.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def stop(self) -> None:
-        for process in self.running.values():
-            process.terminate()
-        for process in self.running.values():
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 class Seen:
@@ -147,50 +100,29 @@ class Seen:
         return seconds, blocked
 
 
-async def until(what: str, condition: Callable[[], Any]) -> Any:
-    """The first true value; errors of a coordinator that is starting count as false."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            if value := await asyncio.to_thread(condition):
-                return value
-        except Exception as error:
-            what = what if "(" in what else f"{what} ({error})"
-        await asyncio.sleep(0.2)
-    raise SystemExit(f"never came: {what}")
-
-
 async def measure(args: argparse.Namespace, folder: Path, cores: list[int]) -> list[dict[str, Any]]:
     """One row per repeat."""
     os.sched_setaffinity(0, {cores[0]})
-    nats, port = NatsServer(folder / "nats", token="bench", dies_with_owner=True), free_port(0)
-    await nats.start()
-    processes, rows = Processes(folder, nats, port), []
-    try:
-        processes.start("coordinator", "diloco_coordinator", cores[0])
+    processes, rows = alone(folder, cores[0], PATIENCE_S), []
+
+    def begin() -> None:
         for name in ("syncer-1", "syncer-2"):
-            processes.start(name, "diloco_syncer", cores[0])
+            processes.start(name, "diloco_syncer")
         for name in ("learner-1", "learner-2"):
             processes.start(name, "diloco_learner", cores[1])
-        token = await until("token", lambda: (folder / "admin-token").read_text().strip())
-        bus = await NatsBus.connect(nats.url, name="bench")
-        with Client(f"http://127.0.0.1:{port}", token) as client:
-            await until("coordinator", client.ready)
-            await until("members", lambda: sum(m["alive"] for m in client.members()) >= 5)
-            client.create_run(SPEC)
-            await until("a leader", lambda: client.run(RUN)["status"])
-            seen = Seen()
-            async with asyncio.TaskGroup() as tasks:
-                looks = [tasks.create_task(seen.progress(bus)), tasks.create_task(seen.tape(bus))]
-                for n in range(args.repeats):
-                    rows.append(await failover(client, seen, processes, args.before, cores[0]))
-                    print(f"repeat {n + 1}: failover {rows[-1]['failover_s']:.2f} s", flush=True)
-                for look in looks:
-                    look.cancel()
-        await bus.close()
-    finally:
-        processes.stop()
-        await nats.stop()
+
+    async with processes.cluster(begin) as (client, bus):
+        await processes.members(client, 5)
+        client.create_run(SPEC)
+        await processes.until("a leader", lambda: client.run(RUN)["status"])
+        seen = Seen()
+        async with asyncio.TaskGroup() as tasks:
+            looks = [tasks.create_task(seen.progress(bus)), tasks.create_task(seen.tape(bus))]
+            for n in range(args.repeats):
+                rows.append(await failover(client, seen, processes, args.before))
+                print(f"repeat {n + 1}: failover {rows[-1]['failover_s']:.2f} s", flush=True)
+            for look in looks:
+                look.cancel()
     return rows
 
 
@@ -200,12 +132,14 @@ def duties(client: Client) -> dict[str, str]:
 
 
 async def failover(
-    client: Client, seen: Seen, processes: Processes, before_s: float, core: int
+    client: Client, seen: Seen, processes: Processes, before_s: float
 ) -> dict[str, Any]:
     """Kill the leader once both are in place and rounds have gone on for a while."""
-    await until("leader and standby", lambda: {"leading", "standby"} <= duties(client).keys())
+    await processes.until(
+        "leader and standby", lambda: {"leading", "standby"} <= duties(client).keys()
+    )
     count = len(seen.rounds)
-    await until("rounds", lambda: len(seen.rounds) > count + 12)
+    await processes.until("rounds", lambda: len(seen.rounds) > count + 12)
     await asyncio.sleep(before_s)
     victim, term = duties(client)["leading"], seen.rounds[-1][1].term
     killed_at = time.monotonic()
@@ -213,7 +147,7 @@ async def failover(
     committed_at = await seen.committed_after(term)
     before_steps, before_blocked = seen.steps(killed_at - before_s, killed_at)
     window_steps, window_blocked = seen.steps(killed_at, committed_at)
-    processes.start(victim, "diloco_syncer", core)
+    processes.start(victim, "diloco_syncer")
     return {
         "failover_s": committed_at - killed_at,
         "took_over_s": seen.terms[term + 1] - killed_at,

@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runs import surroundings
+from runs import keep, surroundings
 from wan.link import CANNOT, DEVICE, HUB, Link, LinkMissing, Shape
 from wan.training import Training
 
@@ -79,8 +79,7 @@ def main() -> None:
     if args.torch:  # whose interpreter it was is nobody's business
         result["command"] = result["command"].replace(args.torch, "PYTHON")
     _table(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, result)
 
 
 def measured(shape: Shape, args: argparse.Namespace) -> dict[str, dict[str, Any]]:

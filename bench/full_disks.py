@@ -30,7 +30,7 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runs import surroundings
+from runs import keep, surroundings
 from storms.disks import MIB, fill, small_disk
 from storms.stack import Stack, until
 
@@ -257,7 +257,7 @@ def main() -> None:
         print(f"{place:10}" + "".join(f"{value:10.4g}" for value in row.values()))
     if args.json:
         body = {"figures": rows, "repeats": [asdict(f) for f in found], **surroundings(__file__)}
-        args.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        keep(args.json, body, indent=1)
 
 
 if __name__ == "__main__":

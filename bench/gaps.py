@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runs import results_of, surroundings
+from runs import keep, results_of, surroundings
 
 from diloco_cli.report import data_parallel_bytes
 from diloco_learner.training.trainer import Program
@@ -117,7 +117,7 @@ def main() -> None:
             "seeds": args.seeds,
             **surroundings(__file__),
         }
-        args.json.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+        keep(args.json, body)
 
 
 def change(text: str) -> tuple[str, str]:

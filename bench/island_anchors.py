@@ -20,18 +20,14 @@ link between hosts has B bytes/s, sending cannot be shorter than (hosts - 1) / h
 over B; that is given as sending_10gbit_s.
 """
 
-import argparse
 import ctypes
 import gc
-import json
 import statistics
-import sys
 import threading
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from island_checkpoints import LINK_BYTES_PER_S, SEED, host, island, took, trained
+from island_checkpoints import LINK_BYTES_PER_S, SEED, each_model, took, trained
 
 # Steps of each way, which on a processor take seconds.
 STEPS = 5
@@ -129,29 +125,5 @@ class Taking:
         self.work.join()
 
 
-def main() -> None:
-    """Measure, print, and write JSON if asked to."""
-    if sys.argv[1:2] == ["--host"]:
-        port, hosts, index, model, times, place = sys.argv[2:]
-        host(measured, int(port), int(hosts), int(index), model, int(times), place)
-        return
-    sys.path.insert(0, str(Path(__file__).parent))
-    from runs import surroundings
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["35m", "150m"])
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--times", type=int, default=15)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    report: dict[str, Any] = surroundings(__file__) | {"seed": SEED, "hosts": given.hosts}
-    report["models"] = {}
-    for model in given.models:
-        report["models"][model] = found = island(model, given.hosts, given.times, __file__)
-        print(f"{model}: {found}")
-        if given.json is not None:
-            given.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    each_model(__doc__, measured, __file__, 15)

@@ -164,7 +164,7 @@ def took(work: Callable[[], object]) -> float:
 # --------------------------------------------------------------------------------------------------
 
 
-def island(model: str, hosts: int, times: int, script: str = __file__) -> dict[str, Any]:
+def island(model: str, hosts: int, times: int, script: str) -> dict[str, Any]:
     """What process 0 of one found, of which each process is that script's."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
@@ -190,29 +190,41 @@ def island(model: str, hosts: int, times: int, script: str = __file__) -> dict[s
 
 def main() -> None:
     """Measure, print, and write JSON if asked to."""
+
+    def shown(found: dict[str, Any]) -> str:
+        first, every = found["first"]["still_s"], found["all"]["still_s"]
+        return f"stands still for {first:.3f} s by the first, {every:.3f} s by all: {found}"
+
+    each_model(__doc__, measured, __file__, 5, shown)
+
+
+def each_model(
+    about: str,
+    measures: Callable[..., Any],
+    script: str,
+    times: int,
+    shown: Callable[[dict[str, Any]], str] = str,
+) -> None:
+    """The command line of a bench of islands: `measures` in each host of one, model by model."""
     if sys.argv[1:2] == ["--host"]:
-        port, hosts, index, model, times, place = sys.argv[2:]
-        host(measured, int(port), int(hosts), int(index), model, int(times), place)
+        port, hosts, index, model, many, place = sys.argv[2:]
+        host(measures, int(port), int(hosts), int(index), model, int(many), place)
         return
     sys.path.insert(0, str(Path(__file__).parent))
-    from runs import surroundings
+    from runs import keep, surroundings
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["35m", "150m"])
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--times", type=int, default=times)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    report: dict[str, Any] = surroundings(__file__) | {"seed": SEED, "hosts": given.hosts}
+    report: dict[str, Any] = surroundings(script) | {"seed": SEED, "hosts": given.hosts}
     report["models"] = {}
     for model in given.models:
-        report["models"][model] = found = island(model, given.hosts, given.times)
-        first, every = found["first"]["still_s"], found["all"]["still_s"]
-        print(
-            f"{model}: stands still for {first:.3f} s by the first, {every:.3f} s by all: {found}"
-        )
-        if given.json is not None:
-            given.json.write_text(json.dumps(report, indent=2) + "\n")
+        report["models"][model] = found = island(model, given.hosts, given.times, script)
+        print(f"{model}: {shown(found)}")
+        keep(given.json, report)
 
 
 if __name__ == "__main__":

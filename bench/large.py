@@ -18,7 +18,6 @@ held is told beside its budget, which is for the worst moment and may not come.
 """
 
 import argparse
-import json
 import math
 import os
 import signal
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from runs import surroundings
+from runs import keep, surroundings
 from sizes.model import parameters_of
 from sizes.standin import layout_of
 from sizes.watching import Watching
@@ -305,9 +304,7 @@ def main() -> None:
     shown = ("memory_over_budget", "loop_lag_max_s", "false_failovers", "false_evictions")
     for name in shown:
         print(f"{name:24} {figures[name]:.3g}")
-    if args.json:
-        body = {"figures": figures, "seed": 0, **surroundings(__file__)}
-        args.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    keep(args.json, {"figures": figures, "seed": 0, **surroundings(__file__)}, indent=1)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding
 from learner_memory import anonymous_mib, begin
-from runs import surroundings
+from runs import keep, surroundings
 from stepping.sizes import SIZES
 
 from diloco_learner.exchange.encoding import Encoded
@@ -503,8 +503,7 @@ def main() -> None:
                 found[part] = fragment("5b", args.mesh, 3)
         told = {"load_average": os.getloadavg()[0], **surroundings(__file__)}
         found.setdefault("runs", {})[part] = told
-        if args.json:
-            args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        keep(args.json, found, indent=1)
     if args.page:
         text = args.page.read_text(encoding="utf-8")
         head, rest = text.split(BEGIN, 1)

@@ -44,7 +44,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runs import surroundings
+from runs import keep, surroundings
 from stepping import page, turns
 from stepping.cluster import Cluster, Turn, environment_of, loop_environment, training
 from stepping.sizes import (
@@ -425,8 +425,7 @@ def main() -> None:
     else:
         result = on_cpu(args)
     result |= {"seed": SEED, "load_average": os.getloadavg()[0], **surroundings(__file__)}
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep(args.json, result, indent=1)
     if args.page and "figures" in result:
         page.put(args.page, page.table(result))
 

@@ -9,13 +9,12 @@ stream held and its limit, the longest time in which no round was committed, and
 """
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from runs import surroundings
+from runs import keep, surroundings
 from storms.stack import Stack, until
 
 RUN = "ordinary"
@@ -113,7 +112,7 @@ def main() -> None:
         print(f"{name:12} {of['used'] / 1e9:6.2f} GB of {(allowed or 0) / 1e9:6.2f} GB")
     if args.json:
         body = {"figures": figures, "steps": args.steps, "seed": 0, **surroundings(__file__)}
-        args.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        keep(args.json, body, indent=1)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from runs import surroundings
+from runs import keep, surroundings
 
 from diloco_shared.corpora.documents import Tally
 from diloco_shared.corpora.prepare import prepare
@@ -69,8 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="diloco-prepare-", dir=args.folder) as there:
         result = measured(Path(there), args) | surroundings(__file__)
     table(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep(args.json, result, indent=1)
 
 
 def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -33,16 +33,17 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from runs import surroundings
+import beside
+from runs import keep, surroundings
 
-from diloco_client import ApiError, Client, Unreachable
+from diloco_client import Client
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
@@ -72,18 +73,7 @@ MORE_ROUNDS = 6
 PAYLOAD_BYTES = 32 << 20
 
 
-def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """The first true value of `look`; RuntimeError naming `what` when patience ends."""
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        try:
-            value = look()
-        except (ApiError, Unreachable, LookupError, TypeError, OSError, ValueError):
-            value = None
-        if value:
-            return value
-        time.sleep(0.05)
-    raise RuntimeError(f"never came: {what}")
+until = partial(beside.until, patience_s=PATIENCE_S, look_s=0.05, fails=RuntimeError)
 
 
 def free_ports() -> list[int]:
@@ -263,7 +253,7 @@ class Drill:
 
     def more(self, count: int, what: str, patience_s: float = PATIENCE_S) -> None:
         known = len(self.seen)
-        until(what, lambda: self.look() >= known + count, patience_s)
+        until(what, lambda: self.look() >= known + count, patience_s=patience_s)
 
     def begin(self) -> float:
         began = time.monotonic()
@@ -401,7 +391,7 @@ class Drill:
 # What three copies cost.
 
 
-def paced(cluster: Cluster, client: Client, seconds: float) -> dict[str, Any]:
+def paced(client: Client, seconds: float) -> dict[str, Any]:
     """Merged rounds and bytes of payload per second of one run after the other, 1 and 3 copies."""
     found: dict[str, list[dict[str, float]]] = {"1": [], "3": []}
     for turn in range(2):
@@ -525,7 +515,7 @@ def drilled(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             found["gap_s"] = {"median": statistics.median(gaps), "worst": gaps[-1]}
         if args.cost:
             found["cost"] = {
-                "rounds": paced(cluster, client, args.cost),
+                "rounds": paced(client, args.cost),
                 "bytes": asyncio.run(moved(cluster)),
             }
         return found
@@ -555,9 +545,7 @@ def main() -> None:
         except RuntimeError as error:
             sys.exit(f"r3: {error}")
     print("\n".join(lines(found)))
-    if args.json:
-        report = surroundings(__file__) | found
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, surroundings(__file__) | found)
 
 
 if __name__ == "__main__":

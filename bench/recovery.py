@@ -21,22 +21,17 @@ import asyncio
 import json
 import os
 import platform
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.up.stack import free_port
+from beside import Processes, alone
+
 from diloco_client import Client
-from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus
-from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Progress
 from diloco_shared.protocol.wire import decode
@@ -44,7 +39,6 @@ from diloco_shared.protocol.wire import decode
 PATIENCE_S = 300.0
 RUN = "recovery"
 LEARNERS = ("learner-1", "learner-2", "learner-3")
-ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
 def spec_of(sequences: int) -> dict[str, Any]:
@@ -58,47 +52,6 @@ def spec_of(sequences: int) -> dict[str, Any]:
         "keeping": {"checkpoint_every_steps": 1_000_000},
         "budget": {"steps": 10_000_000},
     }
-
-
-class Processes:
-    """What is started is stopped."""
-
-    def __init__(self, folder: Path, nats: NatsServer, port: int) -> None:
-        self.folder = folder
-        self.shared = {
-            "DILOCO_NATS_URL": nats.url,
-            "DILOCO_DATA": str(folder),
-            "DILOCO_HOST": "127.0.0.1",
-            "DILOCO_PORT": str(port),
-            "DILOCO_CACHE": str(folder / "compiled"),
-            "DILOCO_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-            "XLA_FLAGS": ONE_THREAD,
-        }
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str, module: str) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", module],
-                env={**os.environ, **self.shared, "DILOCO_ID": name},
-                stdout=log,
-                stderr=log,
-            )
-
-    def kill(self, name: str) -> None:
-        process = self.running.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def stop(self) -> None:
-        for process in self.running.values():
-            process.terminate()
-        for process in self.running.values():
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 class Seen:
@@ -122,53 +75,32 @@ class Seen:
         return self.reports[learner][-1][1].step_s
 
 
-async def until(what: str, condition: Callable[[], Any]) -> Any:
-    """The first true value; errors of a coordinator that is starting count as false."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            if value := await asyncio.to_thread(condition):
-                return value
-        except Exception as error:
-            what = what if "(" in what else f"{what} ({error})"
-        await asyncio.sleep(0.2)
-    raise SystemExit(f"never came: {what}")
-
-
 async def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """One row per repeat."""
-    nats, port = NatsServer(folder / "nats", token="bench", dies_with_owner=True), free_port(0)
-    await nats.start()
-    processes, rows = Processes(folder, nats, port), []
-    try:
-        processes.start("coordinator", "diloco_coordinator")
+    processes, rows = alone(folder, None, PATIENCE_S), []
+
+    def begin() -> None:
         processes.start("syncer-1", "diloco_syncer")
         for name in LEARNERS:
             processes.start(name, "diloco_learner")
-        token = await until("token", lambda: (folder / "admin-token").read_text().strip())
-        bus = await NatsBus.connect(nats.url, name="bench")
-        with Client(f"http://127.0.0.1:{port}", token) as client:
-            await until("coordinator", client.ready)
-            await until("members", lambda: sum(m["alive"] for m in client.members()) >= 5)
-            client.create_run(spec_of(args.sequences))
-            await until("the run", lambda: client.run(RUN)["status"])
-            seen = Seen()
-            async with asyncio.TaskGroup() as tasks:
-                look = tasks.create_task(seen.progress(bus))
-                for n in range(args.repeats):
-                    victim = LEARNERS[n % len(LEARNERS)]
-                    rows.append(await recovery(client, seen, processes, victim, args.before))
-                    row = rows[-1]
-                    print(
-                        f"repeat {n + 1}: {victim} merged {row['rounds']} rounds and "
-                        f"{row['after_relaunch_s']:.1f} s after its relaunch",
-                        flush=True,
-                    )
-                look.cancel()
-        await bus.close()
-    finally:
-        processes.stop()
-        await nats.stop()
+
+    async with processes.cluster(begin) as (client, bus):
+        await processes.members(client, 5)
+        client.create_run(spec_of(args.sequences))
+        await processes.until("the run", lambda: client.run(RUN)["status"])
+        seen = Seen()
+        async with asyncio.TaskGroup() as tasks:
+            look = tasks.create_task(seen.progress(bus))
+            for n in range(args.repeats):
+                victim = LEARNERS[n % len(LEARNERS)]
+                rows.append(await recovery(client, seen, processes, victim, args.before))
+                row = rows[-1]
+                print(
+                    f"repeat {n + 1}: {victim} merged {row['rounds']} rounds and "
+                    f"{row['after_relaunch_s']:.1f} s after its relaunch",
+                    flush=True,
+                )
+            look.cancel()
     return rows
 
 
@@ -176,7 +108,7 @@ async def recovery(
     client: Client, seen: Seen, processes: Processes, victim: str, before_s: float
 ) -> dict[str, Any]:
     """Kill one once all three are merged again and rounds have gone on for a while."""
-    await until(
+    await processes.until(
         "everybody taking part",
         lambda: len(client.run(RUN)["status"]["participating"]) == len(LEARNERS),
     )
@@ -191,10 +123,10 @@ async def recovery(
         newer = [r for r in client.recoveries(RUN)[known:] if r["learner"] == victim]
         return next((r for r in newer if r["complete"]), None)
 
-    found = await until(f"{victim} merged again", back)
+    found = await processes.until(f"{victim} merged again", back)
     back_at = time.monotonic()
     survivors = [name for name in LEARNERS if name != victim]
-    given, held = await until("both digests", lambda: digests(client, found))
+    given, held = await processes.until("both digests", lambda: digests(client, found))
     after = client.run(RUN)["status"]["tokens"]
     return {
         "victim": victim,

@@ -15,7 +15,6 @@ are killed, hang, and fall behind. Then:
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import shutil
@@ -28,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runs import surroundings
+from runs import keep, surroundings
 from storms.damage import damaged_stores, stored_parts
 from storms.schedule import Fault, storm
 from storms.stack import AWAY, Stack, until
@@ -173,7 +172,7 @@ def main() -> None:
         print(f"{name:24} {value}")
     if args.json:
         about = {"seed": args.seed, "load_average_before": round(load, 1), **surroundings(__file__)}
-        args.json.write_text(json.dumps({**result, **about}, indent=2) + "\n", encoding="utf-8")
+        keep(args.json, {**result, **about})
     whole = f["tape_sound"] and f["bit_identical"]
     all_found = f["exported_placed"] == f["exported_bytes_changed"]
     sys.exit(0 if whole and all_found and f["stored_placed"] == f["stored_bytes_changed"] else 1)

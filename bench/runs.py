@@ -80,5 +80,11 @@ def surroundings(script: str) -> dict[str, Any]:
     }
 
 
+def keep(file: Path | None, body: Any, indent: int = 2) -> None:
+    """What came out, as JSON, where a file is asked for."""
+    if file is not None:
+        file.write_text(json.dumps(body, indent=indent) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
     pack()

@@ -4,11 +4,12 @@ Where the sites live, in namespaces or in containers, is another's to say (`Site
 """
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from diloco_client import ApiError, Client, Unreachable
+import beside
+
+from diloco_client import Client
 
 SITES = ("oslo", "bergen")
 RUN = "sites"
@@ -26,18 +27,7 @@ PATIENCE_S = 240.0
 MORE_ROUNDS = 6
 
 
-def until(what: str, look: Callable[[], Any]) -> Any:
-    """The first true value of `look`; RuntimeError naming `what` when patience ends."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            value = look()
-        except (ApiError, Unreachable, LookupError, TypeError):
-            value = None
-        if value:
-            return value
-        time.sleep(0.1)
-    raise RuntimeError(f"never came: {what}")
+until = partial(beside.until, patience_s=PATIENCE_S, look_s=0.1, fails=RuntimeError)
 
 
 class Sites(Protocol):

@@ -21,7 +21,6 @@ Exit status 0 only if all of that happened and every token is accounted for.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -31,7 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from runs import surroundings
+from runs import keep, surroundings
 from site_containers import Containers
 from site_drill import SITES, Drill, until
 
@@ -251,9 +250,7 @@ def main() -> None:
         except RuntimeError as error:
             sys.exit(f"sites-test: {error}")
     print("\n".join(lines(found)))
-    if args.json:
-        report = surroundings("sites.py") | {"command": command} | found
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, surroundings("sites.py") | {"command": command} | found)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ loading of the moments.
 
 import argparse
 import itertools
-import json
 import math
 import os
 import signal
@@ -35,7 +34,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runs import surroundings
+from runs import keep, surroundings
 from sizes.standin import layout_of
 from storms.stack import Stack, until
 
@@ -250,9 +249,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="diloco-slow-start-") as folder:
         figures = measure(args, Path(folder))
-    if args.json:
-        body = {"figures": figures, "seed": 0, **surroundings(__file__)}
-        args.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    keep(args.json, {"figures": figures, "seed": 0, **surroundings(__file__)}, indent=1)
 
 
 if __name__ == "__main__":

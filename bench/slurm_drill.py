@@ -23,7 +23,6 @@ was, and if every token is accounted for.
 """
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -36,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from runs import surroundings
+from runs import keep, surroundings
 from site_drill import RUN, SPEC, Drill, until
 from sites import lines
 from slurm_here import NODES, Slurm, free_port, missing
@@ -335,9 +334,7 @@ def main() -> None:
         except RuntimeError as error:
             sys.exit(f"slurm-test: {error}")
     print("\n".join(lines(found)))
-    if args.json:
-        report = surroundings("slurm_drill.py") | {"command": "make slurm-test"} | found
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, surroundings("slurm_drill.py") | {"command": "make slurm-test"} | found)
 
 
 if __name__ == "__main__":

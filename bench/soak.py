@@ -41,7 +41,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runs import surroundings
+from runs import keep, surroundings
 from storms.growth import Series, verdicts
 from storms.schedule import Fault, storm
 from storms.stack import AWAY, Stack, until
@@ -266,8 +266,7 @@ def main() -> None:
     about = {"load_average_before": load, **surroundings(__file__)}
 
     def write(result: dict[str, Any]) -> None:
-        if args.json:
-            args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        keep(args.json, result)
 
     with tempfile.TemporaryDirectory() as folder:
         if args.compare:

@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runs import surroundings
+from runs import keep, surroundings
 from stepping.sizes import SIZES, Size, spec_of
 
 from diloco_learner.training.trainer import Program
@@ -80,9 +80,7 @@ def main() -> None:
         if "bytes_before" in row:
             told += f"  {row['bytes'] / row['bytes_before']:.2f} of before"
         print(f"{name:<52} {told}", flush=True)
-    if args.json:
-        result = {"steps": rows, "seed": 0, **surroundings(__file__)}
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    keep(args.json, {"steps": rows, "seed": 0, **surroundings(__file__)})
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runs import surroundings
+from runs import keep, surroundings
 from storms.releases import LEARNERS, Cluster, Release, Upgrading, Walk, until
 
 from diloco_cli.up.stack import free_port
@@ -186,8 +186,7 @@ def main() -> None:
     result |= surroundings(__file__)
     for name, value in result["figures"].items():
         print(f"{name:28} {value}")
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep(args.json, result, indent=1)
     found = result["figures"]
     kept = ("ledger_exact", "replayed")
     others = [r for r in result["exchanges"] if r["exchanged"] != "learners"]

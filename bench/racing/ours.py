@@ -9,13 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from recovery import PATIENCE_S, RUN, Processes, Seen, until
+from beside import alone
+from recovery import PATIENCE_S, RUN, Seen
 
 from diloco_cli.report import socket_bytes
-from diloco_cli.up.stack import LEARNER_NICENESS, free_port
-from diloco_client import Client
-from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.process.nats_server import NatsServer
+from diloco_cli.up.stack import LEARNER_NICENESS
 from racing.timeline import WINDOW_S
 
 MODULE = "diloco_learner"
@@ -43,35 +41,21 @@ class Ours:
     async def _run(
         self, body: Callable[["Ours"], Coroutine[Any, Any, dict[str, Any]]]
     ) -> dict[str, Any]:
-        nats = NatsServer(self.folder / "nats", token="bench", dies_with_owner=True)
-        port = free_port(0)
-        await nats.start()
-        self.processes = Processes(self.folder, nats, port)
-        self.processes.shared["DILOCO_CACHE"] = str(COMPILED)
-        try:
-            self.processes.start("coordinator", "diloco_coordinator")
+        self.processes = alone(self.folder, None, PATIENCE_S)
+        self.processes.environment["DILOCO_CACHE"] = str(COMPILED)
+
+        def begin() -> None:
             self.processes.start("syncer-1", "diloco_syncer")
             for learner in self.learners:
                 self.start(learner)
-            file = self.folder / "admin-token"
-            token = await until("token", lambda: file.read_text().strip())
-            bus = await NatsBus.connect(nats.url, name="bench")
-            with Client(f"http://127.0.0.1:{port}", token) as self.client:
-                await until("coordinator", self.client.ready)
-                members = 2 + len(self.learners)
-                await until("members", lambda: sum(m["alive"] for m in self.members()) >= members)
-                self.client.create_run(self.spec)
-                looking = asyncio.create_task(self.seen.progress(bus))
-                found = await body(self)
-                looking.cancel()
-            await bus.close()
-        finally:
-            self.processes.stop()
-            await nats.stop()
-        return found
 
-    def members(self) -> list[dict[str, Any]]:
-        return self.client.members()
+        async with self.processes.cluster(begin) as (self.client, bus):
+            await self.processes.members(self.client, 2 + len(self.learners))
+            self.client.create_run(self.spec)
+            looking = asyncio.create_task(self.seen.progress(bus))
+            found = await body(self)
+            looking.cancel()
+        return found
 
     def start(self, learner: str) -> None:
         """As `diloco up` starts it: others have the processor first."""
@@ -91,22 +75,11 @@ class Ours:
         cursors = [p.cursor for _, p in self.seen.reports[learner] if p.cursor is not None]
         return list(dict.fromkeys(cursor.shard for cursor in cursors))
 
-    async def until(
-        self, what: str, condition: Callable[[], Any], limit_s: float = PATIENCE_S
-    ) -> Any:
-        """The first true value, looked for now and then."""
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            if value := await asyncio.to_thread(condition):
-                return value
-            await asyncio.sleep(LOOK_S)
-        raise SystemExit(f"never came: {what}")
-
     async def all_stepped(self, steps: int) -> None:
         def enough() -> bool:
             return min(len(self.steps(learner)) for learner in self.learners) >= steps
 
-        await self.until(f"{steps} steps of everybody", enough)
+        await self.processes.until(f"{steps} steps of everybody", enough, look_s=LOOK_S)
 
 
 async def whole(ours: Ours, limit_s: float) -> dict[str, Any]:
@@ -118,7 +91,7 @@ async def whole(ours: Ours, limit_s: float) -> dict[str, Any]:
         done = run["state"] == "finished" and all(x["state"] == "finished" for x in learners)
         return run if done else None
 
-    run = await ours.until("the end of the run", over, limit_s)
+    run = await ours.processes.until("the end of the run", over, limit_s, look_s=LOOK_S)
     status = run["status"]
     losses = [e["data"]["val_loss"] for e in ours.client.events(RUN) if e["kind"] == "evaluation"]
     return {

@@ -163,8 +163,6 @@ class Term:
                 self._at(self.now, Published.of(effect))
             case Snapshot():
                 self._at(self.now, SnapshotDone(effect.covers, effect.round, "here"))
-            case _:
-                pass
 
     def progress(self, name: str) -> Progress:
         history = self.machine.history

@@ -8,20 +8,16 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from diloco_cli.up.stack import free_port
-from diloco_client import Client
-from diloco_shared.bus.nats.bus import NatsBus
+from beside import Processes
+
 from diloco_shared.bus.port import Bus
-from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Progress
 from diloco_shared.protocol.wire import decode
@@ -81,63 +77,36 @@ def turn_of(reports: list[Report]) -> Turn:
 
 @dataclass(slots=True)
 class Cluster:
-    """`core`: of the measured learner; `other`: of everything else. None: not pinned."""
+    """What is asked of the measured learner, and what it reports."""
 
-    folder: Path
-    core: int | None
-    other: int | None
-    environment: Mapping[str, str]
-    running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    processes: Processes
     reports: list[Report] = field(default_factory=list)
 
-    def start(self, name: str, module: str, core: int | None) -> None:
-        pinned = [] if core is None else ["taskset", "-c", str(core)]
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                [*pinned, sys.executable, "-m", module],
-                env={**self.environment, "DILOCO_ID": name},
-                stdout=log,
-                stderr=log,
-            )
-
-    def stop(self) -> None:
-        for process in self.running.values():
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-        for process in self.running.values():
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-    # --- the measured learner ------------------------------------------------------------------
+    @property
+    def measured(self) -> "subprocess.Popen[bytes]":
+        return self.processes.running[MEASURED]
 
     def halt(self) -> None:
-        self.running[MEASURED].send_signal(signal.SIGSTOP)
+        self.measured.send_signal(signal.SIGSTOP)
 
     async def turn(self, seconds: float) -> Turn:
         """Let it take steps for so long, once it has caught up, and tell what it did."""
-        self.running[MEASURED].send_signal(signal.SIGCONT)
+        self.measured.send_signal(signal.SIGCONT)
         await asyncio.sleep(CATCH_UP_S)
         self.reports.clear()
         await asyncio.sleep(seconds)
         self.halt()
-        if self.running[MEASURED].poll() is not None:
-            raise SystemExit(f"the learner ended: {self.said(MEASURED)}")
+        if self.measured.poll() is not None:
+            raise SystemExit(f"the learner ended: {self.processes.said(MEASURED)}")
         return turn_of(self.reports)
-
-    def said(self, name: str) -> str:
-        lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
-        return lines[-1][:500] if lines else "it said nothing"
 
     def cpu_s(self) -> float:
         """What the measured learner has used of its core."""
-        return cpu_s(Path(f"/proc/{self.running[MEASURED].pid}/stat").read_text())
+        return cpu_s(Path(f"/proc/{self.measured.pid}/stat").read_text())
 
     def peak_bytes(self) -> int:
         """Most memory that the learner held, without what is mapped from files."""
-        return peak_bytes(Path(f"/proc/{self.running[MEASURED].pid}/status").read_text())
+        return peak_bytes(Path(f"/proc/{self.measured.pid}/status").read_text())
 
     async def listen(self, bus: Bus) -> None:
         subject = subjects.progress(RUN, MEASURED)
@@ -165,22 +134,6 @@ def cpu_s(stat: str) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-async def until(what: str, condition: Callable[[], Any], cluster: Cluster) -> Any:
-    """The first true value; errors of a coordinator that is starting count as false."""
-    deadline, why = time.monotonic() + PATIENCE_S, ""
-    while time.monotonic() < deadline:
-        for name, process in cluster.running.items():
-            if process.poll() is not None:
-                raise SystemExit(f"{name} ended: {cluster.said(name)}")
-        try:
-            if value := await asyncio.to_thread(condition):
-                return value
-        except Exception as error:
-            why = f" ({error})"
-        await asyncio.sleep(0.2)
-    raise SystemExit(f"never came: {what}{why}")
-
-
 @asynccontextmanager
 async def training(
     size: Size,
@@ -192,49 +145,28 @@ async def training(
     other: int | None,
 ) -> AsyncIterator[Cluster]:
     """A run in which the measured learner takes part; it is stopped when this begins."""
-    nats, port = NatsServer(folder / "nats", token="bench", dies_with_owner=True), free_port(0)
-    await nats.start()
-    shared = {
-        **environment,
-        "DILOCO_NATS_URL": nats.url,
-        "DILOCO_DATA": str(folder),
-        "DILOCO_HOST": "127.0.0.1",
-        "DILOCO_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    cluster = Cluster(folder, core, other, shared)
-    try:
-        cluster.start("coordinator", "diloco_coordinator", other)
-        cluster.start("syncer-1", "diloco_syncer", other)
-        token = await until("a token", (folder / "admin-token").read_text, cluster)
-        bus = await NatsBus.connect(nats.url, name="bench")
-        with Client(f"http://127.0.0.1:{port}", token.strip()) as client:
-            await until("the coordinator", client.ready, cluster)
-            cluster.start(MEASURED, "diloco_learner", core)
-            for n in range(2, learners + 1):
-                cluster.start(f"learner-{n}", "diloco_learner", other)
-            members = 1 + learners
-            await until(
-                "members",
-                lambda: sum(m["alive"] for m in client.members()) >= members,
-                cluster,
+    processes = Processes(folder, environment, other, PATIENCE_S)
+    found = Cluster(processes)
+
+    async with processes.cluster(lambda: processes.start("syncer-1", "diloco_syncer")) as (
+        client,
+        bus,
+    ):
+        processes.start(MEASURED, "diloco_learner", core)
+        for n in range(2, learners + 1):
+            processes.start(f"learner-{n}", "diloco_learner")
+        await processes.members(client, 1 + learners)
+        listening = asyncio.create_task(found.listen(bus))
+        client.create_run(spec_of(size, learners).model_dump(mode="json", exclude={"id"}))
+        try:
+            await processes.until(
+                f"every fragment is adopted by {MEASURED} once more",
+                lambda: found.reports and min(found.reports[-1].told.adopted) >= 1,
             )
-            listening = asyncio.create_task(cluster.listen(bus))
-            client.create_run(spec_of(size, learners).model_dump(mode="json", exclude={"id"}))
-            try:
-                await until(
-                    f"every fragment is adopted by {MEASURED} once more",
-                    lambda: cluster.reports and min(cluster.reports[-1].told.adopted) >= 1,
-                    cluster,
-                )
-                cluster.halt()
-                yield cluster
-            finally:
-                listening.cancel()
-        await bus.close()
-    finally:
-        cluster.stop()
-        await nats.stop()
+            found.halt()
+            yield found
+        finally:
+            listening.cancel()
 
 
 def environment_of(*, threads: int) -> dict[str, str]:

@@ -12,14 +12,16 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import beside
+
 from diloco_client import Client
-from storms import stack
 
 PACKAGES = (
     *("cli", "client", "shared", "services/coordinator", "services/learner", "services/syncer"),
@@ -31,9 +33,7 @@ PATIENCE_S = 900.0
 ENDING_S = 60.0
 
 
-def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """The first true value."""
-    return stack.until(what, condition, patience_s)
+until = partial(beside.until, patience_s=PATIENCE_S)
 
 
 class Release(NamedTuple):

@@ -6,41 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import psutil
+from beside import AWAY as AWAY
+from beside import until as until
 
-from diloco_client import ApiError, Client, Unreachable
+from diloco_client import Client
 from diloco_shared.bus.nats.bus import NatsBus
 from storms.links import Links
 
-# Starting many processes on few busy cores takes its time, in seconds.
-PATIENCE_S = 240.0
 LINKS = Path(__file__).with_name("links.py")
-AWAY = (ApiError, Unreachable, OSError, LookupError, TypeError, ValueError)
-
-
-def until(
-    what: str,
-    condition: Callable[[], Any],
-    patience_s: float = PATIENCE_S,
-    *,
-    look_s: float = 0.2,
-) -> Any:
-    """The first true value; a coordinator that does not answer meanwhile is waited for."""
-    deadline, trouble = time.monotonic() + patience_s, ""
-    while time.monotonic() < deadline:
-        try:
-            if value := condition():
-                return value
-        except AWAY as error:
-            trouble = f" ({type(error).__name__}: {error})"
-        time.sleep(look_s)
-    raise SystemExit(f"never came: {what}{trouble}")
 
 
 class Stack:

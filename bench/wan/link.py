@@ -17,7 +17,6 @@ SOURCE = Path(__file__).with_name("link.c")
 # From sysexits and automake: "this machine cannot run it", which is not a failure.
 CANNOT = 77
 _COMPILE_S = 60
-_START_S = 10
 _STOP_S = 10
 _CLONE_NEWNET = 0x40000000
 

@@ -113,7 +113,7 @@ class Client:
         wait_s: float = 0.0,
         has: tuple[str, ...] = (),
         **kwargs: Any,
-    ) -> Any:
+    ) -> dict[str, Any]:
         """`wait_s`: for how long an answer is waited for, if that is more than `timeout_s`. `has`:
         what a coordinator tells there."""
         timeout, changes = self._timeout(wait_s), method != "GET"
@@ -127,7 +127,7 @@ class Client:
             raise self._unreachable(error, "no coordinator answers at") from None
         if not response.is_success:
             raise refusal(response, self.url)
-        return read(response, self.url, has) if response.content else None
+        return read(response, self.url, has) if response.content else {}
 
     def _request(self, method: str, path: str, **sent: Any) -> httpx.Request:
         """ApiError for words that no request can carry."""
@@ -187,18 +187,14 @@ class Client:
 
     def health(self) -> dict[str, Any]:
         """Answers if the process does, whatever its bus does."""
-        health: dict[str, Any] = self._call("GET", "/healthz")
-        return health
+        return self._call("GET", "/healthz")
 
     # --- runs ----------------------------------------------------------------------------------
 
     def create_run(self, spec: dict[str, Any], *, idempotency_key: str = "") -> dict[str, Any]:
         """Submit a run; with a key, a repeat of the same request creates nothing twice."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        run: dict[str, Any] = self._call(
-            "POST", "/v1/runs", wait_s=SUBMIT_S, json=spec, headers=headers
-        )
-        return run
+        return self._call("POST", "/v1/runs", wait_s=SUBMIT_S, json=spec, headers=headers)
 
     def runs(self) -> list[dict[str, Any]]:
         """Every run, page by page."""
@@ -207,8 +203,7 @@ class Client:
     def run(self, name: str) -> dict[str, Any]:
         """One run: what was asked for, where it stands and why."""
         path = f"/v1/runs/{part(name)}"
-        run: dict[str, Any] = self._call("GET", path, has=("name", "state"))
-        return run
+        return self._call("GET", path, has=("name", "state"))
 
     def pause(self, name: str) -> dict[str, Any]:
         """Hold every learner of a run after its step."""
@@ -223,15 +218,13 @@ class Client:
         return self._verb(name, "stop")
 
     def _verb(self, name: str, verb: str) -> dict[str, Any]:
-        run: dict[str, Any] = self._call("POST", f"/v1/runs/{part(name)}/{verb}")
-        return run
+        return self._call("POST", f"/v1/runs/{part(name)}/{verb}")
 
     def set_quorum(self, name: str, quorum: int, *, revision: int | None = None) -> dict[str, Any]:
         """Change K; with the `revision` of a run's view, only if nobody changed it since."""
         headers = {} if revision is None else {"If-Match": f'"{revision}"'}
         path, body = f"/v1/runs/{part(name)}", {"quorum": quorum}
-        run: dict[str, Any] = self._call("PATCH", path, json=body, headers=headers)
-        return run
+        return self._call("PATCH", path, json=body, headers=headers)
 
     def delete_run(self, name: str) -> None:
         """Remove a run that is over, with everything the message server keeps of it."""
@@ -252,8 +245,7 @@ class Client:
     def metrics(self, name: str) -> dict[str, Any]:
         """The losses of a run, and other figures of it."""
         path = f"/v1/runs/{part(name)}/metrics"
-        metrics: dict[str, Any] = self._call("GET", path, has=("evaluations",))
-        return metrics
+        return self._call("GET", path, has=("evaluations",))
 
     def recoveries(self, name: str) -> list[dict[str, Any]]:
         """How learners came back, or came new to the run."""
@@ -265,8 +257,7 @@ class Client:
     def checkpoint(self, run: str) -> dict[str, Any]:
         """Begin a run-wide checkpoint; `status.checkpoint_state` of the run tells the rest."""
         path = f"/v1/runs/{part(run)}/checkpoints"
-        begun: dict[str, Any] = self._call("POST", path, wait_s=CHECKPOINT_S, has=("number",))
-        return begun
+        return self._call("POST", path, wait_s=CHECKPOINT_S, has=("number",))
 
     def checkpoints(self, run: str = "") -> list[dict[str, Any]]:
         """Complete ones of a run, or of all that are kept where most are; oldest first."""
@@ -294,8 +285,7 @@ class Client:
     def show_checkpoint(self, run: str, number: int) -> dict[str, Any]:
         """What one checkpoint holds."""
         path = f"/v1/runs/{part(run)}/checkpoints/{number}"
-        found: dict[str, Any] = self._call("GET", path, wait_s=CHECKPOINT_S)
-        return found
+        return self._call("GET", path, wait_s=CHECKPOINT_S)
 
     def delete_checkpoint(self, run: str, number: int) -> None:
         """Remove one, of a run that is there."""
@@ -318,20 +308,17 @@ class Client:
         path = f"/v1/runs/{part(run)}/checkpoints/{number}/restore"
         body = {"as": as_run} if as_run else {}
         wait_s = SUBMIT_S if as_run else CHECKPOINT_S
-        restored: dict[str, Any] = self._call("POST", path, wait_s=wait_s, json=body)
-        return restored
+        return self._call("POST", path, wait_s=wait_s, json=body)
 
     def begin_again(self, run: str) -> dict[str, Any]:
         """A new epoch from the published parameters, for a run whose state no syncer has."""
-        begun: dict[str, Any] = self._call("POST", f"/v1/runs/{part(run)}/begin-again")
-        return begun
+        return self._call("POST", f"/v1/runs/{part(run)}/begin-again")
 
     def create_run_from(self, checkpoint: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Submit a run that begins with a checkpoint: FOLDER/NUMBER, or an address of its own."""
         params = {"checkpoint": checkpoint}
         path = "/v1/checkpoints/submit"
-        run: dict[str, Any] = self._call("POST", path, wait_s=SUBMIT_S, json=spec, params=params)
-        return run
+        return self._call("POST", path, wait_s=SUBMIT_S, json=spec, params=params)
 
     # --- exports -------------------------------------------------------------------------------
 
@@ -346,8 +333,7 @@ class Client:
         """Begin to take the weights out; `show_export` tells how far it is."""
         body = {"version": version, "checkpoint": checkpoint, "dtype": dtype}
         path = f"/v1/runs/{part(run)}/exports"
-        begun: dict[str, Any] = self._call("POST", path, wait_s=CHECKPOINT_S, json=body)
-        return begun
+        return self._call("POST", path, wait_s=CHECKPOINT_S, json=body)
 
     def exports(self, run: str) -> list[dict[str, Any]]:
         """Those of a run, oldest first."""
@@ -357,8 +343,7 @@ class Client:
 
     def show_export(self, run: str, export: str) -> dict[str, Any]:
         """One export: its state, and its files once they are there."""
-        found: dict[str, Any] = self._call("GET", f"/v1/runs/{part(run)}/exports/{part(export)}")
-        return found
+        return self._call("GET", f"/v1/runs/{part(run)}/exports/{part(export)}")
 
     def delete_export(self, run: str, export: str) -> None:
         """Remove an export for good; one that is being made is ended."""
@@ -386,12 +371,11 @@ class Client:
     def members(self) -> list[dict[str, Any]]:
         """Every process that is or was a member."""
         page = self._call("GET", "/v1/members", has=("members",))
-        members: list[dict[str, Any]] = page["members"]
-        return members
+        return list(page["members"])
 
     def all_members(self) -> dict[str, Any]:
         """`members`, and beside them `cut_off`: why that may be old by now, else empty."""
-        found: dict[str, Any] = self._call("GET", "/v1/members", has=("members",))
+        found = self._call("GET", "/v1/members", has=("members",))
         if "cut_off" not in found:  # a coordinator before 0.3 says it elsewhere alone
             trouble = self.trouble()
             found["cut_off"] = f"{trouble}; this is what was heard last" if trouble else ""
@@ -399,18 +383,15 @@ class Client:
 
     def member(self, name: str) -> dict[str, Any]:
         """One process: what it works for, and how it does."""
-        member: dict[str, Any] = self._call("GET", f"/v1/members/{part(name)}")
-        return member
+        return self._call("GET", f"/v1/members/{part(name)}")
 
     def drain(self, name: str) -> dict[str, Any]:
         """Take a member's work away and give it no more, until `undrain`."""
-        member: dict[str, Any] = self._call("POST", f"/v1/members/{part(name)}/drain")
-        return member
+        return self._call("POST", f"/v1/members/{part(name)}/drain")
 
     def undrain(self, name: str) -> dict[str, Any]:
         """Let a drained member have work again."""
-        member: dict[str, Any] = self._call("DELETE", f"/v1/members/{part(name)}/drain")
-        return member
+        return self._call("DELETE", f"/v1/members/{part(name)}/drain")
 
     def forget(self, name: str) -> None:
         """Free the place of a member that is gone and will not come back."""
@@ -445,13 +426,11 @@ class Client:
         repeat of the same request inflicts nothing twice."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         body = {"kind": kind, "target": target, **settings}
-        fault: dict[str, Any] = self._call("POST", "/v1/chaos", json=body, headers=headers)
-        return fault
+        return self._call("POST", "/v1/chaos", json=body, headers=headers)
 
     def faults(self) -> list[dict[str, Any]]:
         """Faults that were inflicted: planned, applied and healed ones."""
-        faults: list[dict[str, Any]] = self._call("GET", "/v1/chaos", has=("faults",))["faults"]
-        return faults
+        return list(self._call("GET", "/v1/chaos", has=("faults",))["faults"])
 
     def plan(self, **wishes: Any) -> dict[str, Any]:
         """Settings for hardware and links that one may not have yet: see `diloco plan --help`.
@@ -459,20 +438,17 @@ class Client:
         `params` and `chips` must be given; the answer has `settings` with their `reasons`,
         `predicted`, `hub` and `sensitivity`. ApiError 422 where no settings do.
         """
-        found: dict[str, Any] = self._call("POST", "/v1/plan", json=wishes)
-        return found
+        return self._call("POST", "/v1/plan", json=wishes)
 
     # --- tokens --------------------------------------------------------------------------------
 
     def access(self) -> dict[str, Any]:
         """What the token in use may do, and whether faults are allowed there."""
-        access: dict[str, Any] = self._call("GET", "/v1/access")
-        return access
+        return self._call("GET", "/v1/access")
 
     def tokens(self) -> list[dict[str, Any]]:
         """What each token may do, until when, and when it was used last."""
-        tokens: list[dict[str, Any]] = self._call("GET", "/v1/tokens", has=("tokens",))["tokens"]
-        return tokens
+        return list(self._call("GET", "/v1/tokens", has=("tokens",))["tokens"])
 
     def make_token(
         self,

@@ -107,13 +107,6 @@ def absent(failures: Failures) -> float:
     return failures.slice_chips * failures.return_mean_s / failures.mtbi_s
 
 
-def mean_goodput(failures: Failures, method: Method, chips: float, learners: int) -> float:
-    """The mean-field goodput of a method."""
-    if method == "decoupled":
-        return job_goodput(failures, chips / learners)
-    return job_goodput(failures, chips, elastic=method == "elastic")
-
-
 def uptime(goodput: float, learners: int) -> float:
     """Share of time that at least one of `learners` steps, failing independently."""
     return 1.0 - (1.0 - goodput) ** learners

@@ -195,7 +195,7 @@ def ports_of(container: dict[str, Any]) -> dict[str, int]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_probes_and_scrapes_ask_where_something_answers(place: str) -> None:
-    health = HealthServer(lambda: Health(True, True, {}), None)  # type: ignore[arg-type]
+    health = HealthServer(lambda: Health(True, {}), None)  # type: ignore[arg-type]
     api = (ROOT / "services/coordinator/diloco_coordinator/app.py").read_text("utf-8")
     for workload in workloads(place):
         (container,) = containers(workload)

@@ -4,9 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from diloco_learner.app import Learner
 from diloco_learner.context import RunContext
+from diloco_learner.data.batches_io import Batches
+from diloco_learner.data.corpus import load
+from diloco_learner.data.leasing_io import Leases
+from diloco_learner.data.shards import ShardCut
+from diloco_learner.exchange.uplink_io import Uplink
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.settings import Settings
 from diloco_learner.training.computing_io import Computing
 from diloco_shared.bus.port import Bus
@@ -21,6 +28,18 @@ NOWHERE = Path("/nonexistent")
 def context(spec: RunSpec, bus: Bus, me: str = "a", incarnation: int = 1) -> RunContext:
     """Of a learner that keeps nothing on a disk; both planes are one bus."""
     return RunContext(spec, me, "boot", bus, bus, NOWHERE, "", incarnation)
+
+
+def uplink(broker: MemoryBroker, spec: RunSpec, folder: Path, sizes: tuple[int, ...]) -> Uplink:
+    """Of a learner with nothing to tell, whose fragments have these `sizes`."""
+    batches = Batches(ShardCut(load(spec.data).train, 8, 8, 0), 2)
+
+    async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
+        raise AssertionError("nothing to tell here")
+
+    place = context(spec, MemoryBus(broker, "a"))
+    leases = Leases(place, batches, tuple, tell)
+    return Uplink(place, sizes, LocalCheckpoints(folder, 2), leases, print)
 
 
 @asynccontextmanager

@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learner.contexts import context
+from learner.contexts import uplink
 from learner.rig import START
 
-from diloco_learner.data.batches_io import Batches
-from diloco_learner.data.corpus import load
-from diloco_learner.data.leasing_io import Leases
-from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import (
     AnchorReady,
     Begin,
@@ -28,7 +24,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.recovery import checkpoint_io, recoverer_io
-from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, sequence_of
+from diloco_learner.recovery.checkpoint_io import sequence_of
 from diloco_learner.recovery.moments import Received
 from diloco_learner.recovery.recoverer_io import Recoverer
 from diloco_learner.training.train import Anchored
@@ -38,7 +34,6 @@ from diloco_shared.protocol.messages import Join, Restored
 from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import Fate, MemoryBroker
-from diloco_simulator.hub.bus import MemoryBus
 
 FRAGMENTS = 6
 # Of a learner whose hub was put back from a backup.
@@ -64,15 +59,7 @@ class Asked:
 
 @pytest.fixture
 def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
-    bus = MemoryBus(broker, "a")
-    batches = Batches(ShardCut(load(spec.data).train, 8, 8, 0), 2)
-
-    async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
-        raise AssertionError("nothing to tell here")
-
-    place = context(spec, bus)
-    leases = Leases(place, batches, tuple, tell)
-    return Uplink(place, (4,) * FRAGMENTS, LocalCheckpoints(tmp_path, 2), leases, print)
+    return uplink(broker, spec, tmp_path, (4,) * FRAGMENTS)
 
 
 def sending(up: Uplink, spec: RunSpec) -> Recoverer:

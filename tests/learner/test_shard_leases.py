@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from learner.contexts import context
-from syncer.contexts import alone
+from syncer.contexts import NamedBus, alone
 from syncer.contexts import context as syncer_context
 from waiting import until
 
@@ -515,14 +515,6 @@ def _held_by(learner: str, shard: int) -> bytes:
 def test_the_corpus_is_what_these_tests_take_it_for(spec: RunSpec, corpus: Path) -> None:
     cut = ShardCut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
     assert cut.sequences_per_shard > 100
-
-
-class NamedBus(MemoryBus):
-    """On a hub whose server knows who writes."""
-
-    @property
-    def named(self) -> bool:
-        return True
 
 
 async def test_a_learner_with_credentials_of_its_own_has_the_leader_write_its_leases(

@@ -7,18 +7,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from learner.contexts import context
+from learner.contexts import uplink
 from waiting import until
 
-from diloco_learner.data.batches_io import Batches
-from diloco_learner.data.corpus import load
-from diloco_learner.data.leasing_io import Leases
-from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import Checkpoint, Contribute, GiveState, KeepPart, PartSettled, Tell
 from diloco_learner.exchange import uplink_io
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.exchange.uplink_io import Uplink
-from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.moments import Handed, pack, pieces
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
@@ -57,15 +52,7 @@ def contribute(seconds: float = 30.0) -> Contribute:
 
 @pytest.fixture
 def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
-    bus = MemoryBus(broker, "a")
-    batches = Batches(ShardCut(load(spec.data).train, 8, 8, 0), 2)
-
-    async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
-        raise AssertionError("nothing to tell here")
-
-    place = context(spec, bus)
-    leases = Leases(place, batches, tuple, tell)
-    return Uplink(place, (9, 9, 4), LocalCheckpoints(tmp_path, 2), leases, print)
+    return uplink(broker, spec, tmp_path, (9, 9, 4))
 
 
 async def uploaded(syncer: Any) -> list[ContributionManifest]:

@@ -13,7 +13,6 @@ from diloco_planner.goodput_model import (
     Failures,
     absent,
     job_goodput,
-    mean_goodput,
     uptime,
 )
 from diloco_simulator.fleets.goodput import Cell, Estimate, Replicas, simulate, student
@@ -92,7 +91,7 @@ def test_the_mean_field_is_near_and_falls_with_size() -> None:
     means = [goodput.mean for goodput, _ in found]
     assert means == sorted(means, reverse=True)
     for size, mean in zip(SIZES, means, strict=True):
-        assert mean_goodput(Failures(), "elastic", size, 1) == pytest.approx(mean, abs=0.03)
+        assert job_goodput(Failures(), size, elastic=True) == pytest.approx(mean, abs=0.03)
 
 
 def test_more_learners_and_fewer_failures_are_better() -> None:

@@ -6,10 +6,19 @@ from typing import Any
 from diloco_shared.bus.port import Bus
 from diloco_shared.checkpoints.place_threads_io import PlaceThreads
 from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.context import RunContext
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 NOWHERE = Path("/nonexistent")
+
+
+class NamedBus(MemoryBus):
+    """On a hub whose server knows who writes."""
+
+    @property
+    def named(self) -> bool:
+        return True
 
 
 def context(

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import structlog
-from syncer.contexts import context
+from syncer.contexts import NamedBus, context
 
 from diloco_shared import ambient
 from diloco_shared.bus.port import Delivery, KeyEntry, Unavailable
@@ -22,14 +22,6 @@ from diloco_syncer.history.tape_io import Deposed
 from diloco_syncer.messages.data_leases_io import HELD_MAX, KNOWN_S, DataLeases, granted, why_not
 
 LIVE = ("a", "b")
-
-
-class NamedBus(MemoryBus):
-    """On a hub whose server knows who writes."""
-
-    @property
-    def named(self) -> bool:
-        return True
 
 
 def lease(

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from syncer.conftest import Driver
-from syncer.contexts import context
+from syncer.contexts import NamedBus, context
 
 from diloco_shared import ambient
 from diloco_shared.budget import overhead
@@ -395,14 +395,6 @@ def test_a_state_of_many_empty_messages_is_none() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-
-
-class NamedBus(MemoryBus):
-    """On a hub whose server knows who writes."""
-
-    @property
-    def named(self) -> bool:
-        return True
 
 
 def run_spec(shards: int = 1) -> RunSpec:

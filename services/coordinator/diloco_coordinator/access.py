@@ -186,18 +186,6 @@ def hindrance(
     return "" if matches(token.runs, run) else foreign_run
 
 
-def allows(
-    token: TokenRecord,
-    scope: Scope,
-    run: str | None = None,
-    member: str | None = None,
-    *,
-    now: float,
-) -> bool:
-    """Whether nothing hinders it; see `hindrance`."""
-    return not hindrance(token, scope, run, member, now=now)
-
-
 def sees(token: TokenRecord | None, run: str) -> bool:
     """Whether what is shown of the cluster to a token's owner may tell of a run. None: of all."""
     return token is None or not run or not token.runs or matches(token.runs, run)

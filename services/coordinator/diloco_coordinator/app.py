@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from fastapi import Depends, FastAPI, Response
+from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry
@@ -160,7 +160,7 @@ def create_app(
         ails = registry.bus.ails or ("" if ready else "the bus is away")
         return PlainTextResponse(f"{ails or 'ready'}\n", 503 if ails else 200)
 
-    @app.get("/metrics", include_in_schema=False, dependencies=[Depends(guard.needs("read"))])
+    @app.get("/metrics", include_in_schema=False, **guard.look)
     async def _metrics() -> Response:
         return PlainTextResponse(metrics.text(asker()))
 
@@ -246,7 +246,7 @@ class Coordinator:
         bus = self.registry.bus
         detail: dict[str, Any] = {"id": self.membership.record.id, "bus": bus_state(bus)}
         detail |= self.loop_watch.detail() if self.loop_watch is not None else {}
-        return Health(True, self.registry.ready and bus.connected and not bus.ails, detail)
+        return Health(self.registry.ready and bus.connected and not bus.ails, detail)
 
     async def run(self, serving: Coroutine[Any, Any, None]) -> None:
         """Until `serving`, which answers requests, is over."""
@@ -308,7 +308,7 @@ async def measured(bound: socket.socket, name: str) -> AsyncIterator[HealthServe
     """
     metrics = CollectorRegistry()
     metrics.register(Unconnected())
-    server = HealthServer(lambda: Health(True, False, {"id": name, "bus": "away"}), metrics)
+    server = HealthServer(lambda: Health(False, {"id": name, "bus": "away"}), metrics)
     await server.start_on(bound)
     host, port = bound.getsockname()[:2]
     log.info("health and metrics", address=f"{host}:{port}")

@@ -409,7 +409,6 @@ class Bus(Protocol):
 
         `revision`: Conflict unless it is still the key's.
         """
-        ...
 
     async def kv_all(self, bucket: str, key: str = ">") -> dict[str, KeyEntry]:
         """Every live key; `key`: those alone that fit it, as "run.>" does all keys of a run."""

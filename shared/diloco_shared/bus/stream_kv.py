@@ -13,8 +13,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-import structlog
-
 from diloco_shared.bus.port import Conflict, KeyEntry, Stored, StreamInfo, Unavailable
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.protocol import subjects
@@ -35,8 +33,6 @@ VALUE_BYTES_MAX = 64 << 10
 _WATCH_LIMIT = 1024
 # A creation meets a marker, replaces it, and may meet another: each time somebody made progress.
 _CREATE_TRIES = 5
-
-_log = structlog.get_logger(__name__)
 
 
 class RawStreams(Protocol):

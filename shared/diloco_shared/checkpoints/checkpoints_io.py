@@ -24,6 +24,7 @@ from diloco_shared.protocol.checkpoints import (
     parse_reference,
     reference,
 )
+from diloco_shared.protocol.chunks import digest_bytes as digest_bytes
 from diloco_shared.reach.checkpoint_roots import reference_in
 from diloco_shared.spec.run import OF_CHECKPOINT, longer_context
 
@@ -260,11 +261,6 @@ def begun_from(model: Mapping[str, Any], root: str, further: Sequence[str] = ())
         return found
     made_for = (source.get(name) or 0 for name in ("context_tokens", "weights_context"))
     return found | longer_context(max(made_for), model)
-
-
-def digest_bytes(data: bytes) -> str:
-    """As `numerics.digest` does, which the coordinator has no arrays for."""
-    return xxhash.xxh3_128_hexdigest(data)
 
 
 def _digest_of(pieces: Iterable[Buffer]) -> str:

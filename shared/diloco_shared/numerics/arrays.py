@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
+from diloco_shared.protocol.chunks import digest_bytes as digest_bytes
 from diloco_shared.spec.fragmentation import CUT_ABOVE_MEANS as CUT_ABOVE_MEANS
 from diloco_shared.spec.fragmentation import Layout as Layout
 from diloco_shared.spec.fragmentation import Piece as Piece
@@ -172,11 +172,6 @@ def unpack(blob: Buffer) -> Arrays:
 # tenth of a CPU second per GB, a tenth of what a cryptographic one does.
 
 
-def digest_bytes(data: bytes | bytearray | memoryview) -> str:
-    """Digest of raw bytes."""
-    return xxhash.xxh3_128_hexdigest(data)
-
-
 def digest_array(values_F: NDArray[np.float32]) -> str:
     """Digest of fp32 values; two arrays share it exactly if their bits are equal."""
     assert values_F.dtype == np.float32, f"fp32 expected, got {values_F.dtype}"
@@ -196,14 +191,6 @@ def flatten(layout: Layout, fragment: int, tensors: Mapping[str, Any], xp: Any =
         for p in layout.fragments[fragment]
     ]
     return xp.concatenate(parts)
-
-
-def unflatten(layout: Layout, fragment: int, values_F: Any) -> list[tuple[Piece, Any]]:
-    """The pieces of one fragment with their values in the pieces' shapes; numpy or jax."""
-    return [
-        (p, values_F[p.offset : p.offset + p.size].reshape(p.piece_shape))
-        for p in layout.fragments[fragment]
-    ]
 
 
 # --------------------------------------------------------------------------------------------------

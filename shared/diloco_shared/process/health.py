@@ -26,9 +26,8 @@ REQUEST_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a probe is told: `alive` and `ready` with the reasons."""
+    """What a probe is told: whether it is `ready`, with the reasons. Who answers is alive."""
 
-    alive: bool
     ready: bool
     detail: dict[str, Any]
 
@@ -92,7 +91,7 @@ class HealthServer:
         if path not in ("/healthz", "/readyz"):
             return "404 Not Found", "text/plain", b"try /healthz, /readyz or /metrics\n"
         health = self.look()
-        good = health.alive if path == "/healthz" else health.ready
+        good = health.ready or path == "/healthz"
         status = "200 OK" if good else "503 Service Unavailable"
         return status, "application/json", json.dumps(health.detail).encode() + b"\n"
 

@@ -100,7 +100,7 @@ class Worker(ABC, Generic[S]):
         full, bus = self.membership.record.full, self.control
         detail = {"id": self.settings.id, "bus": bus_state(bus)}
         detail |= self.loop_watch.detail() | self.detail() | ({"full": full} if full else {})
-        return Health(True, self.ready and bus.connected and not bus.ails, detail)
+        return Health(self.ready and bus.connected and not bus.ails, detail)
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics, read when asked for."""

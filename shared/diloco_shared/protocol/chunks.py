@@ -39,6 +39,11 @@ class ChunkError(ValueError):
     """A chunk, or a whole payload, is not what it claims to be; the text says which and why."""
 
 
+def digest_bytes(data: Buffer) -> str:
+    """Of raw bytes: XXH3 of 128 bits, in hex."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
 class Headed:
     """A payload of a short head and a long body that lie apart in memory, read as if they were one.
 
@@ -174,7 +179,7 @@ def composed(
         bytes=len(payload),
         chunk_bytes=chunk_bytes,
         chunks=chunk_count(len(payload), chunk_bytes),
-        digest=xxhash.xxh3_128_hexdigest(checks),
+        digest=digest_bytes(checks),
     )
     return Outgoing(blob, payload, checks)
 
@@ -345,7 +350,7 @@ class Incoming:
         """The complete payload; ChunkError if it is not the one that was announced."""
         if not self.complete:
             raise ChunkError(f"{self.blob.subject} is not complete: missing {self.missing()}")
-        if xxhash.xxh3_128_hexdigest(self._checks) != self.blob.digest:
+        if digest_bytes(self._checks) != self.blob.digest:
             self.refused["digest"] += 1
             raise ChunkError(
                 f"{self.blob.subject}: the chunks are not the payload that was announced"

@@ -7,12 +7,14 @@
 The process that makes one tells how far it is on its standard output, an `ExportLine` per line.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from diloco_shared.protocol.messages import Count, Digest, Message, Reason, Seconds, Version
 from diloco_shared.protocol.subjects import Id
+from diloco_shared.protocol.wire import read_line
 
 MANIFEST = "diloco.json"
 # What a line may have at most: a reason, in bytes of JSON, and some figures.
@@ -91,11 +93,5 @@ class ExportFailed(Message):
 
 ExportLine = Annotated[ExportMoved | ExportDone | ExportFailed, Field(discriminator="kind")]
 _LINE: TypeAdapter[ExportMoved | ExportDone | ExportFailed] = TypeAdapter(ExportLine)
-
-
-def parse_line(text: bytes) -> ExportMoved | ExportDone | ExportFailed | None:
-    """What a line says; None for one that is none of these."""
-    try:
-        return _LINE.validate_json(text)
-    except ValidationError:
-        return None
+# What a line says; None for one that is none of these.
+parse_line = partial(read_line, _LINE)

@@ -7,11 +7,13 @@ The process that samples reads one `SampleAsked` as JSON from its standard input
     failed
 """
 
+from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from diloco_shared.protocol.messages import Count, Message, Reason
+from diloco_shared.protocol.wire import read_line
 
 # What fits a page. Whoever wants more has `diloco generate` on a machine of his own.
 TOKENS_MAX = 512
@@ -67,11 +69,5 @@ class SampleFailed(Message):
 
 SampleLine = SampleBegun | SampleText | SampleDone | SampleFailed
 _LINE: TypeAdapter[SampleLine] = TypeAdapter(Annotated[SampleLine, Field(discriminator="kind")])
-
-
-def parse_line(text: bytes) -> SampleLine | None:
-    """What a line says; None for one that is none of these."""
-    try:
-        return _LINE.validate_json(text)
-    except ValidationError:
-        return None
+# What a line says; None for one that is none of these.
+parse_line = partial(read_line, _LINE)

@@ -24,6 +24,7 @@ SEAL_BYTES = 8
 NAMED_BYTES = 128
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 _TAPE: TypeAdapter[TapeRecord] = TypeAdapter(TapeRecord)
 
 
@@ -66,6 +67,14 @@ def decode_tape(data: bytes) -> TapeRecord:
     if type(record).__name__ != name:
         raise WireError(f"record says {name} but is a {type(record).__name__}")
     return record
+
+
+def read_line(kinds: TypeAdapter[T], line: bytes) -> T | None:
+    """What a process says on its standard output, in JSON; None for what is none of these kinds."""
+    try:
+        return kinds.validate_json(line)
+    except ValidationError:
+        return None
 
 
 def name_of(data: bytes) -> str:

@@ -85,8 +85,6 @@ class BudgetUsed:
                 used = replace(used, stopping=True, finishing=finishing)
             case TapeEnd():
                 self._end(record, used)
-            case _:
-                pass
         self.states.append(used)
 
     def _passed(self, record: TapeRecord, now: float) -> Used:

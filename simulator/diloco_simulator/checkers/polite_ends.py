@@ -128,7 +128,7 @@ class PoliteEnds:
 
     # --- ends ----------------------------------------------------------------------------------
 
-    def ended(self, told: Told, now: float, fault: str) -> None:
+    def ended(self, told: Told, fault: str) -> None:
         """It has ended by itself; `fault`: of what."""
         self.report.looked("stops")
         who, app = f"{told.process.name} was told to stop", told.process.app

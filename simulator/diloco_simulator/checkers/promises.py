@@ -345,17 +345,14 @@ class LearnerLife(Protocol):
     @property
     def able_at(self) -> float:
         """Since when it has gone on."""
-        ...
 
     @property
     def silent_since(self) -> float:
         """When it died, stood still or left; infinity while it goes on."""
-        ...
 
     @property
     def gives(self) -> bool:
         """Whether it goes on, and is not about to leave."""
-        ...
 
 
 class KnownMembers:
@@ -456,9 +453,6 @@ class KnownRefusals:
         self.bad[id(message)] = message
         if subject:
             self.blobs.add((subject, learner, life))
-
-    def is_bad(self, message: object) -> bool:
-        return id(message) in self.bad
 
     def handled(self, what: str, before: object, after: object, counted: int) -> None:
         """A bad message was handled: durable state before and after, and how many more counts."""

@@ -109,8 +109,6 @@ class OfShard:
                 self.wish = record.serial
             case TapeEnd():
                 self.ended, self.ended_at = record.outcome, now
-            case _:
-                pass
 
     def _read(self, record: TapeRecord, now: float = 0.0) -> Mark | None:
         """The mark that a restore goes back to."""

@@ -167,8 +167,6 @@ class Reached:
                 if record.outcome == "committed":
                     version = record.epoch, record.fragment, record.version
                     self.unpublished[shard].add(version)
-            case _:
-                pass
 
     def _leads(self, shard: int, leader: str, term: int) -> None:
         before = self.leaders[shard]
@@ -240,8 +238,6 @@ def of_record(watch: "RunWatch", of: "OfShard", record: TapeRecord) -> None:
                 watch.reached("restored twice")
         case TapeCheckpoint():
             watch.reached(f"checkpoint {record.outcome}")
-        case _:
-            pass
 
 
 def _of_round(watch: "RunWatch", of: "OfShard", r: TapeRound) -> None:

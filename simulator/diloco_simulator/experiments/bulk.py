@@ -127,7 +127,7 @@ def results(
     spawn = get_context("spawn")
     # Workers would go on for minutes after a parent that was killed.
     with ProcessPoolExecutor(workers, spawn, initializer=dies_with_parent(signal.SIGTERM)) as pool:
-        running = {pool.submit(_run, e): (e, file) for e, file in missing}
+        running = {pool.submit(e.run): (e, file) for e, file in missing}
         try:
             for done in as_completed(running):
                 experiment, file = running[done]
@@ -137,10 +137,6 @@ def results(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _run(experiment: Experiment) -> dict[str, Any]:
-    return experiment.run()
 
 
 def _keep(file: Path, experiment: Experiment, result: dict[str, Any]) -> None:

@@ -17,10 +17,9 @@ from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.trainer import Published
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout
-from diloco_shared.protocol.chunks import Headed
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec.run import RunSpec
-from diloco_simulator.worlds.computing import Loss, Sent, VirtualProgram
+from diloco_simulator.worlds.computing import Loss, Sent, VirtualProgram, VirtualTrainer
 
 Values = NDArray[np.float32]
 # Values of each fragment.
@@ -44,8 +43,8 @@ def idle(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"model": spec.model.model_copy(update=own)})
 
 
-class IdleTrainer:
-    """Answers like `diloco_learner.training.trainer.Trainer`; `stepped` is called at every step."""
+class IdleTrainer(VirtualTrainer):
+    """Without the tiny quadratic; `stepped` is called at every step."""
 
     def __init__(self, spec: RunSpec, stepped: Callable[[], None]) -> None:
         self.program = VirtualProgram(spec, layout_of(spec.algorithm.fragments))
@@ -55,26 +54,16 @@ class IdleTrainer:
         self.adopted_at = [0] * spec.algorithm.fragments
         self.adopted: dict[int, Values] = {}
 
-    def warm_up(self, batch: int) -> None:
-        """Nothing is compiled."""
-
     def fragment(self, p: int) -> Values:
         """As it was adopted: steps change nothing."""
         zeros_F = np.zeros(self.program.layout.sizes[p], np.float32)
         return self.adopted.get(p, zeros_F)
-
-    def initial_fragment(self, p: int) -> Headed:
-        """Its payload."""
-        return Headed(*codec.frame(self.fragment(p)))
 
     def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Loss:
         """Count the step; the loss is 0. Nobody looks at the tokens, of shape (B, L + 1)."""
         self.steps += 1
         self.stepped()
         return Loss(0.0)
-
-    def hold(self, p: int, anchor_F: Values) -> Values:
-        return anchor_F
 
     def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
         self.adopted_at[p], self.adopted[p] = self.steps, anchor_F
@@ -97,9 +86,6 @@ class IdleTrainer:
         return Losses(0.0)
 
     def inner_state(self) -> memoryview:
-        return memoryview(NOTHING)
-
-    def given_state(self) -> memoryview:
         return memoryview(NOTHING)
 
     def inner_state_pieces(self) -> list[bytes]:

@@ -50,7 +50,6 @@ from diloco_syncer.merging.store import FragmentStore
 
 __all__ = ["Fleet", "IdleFleet", "Setting"]
 
-Values = NDArray[np.float32]
 # Between two looks at whether it is over, in virtual seconds; and at what nobody needs any more.
 LOOK_S, COLLECT_S = 1.0, 100.0
 

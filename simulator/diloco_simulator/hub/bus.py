@@ -141,9 +141,6 @@ class MemoryBus(StreamKv):
             )
         self.traffic.sent(len(payload))
 
-    def _count_in(self, payload: bytes) -> None:
-        self.traffic.received(len(payload))
-
     # --- core ---------------------------------------------------------------------------------
 
     async def publish(self, subject: str, payload: bytes) -> None:
@@ -213,7 +210,7 @@ class MemoryBus(StreamKv):
     def _receiver(self, put: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
         def receive(delivery: Delivery) -> None:
             if self.connected:
-                self._count_in(delivery.payload)
+                self.traffic.received(len(delivery.payload))
                 put(delivery)
 
         return receive
@@ -313,7 +310,7 @@ class MemoryBus(StreamKv):
 
         found = await self._told(stream, select)
         for message in found:
-            self._count_in(message.payload)
+            self.traffic.received(len(message.payload))
         return found
 
     async def last(self, stream: str, subject: str) -> Stored | None:
@@ -408,7 +405,7 @@ class _Reader:
                 self._next_seq = message.seq + 1
                 self._trail.add(message.seq, message)
                 self._last = message
-                self._bus._count_in(message.payload)
+                self._bus.traffic.received(len(message.payload))
                 return without_server_headers(message) if self._plain else message
             await self._bus.broker.changed(self._stream)
 

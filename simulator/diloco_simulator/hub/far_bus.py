@@ -116,10 +116,7 @@ class FarBus(MemoryBus):
         copies = 2 if self.net.chance(self.net.options.duplicate, "duplicated") else 1
         for _ in range(copies):
             delivery = Delivery(subject, payload)
-            self.net.send(self.out, len(payload), partial(self._published, delivery))
-
-    def _published(self, delivery: Delivery) -> None:
-        self.broker.publish(delivery)
+            self.net.send(self.out, len(payload), partial(self.broker.publish, delivery))
 
     def _receiver(self, put: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
         receive = super()._receiver(put)

@@ -182,8 +182,6 @@ class Trained:
                 self.watch.pace.told(self.life, event.beat)
             case AnchorReady():
                 self.watch.pace.published(self.life, event.epoch)
-            case _:
-                pass
 
     def _placed(self, event: Any, before: int) -> None:
         """How far the run is, by what was delivered; `before`: the epoch that it knew by then."""

@@ -361,22 +361,6 @@ class Leading:
 
     # --- what is seen --------------------------------------------------------------------------
 
-    def carried(self, number: int, state: str) -> None:
-        """An order that changes what all hold was carried out here."""
-        self.life.carried(0, number, state)
-
-    def named(self, number: int, parts: Mapping[int, str]) -> None:
-        """An order names an anchor: a digest of what each host has of it."""
-        self.life.named(number, parts)
-
-    def acts(self) -> None:
-        """It steps, or contributes."""
-        self.life.acts()
-
-    def shared(self, payload: bytes, expected: bytes, of: str) -> None:
-        """What the island gives away is put together."""
-        self.life.shared(payload, expected, of)
-
     def gathered(self, payload: bytes, expected: bytes, fragment: int, round_: int) -> None:
         """A contribution of all hosts' parts is about to be put."""
         self.life.gathered(payload, expected, fragment, round_)

@@ -25,6 +25,7 @@ from diloco_learner.training.trainer import Published
 from diloco_shared.numerics import codec
 from diloco_shared.protocol.chunks import CHUNK_BYTES, Headed
 from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers.islands import IslandLife
 from diloco_simulator.islands.carrying import (
     SharedWhole,
     bytes_lie,
@@ -56,9 +57,7 @@ SHARED = plan.Begin | plan.Step | plan.Adopt | plan.Contribute | plan.Decided | 
 def of_run(spec: RunSpec, learner: int, part: Part, report: Callable[[str, str], None]) -> Any:
     """The part of the run's tiny model that a host begins with."""
     a = spec.algorithm
-    return TinyTrainer(
-        a.fragments, learner, spec.seed, spec.tokens_per_step, a.codec_up, report, part
-    )
+    return TinyTrainer(a.fragments, learner, spec.seed, a.codec_up, report, part)
 
 
 def rows_of(shape: Sequence[int], hosts: int) -> dict[int, list[Span]]:
@@ -89,19 +88,14 @@ class Leads(Protocol):
 
     programs: Programs
     hosts: int
+    life: IslandLife  # to whom is shown what it does
 
     @property
     def carries(self) -> bool: ...
     def ready(self) -> tuple[int, ...]: ...
     def upload_of(self, shared: SharedWhole) -> Any: ...
-    def shared(self, payload: bytes, expected: bytes, of: str) -> None:
-        """What the island gives away is put together; it should be `expected`. `of`: what it is."""
-
     def tell(self, order: plan.Order, parts: ForEach | None = None) -> int: ...
     def answers(self, number: int) -> Mapping[int, Buffer]: ...
-    def carried(self, number: int, state: str) -> None: ...
-    def named(self, number: int, parts: Mapping[int, str]) -> None: ...
-    def acts(self) -> None: ...
     def gathered(self, payload: bytes, expected: bytes, fragment: int, round_: int) -> None:
         """A contribution of all hosts is put together; it should be `expected`."""
 
@@ -175,7 +169,7 @@ class LeadingTrainer(VirtualTrainer):
         return self.leading.answers(self.leading.tell(order))
 
     def _carried(self, number: int) -> None:
-        self.leading.carried(number, shared_state(self.tiny))
+        self.leading.life.carried(0, number, shared_state(self.tiny))
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -184,8 +178,8 @@ class LeadingTrainer(VirtualTrainer):
         order = plan.Step(float(rate), poisoned, shape, str(tokens_BxL1.dtype))
         rows = rows_of(shape, self.leading.hosts)
         number = self.leading.tell(order, lambda n: cut(tokens_BxL1, rows[n]))
-        self.leading.acts()  # it was told: an island that has lost a host tells nothing
-        loss = self.tiny.step(rate)[1]
+        self.leading.life.acts()  # it was told: an island that has lost a host tells nothing
+        loss = self.tiny.step(rate)
         self.reference.step(rate)
         self._carried(number)
         return MeanLoss(self.leading.programs.meet(number, 0, loss), poisoned)
@@ -206,7 +200,7 @@ class LeadingTrainer(VirtualTrainer):
         """Told; and for those who look on, which part each host must take now."""
         number, whole_F = self.leading.tell(order), self.wholes[anchor_F]
         parts = {n: Part(n, self.leading.hosts).of(len(whole_F)) for n in range(self.leading.hosts)}
-        self.leading.named(number, {n: digest_of_part(whole_F[s]) for n, s in parts.items()})
+        self.leading.life.named(number, {n: digest_of_part(whole_F[s]) for n, s in parts.items()})
         return number
 
     def contribution(self, p: int, round_: int) -> Any:
@@ -214,7 +208,7 @@ class LeadingTrainer(VirtualTrainer):
         carriers = self.leading.ready()
         chunk_bytes = CHUNKS.value if self.leading.carries else 0
         number = self.leading.tell(plan.Contribute(p, round_, chunk_bytes, carriers))
-        self.leading.acts()
+        self.leading.life.acts()
         met = self.leading.programs.meet(number, 0, self.tiny.gives(p))
         payload = self.tiny.sent(p, round_, np.concatenate(waited(met)))
         expected = self.reference.contribution(p, round_)
@@ -257,7 +251,7 @@ class LeadingTrainer(VirtualTrainer):
         of: str,
         done: Callable[[bytes], None] | None = None,
     ) -> Any:
-        done = done or (lambda made: self.leading.shared(made, whole, of))
+        done = done or (lambda made: self.leading.life.shared(made, whole, of))
         link: Any = self.leading
         return link.upload_of(
             SharedWhole(link, number, lying, whole, carriers, CHUNKS.value, of, done)
@@ -358,7 +352,7 @@ class FollowingTrainer:
                 return []
             case plan.Step():
                 split(self._rows(order.shape), np.dtype(order.dtype), data)
-                await self.programs.meet(number, self.part.index, tiny.step(order.rate)[1])
+                await self.programs.meet(number, self.part.index, tiny.step(order.rate))
             case plan.Hold():
                 size = tiny.layout.sizes[order.fragment]
                 self.anchors.take(order, size, self._spans(size), data)

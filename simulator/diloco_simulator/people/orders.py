@@ -32,15 +32,12 @@ class Order(Protocol):
 
     def so(self, records: Sequence[TapeRecord]) -> bool:
         """Whether a shard's tape has it in force."""
-        ...
 
     def done(self, since: Sequence[TapeRecord]) -> bool:
         """Whether one of the records since it was asked for brought it about."""
-        ...
 
     def shown(self, view: View) -> bool:
         """Whether a user sees that it is so."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from diloco_simulator.people.sequel import removed
+from diloco_simulator.people.sequel import begun_with, removed
 
 if TYPE_CHECKING:
     from diloco_simulator.people.visitors import Visitors
@@ -133,14 +133,6 @@ class Requests:
             await asyncio.sleep(LOOK_S)
         async with self.beginning("kept") as body:
             if body is not None and found:
-                await self._copied(self.rng.choice(found), body)
-
-    async def _copied(self, chosen: dict[str, Any], body: dict[str, Any]) -> None:
-        ask, run = self.visitors.ask, self.visitors.run
-        if self.rng.random() < 0.5:
-            path = f"{run}/checkpoints/{chosen['number']}/restore"
-            status, _ = await ask("POST", path, {"as": body["name"]}, may=(202, 404, 409, 422))
-        else:
-            path = f"/checkpoints/submit?checkpoint={chosen['ref']}"
-            status, _ = await ask("POST", path, body, may=(201, 404, 409, 422))
-        self.visitors.counts["copies kept"] += status in (201, 202)
+                chosen = self.rng.choice(found)
+                status = await begun_with(self.visitors, self.rng, chosen, body)
+                self.visitors.counts["copies kept"] += status in (201, 202)

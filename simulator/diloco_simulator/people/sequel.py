@@ -7,7 +7,7 @@ around the end of some the leader dies.
 
 import asyncio
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import parse_reference
@@ -104,21 +104,15 @@ class Copies:
         self.name = ""  # of one that may be there
 
     async def make(self) -> None:
-        """By restoring as a new run, or by submitting one with a checkpoint."""
+        """Of a checkpoint that is there."""
         ask, rng = self.visitors.ask, self.visitors.rng
         _, said = await ask("GET", f"{self.visitors.run}/checkpoints", may=(200, 404))
         found = (said or {}).get("checkpoints", [])
         if not found or self.name:
             return
         self.name = f"copy-{rng.randrange(100)}"
-        chosen = rng.choice(found)
-        if rng.random() < 0.5:
-            path = f"{self.visitors.run}/checkpoints/{chosen['number']}/restore"
-            status, _ = await ask("POST", path, {"as": self.name}, may=(202, 404, 409, 422))
-        else:
-            body = {**self.world.spec.model_dump(mode="json", exclude={"id"}), "name": self.name}
-            path = f"/checkpoints/submit?checkpoint={chosen['ref']}"
-            status, _ = await ask("POST", path, body, may=(201, 404, 409, 422))
+        body = {**self.world.spec.model_dump(mode="json", exclude={"id"}), "name": self.name}
+        status = await begun_with(self.visitors, rng, rng.choice(found), body)
         self.world.found.counts[f"copies answered with {status}"] += 1
         await asyncio.sleep(rng.uniform(0.0, 10.0))
         await ask("POST", f"/runs/{self.name}/stop", may=(200, 404, 409))
@@ -128,6 +122,20 @@ class Copies:
         """Stopped and deleted, until nothing is left of it."""
         if self.name:
             await removed(self.visitors, self.name)
+
+
+async def begun_with(
+    visitors: "Visitors", rng: Random, chosen: dict[str, Any], body: dict[str, Any]
+) -> int:
+    """A run that is begun with a checkpoint: by restoring it as a new run, or by submitting one.
+    `body`: the run, as it is submitted. What it is answered with."""
+    if rng.random() < 0.5:
+        path = f"{visitors.run}/checkpoints/{chosen['number']}/restore"
+        asked, good = {"as": body["name"]}, 202
+    else:
+        path, asked, good = f"/checkpoints/submit?checkpoint={chosen['ref']}", body, 201
+    status, _ = await visitors.ask("POST", path, asked, may=(good, 404, 409, 422))
+    return status
 
 
 async def removed(visitors: "Visitors", name: str) -> None:

@@ -104,7 +104,7 @@ class Signals:
         """It has ended by itself."""
         ended_early = getattr(getattr(told.process.app, "computing", None), "lost", "")
         fault = "" if error is None or ended_early else f"{type(error).__name__}: {error}"[:200]
-        self.ends.ended(told, self.loop.now, fault)
+        self.ends.ended(told, fault)
         self.world.start(told.machine, away_s)
 
     def _late(self, told: Told, away_s: float) -> None:

@@ -98,7 +98,7 @@ class VirtualTrainer:
 
     def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Loss:
         """One step of the tiny quadratic, which needs no tokens; NaN where it is `poisoned`."""
-        loss = self.tiny.step(rate)[1]
+        loss = self.tiny.step(rate)
         return Loss(math.nan if poisoned else loss)
 
     def hold(self, p: int, anchor_F: Values) -> Values:
@@ -287,9 +287,7 @@ class TinyComputing(Paced):
     def build(self, spec: RunSpec, check: Check = go_on, *, begun: bool = False) -> Built:
         """A tiny trainer of the run's fragments, with a corpus in as many data shards."""
         a = spec.algorithm
-        tiny = TinyTrainer(
-            a.fragments, self.learner, spec.seed, spec.tokens_per_step, a.codec_up, self.report
-        )
+        tiny = TinyTrainer(a.fragments, self.learner, spec.seed, a.codec_up, self.report)
         context = spec.model.context_tokens
         shards = spec.data.virtual_shards
         corpus = np.zeros(sequences_in(shards) * context + 1, np.uint8)

@@ -172,10 +172,7 @@ class Options:
             restores=cuts[2],
             weighting=weighting,
         )
-        more = beyond(seed) | islands(seed) | elections(seed) | full_disks(seed)
-        more |= hubs_put_back(seed) | newer_codecs(seed) | broken_connections(seed)
-        more |= clogs_and_storms(seed) | smaller_data(seed) | told_to_stop(seed)
-        more |= power_losses(seed) | slow_writes(seed)
+        more = beyond(seed) | islands(seed) | seldom(seed) | newer_codecs(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         if drawn.restores:
             more |= restored_often(seed)
@@ -183,7 +180,7 @@ class Options:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
             # could know of such a version, nor would anybody have it.
             more["tails"] = 0
-        if more["hub_restores"]:
+        if more.get("hub_restores"):
             # What a power cut took from the tape, a backup from before may have.
             more["power_cuts"] = 0
         return drawn.changed(**more)
@@ -214,69 +211,42 @@ def islands(seed: int) -> dict[str, Any]:
     }
 
 
-# How many worlds have a hub of several nodes, which lose the one that leads.
-ELECTIONS = 0.15
+@dataclass(frozen=True, slots=True)
+class Seldom:
+    """An option that only some worlds have, drawn from dice of its own."""
+
+    dice: str  # what they are called
+    share: float  # of all worlds
+    choices: tuple[int, ...]  # of those that have it
 
 
-def elections(seed: int) -> dict[str, Any]:
-    """Of the hub's nodes, from dice of their own."""
-    rng = random.Random(f"elections of {seed}")
-    return {"elections": rng.choice([1, 2, 3])} if rng.random() < ELECTIONS else {}
+# By option.
+SELDOM = {
+    # The hub has several nodes, which lose the one that leads.
+    "elections": Seldom("elections", 0.15, (1, 2, 3)),
+    "hub_restores": Seldom("hubs put back", 0.08, (1,)),
+    "breaks": Seldom("broken connections", 0.2, (2, 5, 10)),
+    "clogs": Seldom("clogs", 0.2, (1, 2, 4)),
+    "storms": Seldom("storms", 0.15, (1, 2)),
+    "in_order": Seldom("order", 0.5, (True,)),
+    # Learners read one data shard after another.
+    "data_shards": Seldom("smaller data", 0.4, (12, 17, 24)),
+    "told_to_stop": Seldom("told to stop", 0.3, (1, 2, 4)),
+    "power_losses": Seldom("machines without power", 0.2, (1, 2, 3)),
+    # Syncers' disks write a snapshot for as long as they take.
+    "slow_writes": Seldom("slow writes", 0.3, (True,)),
+    "full_disks": Seldom("full disks", 0.15, (1, 2)),
+}
 
 
-# How many worlds have a hub that loses its disk and is put back from a backup.
-PUT_BACK = 0.08
-
-
-def hubs_put_back(seed: int) -> dict[str, Any]:
-    """Of the hub, from dice of its own."""
-    rng = random.Random(f"hubs put back of {seed}")
-    return {"hub_restores": int(rng.random() < PUT_BACK)}
-
-
-# How many worlds have connections that break.
-BREAKS = 0.2
-
-
-def broken_connections(seed: int) -> dict[str, Any]:
-    """Of processes to the hub, from dice of their own."""
-    rng = random.Random(f"broken connections of {seed}")
-    return {"breaks": rng.choice([2, 5, 10])} if rng.random() < BREAKS else {}
-
-
-# How many worlds have connections that clog, and how many have storms; and in how many of the
-# others what met a cut stays in its order.
-CLOGS, STORMS, IN_ORDER = 0.2, 0.15, 0.5
-
-
-def clogs_and_storms(seed: int) -> dict[str, Any]:
-    """From dice of their own."""
-    of_clogs, of_storms = random.Random(f"clogs of {seed}"), random.Random(f"storms of {seed}")
-    return {
-        "clogs": of_clogs.choice([1, 2, 4]) if of_clogs.random() < CLOGS else 0,
-        "storms": of_storms.choice([1, 2]) if of_storms.random() < STORMS else 0,
-        "in_order": random.Random(f"order of {seed}").random() < IN_ORDER,
-    }
-
-
-# How many worlds have a corpus of which learners read one data shard after another.
-SMALLER_DATA = 0.4
-
-
-def smaller_data(seed: int) -> dict[str, Any]:
-    """Of the run's corpus, from dice of its own."""
-    rng = random.Random(f"smaller data of {seed}")
-    return {"data_shards": rng.choice([12, 17, 24])} if rng.random() < SMALLER_DATA else {}
-
-
-# How many worlds have processes that are told to stop.
-TOLD = 0.3
-
-
-def told_to_stop(seed: int) -> dict[str, Any]:
-    """By their supervisors, from dice of their own."""
-    rng = random.Random(f"told to stop of {seed}")
-    return {"told_to_stop": rng.choice([1, 2, 4])} if rng.random() < TOLD else {}
+def seldom(seed: int) -> dict[str, Any]:
+    """What this world has of these."""
+    drawn: dict[str, Any] = {}
+    for option, one in SELDOM.items():
+        rng = random.Random(f"{one.dice} of {seed}")
+        if rng.random() < one.share:
+            drawn[option] = rng.choice(one.choices)
+    return drawn
 
 
 # How many of the worlds whose user goes back to a checkpoint have one who does so time and again.
@@ -287,36 +257,6 @@ def restored_often(seed: int) -> dict[str, Any]:
     """From dice of its own."""
     rng = random.Random(f"restores of {seed}")
     return {"restores": rng.choice([4, 8])} if rng.random() < RESTLESS else {}
-
-
-# How many worlds have machines that lose their power.
-POWERLESS = 0.2
-
-
-def power_losses(seed: int) -> dict[str, Any]:
-    """From dice of their own."""
-    rng = random.Random(f"machines without power of {seed}")
-    return {"power_losses": rng.choice([1, 2, 3])} if rng.random() < POWERLESS else {}
-
-
-# How many worlds have syncers whose disks write a snapshot for as long as they take.
-SLOW_WRITES = 0.3
-
-
-def slow_writes(seed: int) -> dict[str, Any]:
-    """From dice of their own."""
-    rng = random.Random(f"slow writes of {seed}")
-    return {"slow_writes": rng.random() < SLOW_WRITES}
-
-
-# How many worlds have a hub whose disk fills up.
-FULL_DISKS = 0.15
-
-
-def full_disks(seed: int) -> dict[str, Any]:
-    """Of the hub, from dice of their own."""
-    rng = random.Random(f"full disks of {seed}")
-    return {"full_disks": rng.choice([1, 2])} if rng.random() < FULL_DISKS else {}
 
 
 # How many worlds have a codec that is newer than those, for each of them.

@@ -6,7 +6,6 @@ Every learner pulls towards its own target, so that only a merge finds the commo
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from safetensors.numpy import load, save
 from diloco_learner.exchange.encoding import Feedback, feeds_back
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout
-from diloco_shared.protocol.messages import Cursor, TensorSpec
+from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.worlds.options import Options
 
@@ -51,31 +50,6 @@ class Part:
 WHOLE = Part()
 
 
-class Computation(Protocol):
-    """What a simulated learner needs of a trainer."""
-
-    layout: Any
-
-    def initial_fragments(self) -> list[Values]:
-        """Fresh parameters of each fragment, fp32 of shape (F,)."""
-
-    def step(self, rate: float) -> tuple[int, float]: ...
-    @property
-    def cursor(self) -> Cursor | None: ...
-    def adopt(self, p: int, anchor_F: Values) -> None:
-        """Take over an anchor of fragment p, fp32 of shape (F,)."""
-
-    def contribution(self, p: int, round_: int) -> bytes:
-        """The encoded pseudo-gradient of fragment p, for that round."""
-
-    def decided(self, p: int, round_: int, *, merged: bool) -> None: ...
-    def inner_state(self) -> bytes:
-        """What a newcomer is given: stands for the inner moments."""
-
-    def load_inner_state(self, data: bytes) -> None:
-        """Take over what `inner_state` gave."""
-
-
 class TinyTrainer:
     """Parameters are one fp32 vector per fragment."""
 
@@ -84,7 +58,6 @@ class TinyTrainer:
         fragments: int,
         learner: int,
         seed: int,
-        tokens: int,
         codec_up: str,
         report: Callable[[str, str], None] = lambda invariant, text: None,
         part: Part = WHOLE,
@@ -104,7 +77,6 @@ class TinyTrainer:
         self.target = self._normal(np.random.default_rng([seed, learner]))
         self.anchors = [x.copy() for x in self.theta]
         self.moments = 0  # stands for inner moments: steps they have seen
-        self.tokens = tokens
         self.consumed = 0
         self.noise = random.Random(f"{seed}/{learner}")
 
@@ -113,20 +85,13 @@ class TinyTrainer:
         drawn = [rng.normal(size=n).astype(np.float32) for n in self.layout.sizes]
         return [x[s].copy() for x, s in zip(drawn, self.spans, strict=True)]
 
-    def initial_fragments(self) -> list[Values]:
-        return [x.copy() for x in self.theta]
-
-    def step(self, rate: float) -> tuple[int, float]:
-        """(tokens, loss)."""
+    def step(self, rate: float) -> float:
+        """The loss."""
         for x, target in zip(self.theta, self.target, strict=True):
             x += np.float32(0.1) * (target - x) + np.float32(self.noise.gauss(0, 0.01))
         self.moments += 1
         self.consumed += 1
-        return self.tokens, float(sum(abs(x).sum() for x in self.theta))
-
-    @property
-    def cursor(self) -> Cursor:
-        return Cursor(shard=0, sequences=self.consumed)
+        return float(sum(abs(x).sum() for x in self.theta))
 
     def adopt(self, p: int, anchor_F: Values) -> None:
         self.anchors[p] = anchor_F

@@ -50,7 +50,7 @@ async def ended(desk: Any, run: str = "demo", state: str = "complete") -> dict[s
 
 def told(desk: Any, kind: str) -> list[Any]:
     """Events of the run."""
-    return [e for _, e in desk.registry.events_after(0, "demo") if e.kind == kind]
+    return [e for _, e in desk.registry.told.after(0, "demo") if e.kind == kind]
 
 
 async def test_an_export_is_made_shown_and_downloaded(

@@ -100,7 +100,7 @@ async def test_a_run_made_again_while_nobody_listened_has_nothing_of_the_one_bef
 
 
 def kinds_of(known: registry.Registry) -> list[str]:
-    return [e.kind for _, e in known.events_after(0, "demo")]
+    return [e.kind for _, e in known.told.after(0, "demo")]
 
 
 async def test_a_token_that_is_gone_when_the_watch_begins_again_does_not_work(world: Any) -> None:

@@ -129,7 +129,7 @@ async def test_who_is_late_with_a_submission_hides_no_events_of_the_run_that_too
         await world.tells("end")
 
         def kinds() -> list[str]:
-            return [e.kind for _, e in two.registry.events_after(0, "demo")]
+            return [e.kind for _, e in two.registry.told.after(0, "demo")]
 
         await until(lambda: "end" in kinds())
         assert kinds() == ["run-created", "init", "end"]

@@ -17,7 +17,7 @@ from diloco_learner.hosts.keeping_io import HostsCheckpoints, KeptCheckpoint, No
 from diloco_learner.hosts.sharded import CompleteCheckpoint
 from diloco_learner.hosts.sharded_io import TOLD_S, Shards
 from diloco_learner.hosts.whole import ORDER_S_MAX
-from diloco_learner.recovery.checkpoint_io import Asking
+from diloco_learner.recovery.checkpoint_io import Asking, stored_within_s
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -79,7 +79,7 @@ def test_a_full_disk_is_told_and_the_next_one_is_kept(
 def test_one_that_hangs_ends_no_training_and_holds_the_next_ones_off(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoints: HostsCheckpoints
 ) -> None:
-    monkeypatch.setattr(sharded_io, "limit_s", lambda size: 0.05)
+    monkeypatch.setattr(sharded_io, "stored_within_s", lambda size: 0.05)
     goes_on = threading.Event()
     with monkeypatch.context() as hanging:
         in_place(hanging, fault=None, future=Future(until=goes_on))
@@ -91,7 +91,7 @@ def test_one_that_hangs_ends_no_training_and_holds_the_next_ones_off(
     assert writing is not None and writing.thread is not None
     goes_on.set()
     writing.thread.join()
-    monkeypatch.setattr(sharded_io, "limit_s", lambda size: 60.0)
+    monkeypatch.setattr(sharded_io, "stored_within_s", lambda size: 60.0)
     checkpoints.save(3, checkpoints.begin(0, 3))
     assert checkpoints.newest == 3
     kept = [path for path in (tmp_path / "r.0/l-1").iterdir() if path.name == "3"]
@@ -104,8 +104,8 @@ def test_a_large_part_has_the_time_that_a_slow_place_takes(
 ) -> None:
     """Of the moments of twelve billion parameters four hosts hold 24 GB each: at ten megabytes a
     second that takes forty minutes. No host that writes for so long counts as one that hangs."""
-    assert sharded_io.limit_s(24_000_000_000) > 2 * ORDER_S_MAX
-    monkeypatch.setattr(sharded_io, "limit_s", lambda size: 2 * ORDER_S_MAX)
+    assert stored_within_s(24_000_000_000) > 2 * ORDER_S_MAX
+    monkeypatch.setattr(sharded_io, "stored_within_s", lambda size: 2 * ORDER_S_MAX)
     waited: list[float] = []
 
     class Others(Nobody):
@@ -133,7 +133,7 @@ def test_a_restore_that_is_left_behind_touches_no_device(
 
     monkeypatch.setattr(sharded_io, "_digest", slow)
     monkeypatch.setattr(sharded_io, "_read", lambda *of: read.append(1))
-    monkeypatch.setattr(sharded_io, "limit_s", lambda size: 0.05)
+    monkeypatch.setattr(sharded_io, "stored_within_s", lambda size: 0.05)
     leaves = {"mu": jnp.full(8, 1.0), "count": jnp.zeros((), jnp.int32)}
     shards = checkpoints.shards
     with pytest.raises(OSError, match="did not answer"):
@@ -160,7 +160,7 @@ def test_moments_are_made_anew_in_the_room_of_those_that_there_were(
 
     learner.params, learner.program.init_state = None, fresh  # type: ignore[misc]
     monkeypatch.setattr(sharded_io, "_digest", lambda path, moved: goes_on.wait(60.0))
-    monkeypatch.setattr(sharded_io, "limit_s", lambda size: 0.05)
+    monkeypatch.setattr(sharded_io, "stored_within_s", lambda size: 0.05)
     loaded, (first, second) = checkpoints.restore(learner)
     goes_on.set()
     assert "checkpoint 2 passed over: oslo: the place of checkpoints did not answer" in first
@@ -173,7 +173,7 @@ def test_a_large_restore_has_the_time_that_a_slow_place_takes(
 ) -> None:
     """However large: a host that reads for so long says that it does, and is waited for."""
     checkpoints.save(1, checkpoints.begin(0, 1))
-    monkeypatch.setattr(sharded_io, "limit_s", lambda size: 3 * ORDER_S_MAX)
+    monkeypatch.setattr(sharded_io, "stored_within_s", lambda size: 3 * ORDER_S_MAX)
     shards, waited, said = checkpoints.shards, list[float](), list[bool]()
 
     def within(seconds: float, work: Callable[[], Any], waits: Any = lambda: None) -> Any:

@@ -43,16 +43,11 @@ def line(path: str, method: str = "GET") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 
 
-@pytest.mark.parametrize(
-    ("alive", "ready", "healthz", "readyz"),
-    [(True, True, "200", "200"), (True, False, "200", "503"), (False, False, "503", "503")],
-)
-async def test_probes_tell_alive_from_ready(
-    alive: bool, ready: bool, healthz: str, readyz: str
-) -> None:
+@pytest.mark.parametrize(("ready", "readyz"), [(True, "200"), (False, "503")])
+async def test_probes_tell_alive_from_ready(ready: bool, readyz: str) -> None:
     detail: dict[str, Any] = {"bus": "away since 3 s"}
-    async with serving(Health(alive, ready, detail)) as port:
-        for path, wanted in (("/healthz", healthz), ("/readyz?x=1", readyz)):
+    async with serving(Health(ready, detail)) as port:
+        for path, wanted in (("/healthz", "200"), ("/readyz?x=1", readyz)):
             status, body = await get(port, line(path))
             assert status.split()[1] == wanted
             assert json.loads(body) == detail
@@ -60,20 +55,20 @@ async def test_probes_tell_alive_from_ready(
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/secret"])
 async def test_head_is_answered_as_get_without_the_body(path: str) -> None:
-    async with serving(Health(True, False, {})) as port:
+    async with serving(Health(False, {})) as port:
         wanted, _ = await get(port, line(path))
         assert await get(port, line(path, "HEAD")) == (wanted, b"")
 
 
 async def test_metrics_are_in_prometheus_text() -> None:
-    async with serving(Health(True, True, {})) as port:
+    async with serving(Health(True, {})) as port:
         status, body = await get(port, line("/metrics"))
         assert status == "HTTP/1.1 200 OK"
         assert b"things_total 3.0" in body
 
 
 async def test_nothing_is_changed_there_and_only_three_paths_are() -> None:
-    async with serving(Health(True, True, {})) as port:
+    async with serving(Health(True, {})) as port:
         assert (await get(port, line("/healthz", "POST")))[0].split()[1] == "405"
         status, body = await get(port, line("/secret"))
         assert status.split()[1] == "404"
@@ -82,7 +77,7 @@ async def test_nothing_is_changed_there_and_only_three_paths_are() -> None:
 
 async def test_what_is_no_request_ends_the_connection_and_not_the_server() -> None:
     """I11, I12."""
-    async with serving(Health(True, True, {})) as port:
+    async with serving(Health(True, {})) as port:
         assert await get(port, b"x" * (REQUEST_BYTES_MAX * 2)) == ("", b"")
         assert (await get(port, b"\xff\xfe\r\n\r\n"))[0].split()[1] == "405"
         assert (await get(port, line("/healthz")))[0] == "HTTP/1.1 200 OK"

@@ -44,7 +44,7 @@ def test_a_disk_that_is_full_or_fails_is_a_fault_that_passes(number: int, tmp_pa
 
 
 async def test_a_port_that_is_taken_is_named_with_the_setting() -> None:
-    server = HealthServer(lambda: Health(True, True, {}), CollectorRegistry())
+    server = HealthServer(lambda: Health(True, {}), CollectorRegistry())
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -17,7 +17,6 @@ from diloco_syncer.checkpoints.checkpoints import CheckpointDecisions
 from diloco_syncer.checkpoints.restoring import Restoring
 from diloco_syncer.history.history import History
 from diloco_syncer.leadership import user_requests
-from diloco_syncer.rounds.rounds import Rounds
 
 CALM = Options.calm(learners=2, quorum=1, steps=60, safety_s=15.0)
 WISHES = {"wishes": 1}
@@ -51,20 +50,6 @@ def of_checkpoints(patch: pytest.MonkeyPatch) -> None:
     """No wish for one arrives."""
     never = property(lambda self: 0, lambda self, number: None)
     patch.setattr(CheckpointDecisions, "wanted", never, raising=False)
-
-
-def of_rounds_in_a_pause(patch: pytest.MonkeyPatch) -> None:
-    """They are begun, as are steps, since no heartbeat says that the run is paused."""
-    begins = Rounds._open_next
-
-    def anyway(self: Rounds, now: float) -> bool:
-        paused, self.history.paused = self.history.paused, False
-        try:
-            return begins(self, now)
-        finally:
-            self.history.paused = paused
-
-    patch.setattr(Rounds, "_open_next", anyway)
 
 
 def of_restores(patch: pytest.MonkeyPatch) -> None:

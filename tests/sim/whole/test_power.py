@@ -18,7 +18,7 @@ from diloco_shared.process import membership
 from diloco_simulator.troubles import power
 from diloco_simulator.troubles.power import Power, Remnants, Synced
 from diloco_simulator.worlds.case import Case
-from diloco_simulator.worlds.options import POWERLESS, Options, power_losses
+from diloco_simulator.worlds.options import SELDOM, Options, seldom
 from diloco_simulator.worlds.world import World, WorldResult, played
 from diloco_syncer.merging import anchor_files_io
 from diloco_syncer.snapshots import snapshots_io
@@ -67,8 +67,9 @@ def test_whoever_loses_its_power_goes_on_with_what_it_told_as_safe(
 
 def test_some_seeds_have_machines_without_power() -> None:
     """From dice of their own, and none in a calm world."""
-    drawn = [power_losses(seed).get("power_losses", 0) for seed in range(400)]
-    assert 0.7 * POWERLESS * 400 < sum(map(bool, drawn)) < 1.3 * POWERLESS * 400
+    drawn = ["power_losses" in seldom(seed) for seed in range(400)]
+    rate = SELDOM["power_losses"].share
+    assert 0.7 * rate * 400 < sum(drawn) < 1.3 * rate * 400
     assert not Options.calm().power_losses
 
 

@@ -5,7 +5,7 @@ import pytest
 from diloco_simulator.troubles.storms import Storms
 from diloco_simulator.worlds import constants, world
 from diloco_simulator.worlds.case import Case
-from diloco_simulator.worlds.options import CLOGS, STORMS, Options, clogs_and_storms
+from diloco_simulator.worlds.options import SELDOM, Options, seldom
 
 SHORT = Options.calm(steps=24, safety_s=30.0, learners=3, quorum=2, snapshot_every_rounds=3)
 
@@ -43,11 +43,12 @@ def test_a_run_goes_on_after_each_storm(
 
 def test_both_are_drawn_from_dice_of_their_own() -> None:
     """Kept worlds and calm ones have none, and what else a seed draws does not depend on them."""
-    drawn = [clogs_and_storms(seed) for seed in range(400)]
-    for name, rate in (("clogs", CLOGS), ("storms", STORMS)):
-        assert 0.7 * rate * 400 < sum(o[name] > 0 for o in drawn) < 1.3 * rate * 400
+    drawn = [seldom(seed) for seed in range(400)]
+    for name in ("clogs", "storms", "in_order"):
+        rate = SELDOM[name].share
+        assert 0.7 * rate * 400 < sum(name in o for o in drawn) < 1.3 * rate * 400
     assert (Options.calm().clogs, Options.calm().storms) == (0, 0)
-    assert not Options.calm().in_order and {o["in_order"] for o in drawn} == {False, True}
+    assert not Options.calm().in_order
 
 
 @pytest.mark.whole

@@ -19,7 +19,7 @@ from diloco_simulator.troubles import signals
 from diloco_simulator.troubles.signals import Signals
 from diloco_simulator.worlds import computing, processes
 from diloco_simulator.worlds.case import Case
-from diloco_simulator.worlds.options import TOLD, Options, told_to_stop
+from diloco_simulator.worlds.options import SELDOM, Options, seldom
 from diloco_simulator.worlds.processes import Host
 from diloco_simulator.worlds.world import World, WorldResult, played
 from diloco_syncer.leadership.lease_io import LeaseKeeper
@@ -155,8 +155,9 @@ def test_a_last_evaluation_that_nobody_tells_is_seen(monkeypatch: pytest.MonkeyP
 
 def test_told_are_those_of_some_seeds() -> None:
     """From dice of their own, and none in a calm world."""
-    drawn = [told_to_stop(seed).get("told_to_stop", 0) for seed in range(400)]
-    assert 0.7 * TOLD * 400 < sum(map(bool, drawn)) < 1.3 * TOLD * 400
+    drawn = ["told_to_stop" in seldom(seed) for seed in range(400)]
+    rate = SELDOM["told_to_stop"].share
+    assert 0.7 * rate * 400 < sum(drawn) < 1.3 * rate * 400
     assert not Options.calm().told_to_stop
 
 

@@ -57,6 +57,13 @@ class Guard:
         self._door = Door(Meter(FAILURES_PER_MINUTE / 60, FAILURES_BURST))
         self._noted: dict[str, float] = {}  # name -> when its use was noted last
         self._noting: set[asyncio.Task[None]] = set()
+        # For routes: who may look, who may act, and who may act once it is known on what.
+        self.look = self._routes("read")
+        self.act = self._routes("operate")
+        self.begin = self._routes("operate", later=True)
+
+    def _routes(self, scope: Scope, *, later: bool = False) -> dict[str, Any]:
+        return {"dependencies": [Depends(self.needs(scope, later=later))]}
 
     def needs(self, scope: Scope, *, later: bool = False) -> Callable[..., Awaitable[None]]:
         """A dependency: 401 without a good token, 403 if it may not, 429 too often.

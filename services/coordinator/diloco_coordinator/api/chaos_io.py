@@ -60,11 +60,10 @@ class Chaos:
         self.on = on
         self.router = APIRouter(prefix="/v1/chaos", tags=["chaos"])
         may = [Depends(guard.needs("fault", later=True))]
-        look = [Depends(guard.needs("read"))]
         self.router.add_api_route(
             "", self.inflict, methods=["POST"], status_code=202, dependencies=may
         )
-        self.router.add_api_route("", self.inflicted, methods=["GET"], dependencies=look)
+        self.router.add_api_route("", self.inflicted, methods=["GET"], **guard.look)
 
     async def inflict(
         self,

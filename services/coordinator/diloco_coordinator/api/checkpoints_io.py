@@ -4,7 +4,7 @@ import json
 from typing import Annotated, Any
 
 import structlog
-from fastapi import APIRouter, Body, Depends, Query, Response
+from fastapi import APIRouter, Body, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from diloco_coordinator.access import asker, sees
@@ -73,21 +73,18 @@ class CheckpointRoutes:
         self.vaults = runs.vaults
         self.root = runs.checkpoints
         self.router = APIRouter(prefix="/v1", tags=["checkpoints"])
-        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}
-        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate"))]}
-        named: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate", later=True))]}
         add = self.router.add_api_route
-        add("/checkpoints", self.everywhere, methods=["GET"], **look)
-        gone: dict[str, Any] = {"methods": ["DELETE"], "status_code": 204, **act}
-        add("/checkpoints/{folder}", self.remove_folder, **gone | named)
-        add("/checkpoints/{folder}/{number}", self.remove_stored, **gone | named)
+        add("/checkpoints", self.everywhere, methods=["GET"], **guard.look)
+        gone: dict[str, Any] = {"methods": ["DELETE"], "status_code": 204, **guard.act}
+        add("/checkpoints/{folder}", self.remove_folder, **gone | guard.begin)
+        add("/checkpoints/{folder}/{number}", self.remove_stored, **gone | guard.begin)
         of_run, one = "/runs/{run}/checkpoints", "/runs/{run}/checkpoints/{number}"
-        add(of_run, self.index, methods=["GET"], **look)
-        add(of_run, self.make, methods=["POST"], status_code=202, **act)
-        add(one, self.show, methods=["GET"], **look)
+        add(of_run, self.index, methods=["GET"], **guard.look)
+        add(of_run, self.make, methods=["POST"], status_code=202, **guard.act)
+        add(one, self.show, methods=["GET"], **guard.look)
         add(one, self.remove, **gone)
-        add(f"{one}/restore", self.restore, methods=["POST"], status_code=202, **act)
-        add("/checkpoints/submit", self.submit, methods=["POST"], status_code=201, **named)
+        add(f"{one}/restore", self.restore, methods=["POST"], status_code=202, **guard.act)
+        add("/checkpoints/submit", self.submit, methods=["POST"], status_code=201, **guard.begin)
 
     # --- where ---------------------------------------------------------------------------------
 
@@ -406,8 +403,7 @@ def _other_counting(ours: Algorithm, theirs: Algorithm) -> list[dict[str, str]]:
 
 def _view(ref: str, manifest: CheckpointManifest) -> dict[str, Any]:
     shown = manifest.model_dump(mode="json", include=_SHOWN)
-    view: dict[str, Any] = jsonable({"ref": ref, **shown, "learners": sorted(manifest.learners)})
-    return view
+    return jsonable({"ref": ref, **shown, "learners": sorted(manifest.learners)})
 
 
 async def seed_incarnations(bus: Bus, run: str, newest: dict[str, int]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Response
+from fastapi import APIRouter, Body, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,15 +49,13 @@ class ExportRoutes:
         self.vaults = runs.vaults
         self.exports = exports
         self.router = APIRouter(prefix="/v1/runs/{run}/exports", tags=["exports"])
-        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}
-        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate"))]}
         add = self.router.add_api_route
-        add("", self.begin, methods=["POST"], status_code=202, **act)
-        add("", self.index, methods=["GET"], **look)
-        add("/{export}", self.show, methods=["GET"], **look)
-        add("/{export}", self.remove, methods=["DELETE"], status_code=204, **act)
+        add("", self.begin, methods=["POST"], status_code=202, **guard.act)
+        add("", self.index, methods=["GET"], **guard.look)
+        add("/{export}", self.show, methods=["GET"], **guard.look)
+        add("/{export}", self.remove, methods=["DELETE"], status_code=204, **guard.act)
         shown: dict[str, Any] = {"response_class": FileResponse, "responses": {206: {}, 416: {}}}
-        add("/{export}/files/{file}", self.file, methods=["GET"], **shown, **look)
+        add("/{export}/files/{file}", self.file, methods=["GET"], **shown, **guard.look)
 
     async def begin(
         self,
@@ -144,7 +142,7 @@ class ExportRoutes:
 
     def view(self, record: ExportRecord) -> dict[str, Any]:
         """For people, progress included."""
-        view: dict[str, Any] = jsonable(record.model_dump(mode="json", exclude=_HIDDEN))
+        view = jsonable(record.model_dump(mode="json", exclude=_HIDDEN))
         pace = self.exports.pace(record)
         view["bytes"] = sum(f.bytes for f in record.files)
         view["progress"] = pace.view() if pace is not None else None

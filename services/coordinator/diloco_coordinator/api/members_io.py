@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
 from diloco_coordinator.access import asker, sees
@@ -33,19 +33,17 @@ class Members:
         self.registry = registry
         self.streams = streams
         self.router = APIRouter(prefix="/v1")
-        look = [Depends(guard.needs("read"))]
-        act = [Depends(guard.needs("operate"))]
         add = self.router.add_api_route
-        add("/members", self.index, methods=["GET"], tags=["members"], dependencies=look)
+        add("/members", self.index, methods=["GET"], tags=["members"], **guard.look)
         one = "/members/{member}"
-        add(one, self.show, methods=["GET"], tags=["members"], dependencies=look)
+        add(one, self.show, methods=["GET"], tags=["members"], **guard.look)
         gone: dict[str, Any] = {"methods": ["DELETE"], "status_code": 204}
-        add(one, self.forget, tags=["members"], dependencies=act, **gone)
+        add(one, self.forget, tags=["members"], **guard.act, **gone)
         for method, name, wanted in (("POST", "drain", True), ("DELETE", "undrain", False)):
-            tell: dict[str, Any] = {"methods": [method], "name": name, "dependencies": act}
+            tell: dict[str, Any] = {"methods": [method], "name": name, **guard.act}
             add(f"{one}/drain", self._drain(wanted), tags=["members"], **tell)
-        add("/events", self.events, methods=["GET"], tags=["events"], dependencies=look)
-        add("/events/stream", self.stream, methods=["GET"], tags=["events"], dependencies=look)
+        add("/events", self.events, methods=["GET"], tags=["events"], **guard.look)
+        add("/events/stream", self.stream, methods=["GET"], tags=["events"], **guard.look)
 
     # --- members -------------------------------------------------------------------------------
 
@@ -135,7 +133,7 @@ class Members:
         token, registry, asked = asker(), self.registry, after
         with suppress(BusError):  # whoever asks again is told then
             after = await going_on(registry, after, mark)
-        newer = registry.events_after(after, run)
+        newer = registry.told.after(after, run)
         found = [(seq, e) for seq, e in newer if sees(token, e.run)][:limit]
         again = after < asked
         if found:

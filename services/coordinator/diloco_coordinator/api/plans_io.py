@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.problems_io import Problem
@@ -16,9 +16,8 @@ class Plans:
 
     def __init__(self, guard: Guard) -> None:
         self.router = APIRouter(prefix="/v1/plan", tags=["plan"])
-        look = [Depends(guard.needs("read"))]
-        self.router.add_api_route("", self.wishes, methods=["GET"], dependencies=look)
-        self.router.add_api_route("", self.show, methods=["POST"], dependencies=look)
+        self.router.add_api_route("", self.wishes, methods=["GET"], **guard.look)
+        self.router.add_api_route("", self.show, methods=["POST"], **guard.look)
 
     async def wishes(self) -> dict[str, Any]:
         """What a plan may be asked for: a JSON schema, with meanings and defaults."""

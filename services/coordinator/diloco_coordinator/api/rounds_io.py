@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.problems_io import Problem, spec_of
@@ -71,7 +71,7 @@ class Rounds:
             self.rounds,
             methods=["GET"],
             response_model=dict[str, Any],
-            dependencies=[Depends(guard.needs("read"))],
+            **guard.look,
         )
 
     async def rounds(

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -145,26 +145,23 @@ class Runs:
         # One at a time, lest two requests for one name undo each other's steps.
         self.changing = asyncio.Lock()  # held while a run is made or removed
         self.router = APIRouter(prefix="/v1/runs", tags=["runs"])
-        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}
-        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate"))]}
         add = self.router.add_api_route
-        begin: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate", later=True))]}
-        add("", self.create, methods=["POST"], status_code=201, **begin)
-        add("", self.index, methods=["GET"], **look)
-        add("/{run}", self.show, methods=["GET"], **look)
-        add("/{run}", self.change, methods=["PATCH"], **act)
-        add("/{run}", self.delete, methods=["DELETE"], status_code=204, **act)
+        add("", self.create, methods=["POST"], status_code=201, **guard.begin)
+        add("", self.index, methods=["GET"], **guard.look)
+        add("/{run}", self.show, methods=["GET"], **guard.look)
+        add("/{run}", self.change, methods=["PATCH"], **guard.act)
+        add("/{run}", self.delete, methods=["DELETE"], status_code=204, **guard.act)
         verbs: tuple[tuple[str, Desired], ...] = (
             ("pause", "paused"),
             ("resume", "running"),
             ("stop", "stopped"),
         )
         for verb, desired in verbs:
-            add(f"/{{run}}/{verb}", self._verb(desired), methods=["POST"], name=verb, **act)
-        add("/{run}/begin-again", self.begin_again, methods=["POST"], status_code=202, **act)
-        add("/{run}/metrics", self.metrics, methods=["GET"], **look)
-        add("/{run}/recoveries", self.recoveries, methods=["GET"], **look)
-        add("/{run}/stream", self.stream, methods=["GET"], **look)
+            add(f"/{{run}}/{verb}", self._verb(desired), methods=["POST"], name=verb, **guard.act)
+        add("/{run}/begin-again", self.begin_again, methods=["POST"], status_code=202, **guard.act)
+        add("/{run}/metrics", self.metrics, methods=["GET"], **guard.look)
+        add("/{run}/recoveries", self.recoveries, methods=["GET"], **guard.look)
+        add("/{run}/stream", self.stream, methods=["GET"], **guard.look)
 
     def record(self, run: str) -> RunRecord:
         """The run, or a 404 that names the known ones."""
@@ -184,7 +181,6 @@ class Runs:
 
     async def create(
         self,
-        request: Request,
         response: Response,
         body: Annotated[dict[str, Any], Body()],
         idempotency_key: Key = "",
@@ -507,7 +503,7 @@ class Runs:
         Of more than 32 learners a sample has `loss_range` (min, median, max) in place of `loss`.
         """
         self.record(run)
-        events, status = self.registry.events_after(0, run), self.registry.statuses.get(run)
+        events, status = self.registry.told.after(0, run), self.registry.statuses.get(run)
         return {
             "evaluations": [{"at": e.at, **e.data} for _, e in events if e.kind == "evaluation"],
             "history": self.registry.histories.of(run),
@@ -517,7 +513,7 @@ class Runs:
     async def recoveries(self, run: str) -> dict[str, Any]:
         """How learners came back, or came new: each phase in seconds, and rounds until merged."""
         self.record(run)
-        events = self.registry.events_after(0, run)
+        events = self.registry.told.after(0, run)
         return {"recoveries": recovery_views(events, self.registry.statuses.get(run))}
 
     async def stream(self, run: str) -> StreamingResponse:

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Request
+from fastapi import APIRouter, Body, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Receive, Scope, Send
@@ -70,9 +70,8 @@ class SampleRoutes:
         self.samples = samples
         self.router = APIRouter(prefix="/v1/runs/{run}/samples", tags=["samples"])
         # As for an export: it takes the coordinator's processor.
-        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate"))]}
         shown: dict[str, Any] = {"response_class": StreamingResponse}
-        self.router.add_api_route("", self.begin, methods=["POST"], **shown, **act)
+        self.router.add_api_route("", self.begin, methods=["POST"], **shown, **guard.act)
 
     async def begin(
         self,

@@ -107,7 +107,7 @@ class Streams:
             if self.registry.ready and not asked:  # it may have read them before it came here
                 with suppress(BusError):  # at the next change
                     after, asked = await going_on(self.registry, after), True
-            for seq, event in self.registry.events_after(after, run):
+            for seq, event in self.registry.told.after(after, run):
                 after = seq
                 if not sees(token, event.run):
                     continue

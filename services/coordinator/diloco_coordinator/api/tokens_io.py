@@ -103,11 +103,10 @@ class Tokens:
         self.audit = audit
         self.chaos_on = chaos
         self.router = APIRouter(prefix="/v1")
-        look: dict[str, Any] = {"tags": ["tokens"], "dependencies": [Depends(guard.needs("read"))]}
         may = [Depends(guard.needs("administer"))]
         rule: dict[str, Any] = {"tags": ["tokens"], "dependencies": may}
         add = self.router.add_api_route
-        add("/access", self.access, methods=["GET"], **look)
+        add("/access", self.access, methods=["GET"], tags=["tokens"], **guard.look)
         add("/tokens", self.index, methods=["GET"], **rule)
         add("/tokens", self.make, methods=["POST"], status_code=201, **rule)
         add("/tokens/{name}", self.revoke, methods=["DELETE"], status_code=204, **rule)

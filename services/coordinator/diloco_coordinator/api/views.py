@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import to_json
@@ -27,6 +27,8 @@ from diloco_shared.spec.quorum import policy, within_reach
 
 # Of members that cannot work, or whose disks are full: they mostly say the same.
 HINDERED_SHOWN = 3
+T = TypeVar("T")
+
 # What becomes of a learner that is unfit is in its owner's hands.
 MEND = "mend it there, it is noticed by itself; 'diloco check' on that machine says more"
 # States in which a run waits for learners.
@@ -42,17 +44,17 @@ PHASES: dict[RunPhase, Why] = {
 }
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: T) -> T:
     """Floats that JSON cannot say become null, everywhere inside `value`."""
+    found: Any = value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str | int):
-        return value
-    if isinstance(value, dict):
-        return {str(k): jsonable(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(v) for v in value]
-    return value
+        found = value if math.isfinite(value) else None
+    elif isinstance(value, dict):
+        found = {str(k): jsonable(v) for k, v in value.items()}
+    elif isinstance(value, list | tuple):
+        found = [jsonable(v) for v in value]
+    result: T = found
+    return result
 
 
 def run_view(record: RunRecord, status: RunStatus | None, brief: dict[str, Any]) -> dict[str, Any]:
@@ -98,8 +100,7 @@ def brief_view(
         "members": members,
         "syncers": syncers or [],
     }
-    result: dict[str, Any] = jsonable(shown)
-    return result
+    return jsonable(shown)
 
 
 def _sentence(whys: Iterable[Why]) -> str:
@@ -229,8 +230,7 @@ def member_view(
     shown["lag_records"] = lag_records
     shown["learner"] = status.learners.get(record.id) if status is not None else None
     shown["speed"] = None if speed is None else _speed_view(speed)
-    result: dict[str, Any] = jsonable(shown)
-    return result
+    return jsonable(shown)
 
 
 def speed_views(speeds: Iterable[LearnerSpeed | None]) -> dict[str, dict[str, Any]]:
@@ -264,8 +264,7 @@ def recovery_views(
         for record in (status.recoveries if status is not None else ())
         if (record.learner, record.incarnation) not in known
     ]
-    found: list[dict[str, Any]] = jsonable([recovery_view(r) for r in [*told, *under_way]])
-    return found
+    return jsonable([recovery_view(r) for r in [*told, *under_way]])
 
 
 def event_view(seq: int, event: Event) -> dict[str, Any]:
@@ -275,8 +274,7 @@ def event_view(seq: int, event: Event) -> dict[str, Any]:
     except ValueError:
         # `Events` keeps none such. Should it ever, one event costs nobody the others.
         shown = event.model_dump(mode="json", exclude={"data"}) | {"data": {}}
-    result: dict[str, Any] = jsonable({"seq": seq, **shown})
-    return result
+    return jsonable({"seq": seq, **shown})
 
 
 _FAULT_FIELDS = ("kind", "target", "run", "at_step", "after_s", "duration_s", "factor")
@@ -293,5 +291,4 @@ def fault_views(events: Iterable[tuple[int, Event]]) -> list[dict[str, Any]]:
         fault |= {k: e.data.get(k) for k in _FAULT_FIELDS}
         fault["when"] = e.data.get("when", fault["when"])
         fault[f"{phase}_at"] = e.at
-    found: list[dict[str, Any]] = jsonable(list(faults.values()))
-    return found
+    return jsonable(list(faults.values()))

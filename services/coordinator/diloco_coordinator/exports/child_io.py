@@ -109,7 +109,7 @@ class ChildExporter:
         """All that it says, until it says no more."""
         async with asyncio.TaskGroup() as readers:
             readers.create_task(self._hear(process, heard))
-            readers.create_task(heard.log(process))
+            readers.create_task(heard.words.hear(process))
 
     async def _started(self, record: ExportRecord, to: Path) -> Process:
         asked = record.asked
@@ -144,7 +144,7 @@ class _Heard:
         self.moved = moved
         self.done = False
         self.reason = ""
-        self.last = ""  # of what it wrote for its log
+        self.words = Words("export", run=record.run, id=record.id)
 
     def take(self, line: bytes) -> None:
         match parse_line(line):
@@ -155,14 +155,7 @@ class _Heard:
             case ExportFailed() as said:
                 self.reason = said.reason
             case None:
-                log.warning("an export said something strange", line=_text(line))
-
-    async def log(self, process: Process) -> None:
-        """What it writes for people goes into this process's log."""
-        assert process.stderr is not None
-        while line := await line_of(process.stderr):
-            self.last = _text(line) or self.last
-            log.info("export", run=self.record.run, id=self.record.id, line=_text(line))
+                log.warning("an export said something strange", line=text_of(line))
 
     def judge(self, code: int | None) -> None:
         """ExportFault unless it is done."""
@@ -170,8 +163,28 @@ class _Heard:
             return
         if self.reason:
             raise ExportFault(self.reason)
+        raise ExportFault(f"the process that made it {self.words.ended(code)}")
+
+
+class Words:
+    """What a process writes for people: it goes into this process's log."""
+
+    def __init__(self, what: str, **of: str) -> None:
+        """`what` and `of`: the line's event and fields there."""
+        self.what, self.of = what, of
+        self.last = ""
+
+    async def hear(self, process: Process) -> None:
+        """All of them."""
+        assert process.stderr is not None
+        while line := await line_of(process.stderr):
+            self.last = text_of(line) or self.last
+            log.info(self.what, **self.of, line=text_of(line))
+
+    def ended(self, code: int | None) -> str:
+        """How the process ended, and what it said last."""
         said = f", and said last: {self.last}" if self.last else ""
-        raise ExportFault(f"the process that made it ended ({how_ended(code)}){said}")
+        return f"ended ({how_ended(code)}){said}"
 
 
 # Settings that name secrets: no process that the coordinator starts inherits them.
@@ -227,5 +240,6 @@ async def killed(process: Process) -> None:
                 await process.wait()
 
 
-def _text(line: bytes) -> str:
+def text_of(line: bytes) -> str:
+    """For a log: so much of it as anybody reads."""
     return line.decode(errors="replace").strip()[:300]

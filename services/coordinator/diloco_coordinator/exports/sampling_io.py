@@ -18,11 +18,18 @@ from typing import Protocol
 
 import structlog
 
-from diloco_coordinator.exports.child_io import Start, environment_of, killed, line_of, started
+from diloco_coordinator.exports.child_io import (
+    Start,
+    Words,
+    environment_of,
+    killed,
+    line_of,
+    started,
+    text_of,
+)
 from diloco_coordinator.exports.exporting_io import Busy
 from diloco_shared import ambient
 from diloco_shared.process.settings import ProcessSettings
-from diloco_shared.process.stopping import how_ended
 from diloco_shared.protocol.samples import (
     LINE_BYTES_MAX,
     TOKENS_MAX,
@@ -95,7 +102,7 @@ class ChildSampler:
             async with asyncio.timeout(self.seconds_max), asyncio.TaskGroup() as tasks:
                 tasks.create_task(_ask(process, asked))
                 tasks.create_task(heard.lines(process))
-                tasks.create_task(heard.log(process))
+                tasks.create_task(heard.words.hear(process))
                 tasks.create_task(process.wait())
         except TimeoutError:
             heard.fail(
@@ -121,24 +128,17 @@ class _Heard:
     def __init__(self, told: Told) -> None:
         self.told = told
         self.over = False
-        self.last = ""  # of what it wrote for its log
+        self.words = Words("sample")
 
     async def lines(self, process: Process) -> None:
         assert process.stdout is not None
         while line := await line_of(process.stdout):
             said = parse_line(line)
             if said is None:
-                log.warning("a sample said something strange", line=_text(line))
+                log.warning("a sample said something strange", line=text_of(line))
             elif not self.over:
                 self.over = isinstance(said, SampleDone | SampleFailed)
                 self.told(said)
-
-    async def log(self, process: Process) -> None:
-        """What it writes for people goes into this process's log."""
-        assert process.stderr is not None
-        while line := await line_of(process.stderr):
-            self.last = _text(line) or self.last
-            log.info("sample", line=_text(line))
 
     def fail(self, reason: str) -> None:
         if not self.over:
@@ -147,12 +147,7 @@ class _Heard:
 
     def judge(self, code: int | None) -> None:
         """Whoever listens hears an end, whatever became of the process."""
-        said = f", and said last: {self.last}" if self.last else ""
-        self.fail(f"the process that wrote it ended ({how_ended(code)}){said}")
-
-
-def _text(line: bytes) -> str:
-    return line.decode(errors="replace").strip()[:300]
+        self.fail(f"the process that wrote it {self.words.ended(code)}")
 
 
 class Samples:

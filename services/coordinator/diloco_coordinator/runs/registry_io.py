@@ -358,10 +358,6 @@ class Registry:
 
     # --- looking -------------------------------------------------------------------------------
 
-    def events_after(self, after: int, run: str = "") -> list[tuple[int, Event]]:
-        """Events with a greater sequence, oldest first; of one run, or of all."""
-        return self.told.after(after, run)
-
     def there(self, run: str) -> bool:
         """Whether a run is there for others: submitted as a whole, and not being deleted."""
         return run in self.runs and self.runs[run].phase == "there"

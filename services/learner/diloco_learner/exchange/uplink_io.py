@@ -108,8 +108,6 @@ class Uplink:
                 case Leave():
                     outcome, reason = item.effect.outcome, item.effect.reason
                     await self.tell("leave", f"{outcome}: {reason}", {"outcome": outcome})
-                case _:
-                    pass
         except (BusError, WireError, OSError) as error:
             what = type(item.effect).__name__
             log.warning("not done", what=what, error=str(error))

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 from pydantic import ValidationError
@@ -35,8 +35,8 @@ from diloco_shared.hf.tokenizer import (
     special_tokens,
     tokenizer_of,
 )
-from diloco_shared.process.connecting import connected
 from diloco_shared.process.logs import configure
+from diloco_shared.process.serving import connected_for_data
 from diloco_shared.process.settings import said_of
 from diloco_shared.process.stopping import die_with, until_stopped
 from diloco_shared.protocol import subjects
@@ -182,14 +182,6 @@ async def _made(
         await make(source, order, progress)
 
 
-def _connect(settings: Settings, run: str) -> Connect:
-    links: dict[str, Any] = {
-        "connections": settings.connections,
-        "downlink_bytes_per_s": settings.downlink_bytes_per_s,
-    }
-    return lambda: connected(settings, f"export-{run}", **links)
-
-
 def main() -> None:
     """Make it, and say what became of it."""
     wanted = arguments(sys.argv[1:])
@@ -201,7 +193,8 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"diloco_learner.exporting: {said_of(error)}")
     try:
-        work = export(settings, wanted, _connect(settings, wanted.run), say)
+        connect = partial(connected_for_data, settings, f"export-{wanted.run}")
+        work = export(settings, wanted, connect, say)
         asyncio.run(until_stopped(work))
     except FORESEEN:
         sys.exit(1)

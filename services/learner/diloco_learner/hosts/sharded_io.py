@@ -174,7 +174,7 @@ class Shards:
         except Exception as error:  # Orbax raises many kinds: training goes on, whatever it is
             return Writing(Told(fault_of(error)))
         own = f"{MOMENTS}/ocdbt.process_{self.index}"
-        self.writing = Writing(Told("nothing was written"), limit_s(held_bytes(leaves)))
+        self.writing = Writing(Told("nothing was written"), stored_within_s(held_bytes(leaves)))
         self.writing.begin(folder, own, futures)
         return self.writing
 
@@ -235,7 +235,7 @@ class Shards:
         both. A place that hangs while its files are checked is given up before that: what is left
         of this then touches no device, and holds nothing of one.
         """
-        wanted, seconds = described(leaves), limit_s(held_bytes(leaves))
+        wanted, seconds = described(leaves), stored_within_s(held_bytes(leaves))
 
         def sound() -> None:
             whole = self._whole(sequence)
@@ -300,11 +300,6 @@ def held_bytes(leaves: Mapping[str, jax.Array]) -> int:
         * len(leaf.sharding.addressable_devices)
         for leaf in leaves.values()
     )
-
-
-def limit_s(size: int) -> float:
-    """Seconds in which a host stores or reads so many bytes, if it ever does."""
-    return stored_within_s(size)
 
 
 def seen(paths: Sequence[Any], seconds: float = SEEN_S) -> bool:

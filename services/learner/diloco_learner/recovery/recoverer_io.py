@@ -143,8 +143,6 @@ class Recoverer:
             case Tell():
                 # Not awaited: a slow log must not delay the first step.
                 self.up.tell_soon(effect.kind, effect.text, effect.data | self.loaded)
-            case _:
-                pass
 
     async def _join(self, join: Join) -> None:
         run = self.recovery.spec.name

@@ -107,8 +107,6 @@ def replay(
             assert isinstance(back, RestoredState), "a restore without its state"
             history.resume(back.history, record, seq)
             return back.store
-        case _:
-            pass
     history.apply(record, seq)
     return store
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-import structlog
 
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import BlobIncomplete, fresh, get_blob, receiving
@@ -34,8 +33,6 @@ from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import Event, InitMoved, InitSeen, Malformed
 from diloco_syncer.merging.payloads_io import Payloads, PayloadsFull
 from diloco_syncer.status.announce import INITIALIZER_S
-
-log = structlog.get_logger()
 
 # Between two looks at whether more has come, in seconds.
 LOOK_S = 1.0

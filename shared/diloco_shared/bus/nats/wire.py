@@ -92,11 +92,6 @@ def sub_line(subject: str, sid: int) -> bytes:
     return f"SUB {subject} {sid}\r\n".encode()
 
 
-def unsub_line(sid: int) -> bytes:
-    """Ends the subscription `sid`."""
-    return f"UNSUB {sid}\r\n".encode()
-
-
 def publish_line(subject: str, reply: str, payload: bytes) -> bytes:
     """A whole small message."""
     return f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n"
