@@ -65,7 +65,7 @@ async def test_the_script_submits_waits_reads_and_restores(
         spec = runs[RUN].spec
         kept({**spec, "algorithm": {**spec["algorithm"], "fragments": 2}}, 1)  # as `kept` has them
         await world.tells("end", RUN)
-        await until(lambda: "end" in [e.kind for _, e in desk.registry.events_after(0, RUN)])
+        await until(lambda: "end" in [e.kind for _, e in desk.registry.told.after(0, RUN)])
         await world.says(status(run=RUN, state="finished"))
         await script
         assert {*runs} == {RUN, f"{RUN}-again"}

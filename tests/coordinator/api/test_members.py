@@ -227,7 +227,7 @@ async def test_who_is_forgotten_was_gone_for_as_long_as_is_told(world: Any) -> N
             notes[name] = notes[name].model_copy(update={"gone_since": since})
 
         def told() -> list[str]:
-            events = desk.registry.events_after(0, subjects.CLUSTER)
+            events = desk.registry.told.after(0, subjects.CLUSTER)
             return [e.text for _, e in events if e.kind == "member-forgotten"]
 
         await until(lambda: len(told()) == 2)
