@@ -26,6 +26,7 @@ from diloco_client.answers import (
     REMOVE_S,
     SUBMIT_S,
     began_anew,
+    part,
     read,
     refusal,
 )
@@ -37,7 +38,6 @@ from diloco_client.answers import Told as Told
 from diloco_client.answers import Unanswered as Unanswered
 from diloco_client.answers import Unreachable as Unreachable
 from diloco_client.answers import Untrusted as Untrusted
-from diloco_client.paths import part
 from diloco_client.reaching import cut_off, proxy_of, trusted, what_failed, without_password
 
 # What a request ends with when nobody is there; UnicodeError where no name of a host can be so.

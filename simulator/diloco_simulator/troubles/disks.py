@@ -209,8 +209,10 @@ def _kept(save: Callable[..., Path]) -> Callable[..., Path]:
     """What is written is let go by whoever hears that it is: what a thread does takes no time here,
     and merges would never wait for it."""
 
-    def saved(store: SnapshotStore, covers: int, meta: Any, arrays: dict[str, Any]) -> Path:
-        return save(store, covers, meta, dict(arrays))
+    def saved(
+        store: SnapshotStore, covers: int, meta: Any, arrays: dict[str, Any], *how: Any
+    ) -> Path:
+        return save(store, covers, meta, dict(arrays), *how)
 
     return saved
 
