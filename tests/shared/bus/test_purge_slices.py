@@ -74,6 +74,16 @@ async def test_no_request_removes_more_than_a_slice(nats_server: NatsServer, ask
         assert [subject for subject, _ in await left(bus)] == ["s.b"] * 50
 
 
+async def test_slices_among_others_are_alike(
+    nats_server: NatsServer, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fewer are left, the thinner they lie; what small slices leave would go at once."""
+    async with filled(nats_server, *["s.a", "s.b"] * 50) as bus:
+        monkeypatch.setattr(purging, "SLICE_BYTES", (await bus.stream_info("S")).bytes // 5)
+        assert await bus.purge("S", "s.a") == 50
+        assert [count for _, count in asked.purges] == [10] * 5
+
+
 async def test_what_takes_no_more_than_a_slice_is_one_request(
     nats_server: NatsServer, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,14 +121,15 @@ async def test_where_most_of_what_is_above_does_not_match_slices_are_cut_all_the
 
 async def test_what_comes_meanwhile_stays(nats_server: NatsServer, asked: Asked) -> None:
     """Also what comes after it was counted, when no more than a slice is left to remove."""
-    async with filled(nats_server, *["s.a"] * 62) as bus:
+    async with filled(nats_server, *["s.a"] * 69) as bus:
 
         async def comes() -> None:
-            await bus.append("s.a", b"of a later life")
+            for _ in range(2):
+                await bus.append("s.a", b"of a later life")
 
         asked.before = comes
-        assert await bus.purge("S", "s.a", below_seq=63) == 62
-        assert [seq for _, seq in await left(bus)] == [63 + n for n in range(len(asked.purges))]
+        assert await bus.purge("S", "s.a", below_seq=70) == 69
+        assert [seq for _, seq in await left(bus)] == [70 + n for n in range(2 * len(asked.purges))]
         assert len(asked.purges) > 5
 
 

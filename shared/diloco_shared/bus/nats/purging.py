@@ -75,12 +75,12 @@ async def purge_in_slices(
         return await purge_at_once(link, stream, subject, **seq)
     cut = _Cut(link, stream, subject, below_seq, there)
     await cut.slices()
-    if cut.newer <= cut.there.slice:  # these are read as well, and stay
+    if cut.newer <= cut.slice:  # these are read as well, and stay
         await cut.purge(subject, seq=cut.below)
         return cut.purged
     rest = await held(cut.there.messages, cut.below)
     below = sum(of.messages for of in rest.values())
-    if below > cut.there.slice + LATE_MAX:
+    if below > cut.slice + LATE_MAX:
         # Most of what came later does not match.
         cut.know(cut.there.messages - below)
         await cut.slices()
@@ -101,6 +101,7 @@ class _Cut:
         self.where = link, stream, subject
         self.life = link.life
         self.there = there
+        self.slice = there.slice  # as at first: of ever fewer, ever fewer would make a slice
         self.below = there.end if below_seq is None else below_seq
         self.late_max = 0 if below_seq is None else LATE_MAX
         self.purged = 0
@@ -113,11 +114,11 @@ class _Cut:
     async def slices(self) -> None:
         """Remove the oldest, as long as there are surely enough of them."""
         # Others may remove some, too, and then there is an end sooner.
-        for _ in range(self.there.messages // self.there.slice):
+        for _ in range(self.there.messages // self.slice):
             stays = self.newer + self.there.end - self.known_at
-            if self.there.messages - stays < self.there.slice + self.late_max:
+            if self.there.messages - stays <= self.slice + self.late_max:
                 return
-            keep = self.there.messages - self.there.slice
+            keep = self.there.messages - self.slice
             await self.purge(self.where[2], keep=keep)
             await asyncio.sleep(PAUSE_S)
             before, self.there = self.there.end, await matching(*self.where)
