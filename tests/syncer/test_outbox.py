@@ -10,7 +10,7 @@ from syncer.conftest import Driver, spec
 from syncer.contexts import context
 
 from diloco_shared.bus import blobs
-from diloco_shared.bus.port import Refused, StreamSpec, TransferProgress
+from diloco_shared.bus.port import Refused, StreamSpec, TransferProgress, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES, HEADER_INDEX
 from diloco_shared.protocol.messages import Beat
@@ -508,3 +508,26 @@ async def test_what_dead_leaders_never_sealed_goes_and_nothing_else() -> None:
         subjects.publication("t", 0, fragment, version, 0)
         for fragment, version in ((0, 2), (0, 3), (1, 3))
     }
+
+
+async def test_part_of_what_is_on_dn_is_not_taken_for_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that falls silent tells whoever asks for all that it did not, and nobody else."""
+    bus, d = await hub(), driver()
+    held, silent = bus.held, True
+
+    async def half(*what: Any, below_seq: int | None = None, **how: Any) -> Any:
+        nonlocal silent
+        if not silent:
+            return await held(*what, below_seq=below_seq, **how)
+        silent = False
+        if below_seq is not None:
+            raise Unavailable("it fell silent")
+        return {}
+
+    monkeypatch.setattr(bus, "held", half)
+    subject = subjects.publication("t", 0, 0, 2, 0)
+    await bus.append(subject, PAYLOAD)
+    await Outbox(context(d.spec, bus)).purge_unsealed(PurgeUnsealed(1))
+    assert await bus.fetch(subjects.dn_stream("t"), subject) == []

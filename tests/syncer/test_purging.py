@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ from waiting import until
 
 from diloco_shared.budget import Size, assumed, flying, limits
 from diloco_shared.budget.streams import contributions
-from diloco_shared.bus.port import StreamSpec, Unavailable
+from diloco_shared.bus.port import Held, Refused, StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
 from diloco_shared.protocol.wire import encode
@@ -20,7 +22,7 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.streams import purging_io as purging
-from diloco_syncer.streams.purging_io import LeftStates, UpPurger, forget_states
+from diloco_syncer.streams.purging_io import LeftStates, UpPurger, forget_states, superseded
 from diloco_syncer.streams.storage_io import Storage
 
 COVERS = 10
@@ -212,7 +214,7 @@ async def test_a_leader_removes_the_state_that_a_learner_says_it_uses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A site's own account may not: a purge's filter could name any learner's."""
-    bus, run = await bus_with(), spec()
+    bus = await bus_with()
     stream = subjects.state_stream("r")
     await bus.ensure_stream(StreamSpec(stream, ("state.r.>",), 1 << 30))
     for newcomer in ("a", "b"):
@@ -225,16 +227,69 @@ async def test_a_leader_removes_the_state_that_a_learner_says_it_uses(
         await purge(*what)
 
     monkeypatch.setattr(bus, "purge", refused_once)
-    task = asyncio.create_task(forget_states(context(run, bus, "s1")))
+    async with forgetting(bus):
+        await says_it_is_in_use(bus, "b")
 
-    async def asked() -> bool:
-        return await bus.request(subjects.forget_state("r", "b"), b"", timeout_s=0.2) == b""
+        async def there() -> bool:
+            found = [message.subject for message in await bus.fetch(stream, "state.r.>")]
+            return found == [subjects.state("r", "donor", "a", "n")]
 
-    await until(asked, "a leader", tolerated=(Unavailable,))
+        await until(there, "only what was sent to the other")
+
+
+@asynccontextmanager
+async def forgetting(bus: MemoryBus) -> AsyncIterator[None]:
+    """A leader that hears which states are in use."""
+    task = asyncio.create_task(forget_states(context(spec(), bus, "s1")))
+    yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    there = [message.subject for message in await bus.fetch(stream, "state.r.>")]
-    assert there == [subjects.state("r", "donor", "a", "n")]
+
+
+async def says_it_is_in_use(bus: MemoryBus, newcomer: str) -> None:
+    async def asked() -> bool:
+        return await bus.request(subjects.forget_state("r", newcomer), b"", timeout_s=0.2) == b""
+
+    await until(asked, "a leader", tolerated=(Unavailable,))
+
+
+async def test_a_learner_is_answered_before_its_state_is_gone_and_has_it_removed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hundred gigabytes take minutes. Who waited for that in vain would ask again and again."""
+    bus, purges, hub_is_done = await bus_with(), list[str](), asyncio.Event()
+
+    async def takes_long(stream: str, subject: str) -> None:
+        purges.append(subject)
+        await hub_is_done.wait()
+
+    monkeypatch.setattr(bus, "purge", takes_long)
+    async with forgetting(bus):
+        for newcomer in "abbbc":
+            await says_it_is_in_use(bus, newcomer)
+        assert purges == [subjects.states_of("r", "a")], "one at a time"
+        hub_is_done.set()
+        await until(lambda: len(purges) == 3)
+        await says_it_is_in_use(bus, "a")
+        await until(lambda: len(purges) == 4, "what was sent to a later life")
+    assert purges == [subjects.states_of("r", newcomer) for newcomer in "abca"]
+
+
+async def test_what_cannot_be_removed_keeps_nobody_elses_from_going(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(purging, "FORGET_S", 0.0)
+    bus, purges = await bus_with(), list[str]()
+
+    async def refused(stream: str, subject: str) -> None:
+        purges.append(subject)
+        raise Refused("no space left on device")
+
+    monkeypatch.setattr(bus, "purge", refused)
+    async with forgetting(bus):
+        for newcomer in "ab":
+            await says_it_is_in_use(bus, newcomer)
+        await until(lambda: len(purges) == 2)
 
 
 async def test_a_learner_that_says_it_is_a_standby_is_not_waited_for() -> None:
@@ -257,7 +312,8 @@ class Left:
     def __init__(self, bus: MemoryBus) -> None:
         self.bus = bus
         self.storage = Storage(spec(), bus, Size, lambda _: None)
-        self.states = LeftStates(context(spec(), bus, "s1"), self.storage)
+        self.over = set[tuple[str, str]]()
+        self.states = LeftStates(context(spec(), bus, "s1"), self.storage, lambda: self.over)
 
     async def sent(self, newcomer: str, donor: str = "donor", nonce: str = "n") -> None:
         await self.bus.append(subjects.state("r", donor, newcomer, nonce) + ".m", b"moments")
@@ -276,9 +332,9 @@ class Left:
         return sorted({message.subject.split(".")[3] for message in found})
 
 
-async def left_states() -> Left:
+async def left_states(limit: int = 1 << 30) -> Left:
     bus = await bus_with()
-    await bus.ensure_stream(StreamSpec(subjects.state_stream("r"), ("state.r.>",), 1 << 30))
+    await bus.ensure_stream(StreamSpec(subjects.state_stream("r"), ("state.r.>",), limit))
     return Left(bus)
 
 
@@ -404,3 +460,74 @@ async def test_what_takes_long_to_read_is_read_the_less_often(
     monkeypatch.setattr(left.bus, "held", slow)
     await left.passes(28)
     assert len(reads) == 2, "after 10 s, and after 18 s without"
+
+
+@pytest.mark.virtual
+async def test_a_server_that_falls_silent_makes_nobody_alive(
+    monkeypatch: pytest.MonkeyPatch, soon_gone: None
+) -> None:
+    """What it told before is no list of those who have something on STATE."""
+    left = await left_states()
+    for newcomer in ("pod-1", "pod-2"):
+        await left.sent(newcomer)
+    await left.look()
+    await left.passes(16)
+    held, silent = left.bus.held, True
+
+    async def half(*what: Any, below_seq: int | None = None, **how: Any) -> Any:
+        if silent and below_seq is not None:
+            raise Unavailable("it did not tell of all")
+        return {} if silent else await held(*what, below_seq=below_seq, **how)
+
+    monkeypatch.setattr(left.bus, "held", half)
+    left.states.gone |= dict.fromkeys(("pod-1", "pod-2"), left.states.filled_at or 0.0)
+    with pytest.raises(Unavailable):
+        await left.passes(2)
+    silent = False
+    left.states.rest_until = 0.0
+    await left.passes(2)
+    assert await left.there() == []
+
+
+def test_states_that_nobody_waits_for_any_more_are_found() -> None:
+    one = Held(9, 1)
+    held = dict.fromkeys(("state.r.a.b.n1", "state.r.a.b.n1.m", "state.r.a.c.n2", "state.r.x"), one)
+    assert superseded(held, {("a", "n1"), ("x", "n2")}) == {"a.b.n1"}
+
+
+@pytest.mark.virtual
+async def test_what_was_sent_to_earlier_lives_goes_though_the_learner_is_back(
+    soon_gone: None,
+) -> None:
+    """It dies over and over while it recovers, and its key is there each time."""
+    left = await left_states()
+    for n in range(3):
+        await left.sent("pod-1", nonce=f"n{n}")
+        await left.bus.append(subjects.state("r", "donor", "pod-1", f"n{n}"), b"chunk")
+    left.over = {("donor", "n0"), ("donor", "n1"), ("elsewhere", "n2")}
+    await show(left.bus, "pod-1", "working", 0)
+    await left.look()
+    await left.passes(8)
+    assert len(await left.bus.fetch(subjects.state_stream("r"), "state.r.>")) == 6
+    await left.passes(4)
+    found = {m.subject for m in await left.bus.fetch(subjects.state_stream("r"), "state.r.>")}
+    newest = subjects.state("r", "donor", "pod-1", "n2")
+    assert found == {newest, newest + ".m"}
+
+
+@pytest.mark.virtual
+async def test_a_crowded_stream_has_room_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next newcomer would be given nothing for as long as it takes to be gone."""
+    left = await left_states(10_000)
+    for n in range(4):
+        await left.bus.append(subjects.state("r", "donor", "pod-1", f"n{n}"), bytes(2000))
+    await show(left.bus, "pod-1", "working", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(left.bus, "held", None)
+        await left.look()  # it is all awaited: nothing is read
+    left.over = {("donor", f"n{n}") for n in range(3)}
+    await left.look()
+    (newest,) = await left.bus.fetch(subjects.state_stream("r"), "state.r.>")
+    assert newest.subject == subjects.state("r", "donor", "pod-1", "n3")

@@ -36,6 +36,7 @@ from diloco_syncer.history import follow_io as follow
 from diloco_syncer.leadership import candidate_io as candidate
 from diloco_syncer.members import admission, roster
 from diloco_syncer.messages import inbox_io as inbox
+from diloco_syncer.status import announce
 from diloco_syncer.status import status_writer_io as status_writer
 from diloco_syncer.streams import fullness_io as fullness
 from diloco_syncer.streams import purging_io as purging
@@ -145,6 +146,10 @@ CARRIED = (3, 4, 5)
 # drawn one does, since the checker of classes does not know of each report that comes too late.
 WAITS = (
     Drawn(roster, "GONE_S", (25.0,)),
+    # Imported by two modules, and each of them reads its own name.
+    Drawn(announce, "GONE_S", (25.0,)),
+    Drawn(purging, "GONE_S", (25.0,)),
+    Drawn(purging, "LEFT_LOOK_S", (3.0,)),
     Drawn(heard, "GONE_S", (14.0,)),
     Drawn(roster, "LEFT_S", (6.0,)),
     Drawn(members, "FORGET_S", (45.0,)),

@@ -1,6 +1,8 @@
 """A reader of a stream, with a server that a test plays: what it asks for, from where it reads."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -166,6 +168,33 @@ async def test_heads_are_read_for_as_long_as_they_come(
     monkeypatch.setattr(found, "_there", there)
     heads = await found.heads("S", "s.a", messages_max=100)
     assert [head.seq for head in heads] == [*range(1, came + 1)]
+
+
+class Deaf(Link):
+    """Of a server that answers nothing within the time that a request has."""
+
+    @asynccontextmanager
+    async def on_reconnect(self, wake: Any) -> AsyncIterator[None]:
+        yield
+
+    @asynccontextmanager
+    async def subscribed(self, subject: str, take: Any) -> AsyncIterator[str]:
+        yield subject
+
+    def new_inbox(self) -> str:
+        return "_INBOX.1"
+
+    async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> Raw:
+        await asyncio.sleep(timeout_s)
+        raise Unavailable(f"no answer on {subject}")
+
+
+@pytest.mark.parametrize("where", [{}, {"below_seq": 9}, {"start_seq": 3}])
+async def test_a_server_that_answers_nothing_does_not_hold_nothing(where: dict[str, int]) -> None:
+    """Who takes it for that begins to count anew who is gone."""
+    found = streams.NatsStreams(Deaf())  # type: ignore[arg-type]
+    with pytest.raises(Unavailable):
+        await found.held("S", "s.>", messages_max=9, **where)
 
 
 def test_who_fetches_waits_for_heads() -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from diloco_shared.bus.port import Stored
+from diloco_shared.protocol import subjects
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.worlds import constants
 from diloco_simulator.worlds.case import Case
@@ -72,3 +74,51 @@ def test_a_life_that_is_forgotten_and_not_told_so_is_seen(
     monkeypatch.setattr(Roster, "_gone", over)
     violations = world(SHORT).violations
     assert any(v.startswith("I10 at ") and "was not merged in" in v for v in violations), violations
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("leader", ["is the same", "is another"])
+def test_what_was_sent_to_a_learner_that_never_comes_back_is_removed(
+    monkeypatch: pytest.MonkeyPatch, leader: str
+) -> None:
+    """It dies for good as soon as its state has come whole. The leader that asked for the state
+    knows which it is; another knows only that nobody is there for whom it could be."""
+    removed, left, theirs = list[str](), dict[str, int](), list[str]()
+
+    def plan(self: Troubles) -> None:
+        world, broker = self.world, self.world.broker
+        machine, stream = world.learners[2], subjects.state_stream(world.spec.name)
+        states = subjects.states_of(world.spec.name, machine.name)
+        stored, purge = broker.on_store, broker.purge
+
+        def strikes() -> None:
+            world.lose(machine)
+            if leader == "is another":
+                world.crash(world.syncers[0], 1.0)
+
+        def dies(of: str, message: Stored) -> None:
+            stored(of, message)
+            if of == stream and message.subject.endswith(".m"):
+                broker.on_store = stored
+                theirs[:] = [message.subject.removesuffix(".m"), states]
+                self.loop.call_soon(strikes, context=world.net.outside)
+
+        def purged(of: str, subject: str, below: int | None) -> int:
+            count = purge(of, subject, below)
+            if of == stream and count:
+                removed.append(subject)
+                left.update(now=len([*broker.select(stream, states, 1)]))
+            return count
+
+        monkeypatch.setattr(broker, "on_store", dies)
+        monkeypatch.setattr(broker, "purge", purged)
+        self.loop.call_later(8.0, self._replace, machine, False)
+
+    monkeypatch.setattr(Troubles, "plan", plan)
+    assert world(SHORT).violations == []
+    place, states = theirs
+    assert removed == ([states] if leader == "is another" else [place, f"{place}.>"])
+    assert left == {"now": 0}
+    removed.clear()
+    assert world({}).violations == []
+    assert removed == [], "where waits are the product's own, no world is long enough for that"

@@ -194,6 +194,10 @@ class Leader:
             lambda: self.purger.waits,
         )
 
+    def _left_states(self) -> LeftStates:
+        admission = self.machine.admission
+        return LeftStates(self.context, self.status_writer.storage, lambda: admission.states()[1])
+
     async def run(self) -> str:
         """Lead until the run is over, linger for its learners; the outcome."""
         for note in self.recovered.notes:
@@ -226,7 +230,7 @@ class Leader:
                     self.outbox.events_out(),
                     self.purger.work(),
                     forget_states(self.context),
-                    LeftStates(self.context, self.status_writer.storage).keep(),
+                    self._left_states().keep(),
                     self.data_leases.serve(),
                     self.sender.send(),
                     self.status_writer.keep(),

@@ -201,9 +201,9 @@ class Outbox:
 
     async def purge_up(self, below: Callable[[], int]) -> None:
         """Remove everything older from UP. A shard among others removes what is of its own
-        fragments, for which the server reads each message while the stream stands still: half a
-        second a gigabyte. Without a filter it drops whole blocks of its file, and one shard has all
-        of UP.
+        fragments, for which the server reads each message: half a second a gigabyte, and some of it
+        at a time (bus/nats/purging.py). Without a filter it drops whole blocks of its file, and one
+        shard has all of UP.
 
         `below` is asked before each attempt: what it says may be lowered while the server is away.
         """
@@ -247,7 +247,10 @@ class Outbox:
     async def _purge_unsealed(self, term: int) -> None:
         stream = subjects.dn_stream(self.run)
         for p in self.spec.algorithm.owned(self.shard):
-            held = await self.data.held(stream, f"dn.{self.run}.*.{p}.*.*", messages_max=LOOKED_MAX)
+            end = (await self.data.stream_info(stream)).last_seq + 1
+            held = await self.data.held(  # all of it: part of an answer would be taken for the rest
+                stream, f"dn.{self.run}.*.{p}.*.*", messages_max=LOOKED_MAX, below_seq=end
+            )
             # Sealed meanwhile is sealed: manifests are asked for last.
             manifests = parsed(await self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
             sealed = {m.subject.removesuffix(".m") for _, m in manifests}

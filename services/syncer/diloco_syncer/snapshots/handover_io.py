@@ -265,8 +265,8 @@ class _Fetch:
     async def purge(self) -> None:
         """What was sent to us is here, or of no use any more.
 
-        A server reads what it removes, which takes longer than it may be silent where that is
-        large; it goes on after nobody waits any more, and finds less the next time.
+        A server reads what it removes, so that takes a while where it is large: each attempt
+        finds less than the one before.
         """
         filter_ = f"state.{self.run}.*.{self.standby}.>"
         await until_done(

@@ -16,7 +16,7 @@ crowded, what is there is counted, and what is more than a learner can have sent
   no honest learner writes is taken by the first one: each purges what is of its fragments, and so
   it would stay for good.
 - On STATE there is only what the leader asked a donor for, and snapshots of syncers. What nobody
-  waits for any more goes, too, and its donor has no fault in it.
+  waits for any more goes, too (purging_io.py), and its donor has no fault in it.
 
 Bytes are those of the stream: headers take room, too. And a message counts as much as one of an
 honest learner has on average at least: else millions of empty ones would fill a stream, and those
@@ -351,16 +351,6 @@ def unasked(
     }
 
 
-def superseded(held: Mapping[str, Held], over: Collection[tuple[str, str]]) -> set[str]:
-    """Filters of what of STATE was asked for, and nobody waits for: (donor, nonce) in `over`."""
-    found = set[str]()
-    for subject in held:
-        donor, newcomer, nonce = [*subject.split("."), "", "", ""][2:5]
-        if (donor, nonce) in over:
-            found.add(f"{donor}.{newcomer}.{nonce}.>")
-    return found
-
-
 class Floods:
     """Of one leader's term."""
 
@@ -486,9 +476,6 @@ class Floods:
             for member in await other_syncers(self.control, self.run, shard, self.me)
         }
         awaited, over = self.machine.admission.states()
-        for filter_ in sorted(superseded(held, over))[:REMOVED_MAX]:
-            log.info("a state that nobody waits for is removed", filter=filter_)
-            await self._purge("STATE", filter_)
         return unasked(held, limit, awaited | over, syncers)
 
     async def _take_back(self, kind: str, learner: str, filters: Mapping[str, int]) -> None:

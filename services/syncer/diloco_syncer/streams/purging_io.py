@@ -1,24 +1,27 @@
 """Removes from UP what a snapshot covers, once the standbys have executed it too; and from STATE
 what was sent to learners, once they say that it is in use: they may have no right to remove it.
-What was sent to those that died before they could say so is removed, too.
+What was sent to those that died before they could say so is removed, too, and what was sent to an
+earlier life of one that is back.
 """
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, Delivery, Unavailable
-from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.bus.port import Bus, Delivery, Held, Unavailable
+from diloco_shared.bus.repeating import again_and_again, left_undone, until_done
 from diloco_shared.bus.stored_records import members_of
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.records import MemberRecord
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_syncer.context import RunContext
 from diloco_syncer.members.roster import GONE_S
 from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.streams.room import CROWDED
 from diloco_syncer.streams.storage_io import Storage
 
 log = structlog.get_logger()
@@ -37,8 +40,14 @@ LEFT_LOOK_S = 30.0
 LEFT_REST = 9.0
 # Messages beside the chunks that such a look reads the subjects of: two of each state.
 LEFT_EXTRA_MAX = 10_000
-# Members whose states are removed at a look: a site may invent names, and each is one request.
+# Members whose states are removed at a look, and states that nobody waits for: a site may invent
+# names, and each is one request.
 LEFT_REMOVED_MAX = 100
+# For so many seconds it is tried to remove what a learner says it uses.
+FORGET_S = 600.0
+
+# (donor, nonce) of states.
+Over = Callable[[], Collection[tuple[str, str]]]
 
 
 class UpPurger:
@@ -122,19 +131,45 @@ class UpPurger:
 
 
 async def forget_states(context: RunContext) -> None:
-    """Remove what learners say they use, for ever.
+    """Remove what learners say they use, for ever: of one after another.
 
-    Who is not answered asks again: what is not removed gets no answer.
+    Each is answered before that is done. A hundred gigabytes take minutes; who waited for that in
+    vain would ask again, and have the same removed once more.
     """
     run = context.spec.name
+    stream = subjects.state_stream(run)
+    # A further one waits for its answer until there is room, and asks again.
+    wishes = asyncio.Queue[str](MEMBERS_MAX)
+    waiting = set[str]()
 
     async def forget(request: Delivery) -> bytes:
         newcomer = request.subject.rsplit(".", 1)[-1]
-        await context.data.purge(subjects.state_stream(run), subjects.states_of(run, newcomer))
+        if newcomer not in waiting:
+            waiting.add(newcomer)
+            await wishes.put(newcomer)
         return b""
 
     async with context.control.serve(subjects.forget_state(run, "*"), forget):
-        await asyncio.Event().wait()
+        while True:
+            newcomer = await wishes.get()
+            waiting.discard(newcomer)  # what it says from now on may be of a later state
+            states = subjects.states_of(run, newcomer)
+            with left_undone(f"purge of {states}"):
+                await until_done(
+                    lambda s=states: context.data.purge(stream, s),  # type: ignore[misc]
+                    f"purge of {states}",
+                    until=ambient.monotonic() + FORGET_S,
+                )
+
+
+def superseded(held: Mapping[str, Held], over: Collection[tuple[str, str]]) -> set[str]:
+    """Places of what of STATE was asked for, and nobody waits for: (donor, nonce) in `over`."""
+    found = set[str]()
+    for subject in held:
+        donor, newcomer, nonce = [*subject.split("."), "", "", ""][2:5]
+        if (donor, nonce) in over:
+            found.add(f"{donor}.{newcomer}.{nonce}")
+    return found
 
 
 class LeftStates:
@@ -145,12 +180,17 @@ class LeftStates:
 
     Who has been missing at every look for GONE_S seconds is gone, however large the model is: the
     key of one that lives expires within seconds, and for longer than that no life is taken back.
+
+    One that dies over and over while it recovers, and is back each time, is never gone. Of what was
+    sent to it, all goes that it does not wait for any more: at once, where STATE is crowded.
     """
 
-    def __init__(self, context: RunContext, storage: Storage) -> None:
+    def __init__(self, context: RunContext, storage: Storage, over: Over) -> None:
+        """`over`: (donor, nonce) of states that were asked for and that nobody waits for now."""
         self.run, self.shard, self.control = context.spec.name, context.shard, context.control
         self.stream = subjects.state_stream(self.run)
         self.storage = storage
+        self.over = over
         self.filled_at: float | None = None  # since then STATE was not empty; monotonic, as below
         self.rest_until = -math.inf
         self.living: set[str] = set()  # at the newest look
@@ -167,7 +207,7 @@ class LeftStates:
         """Look once, and remove what is due. Raises BusError.
 
         STATE is empty most of the time, and most who recover take less than GONE_S: nothing of
-        STATE is read before that is over. Until then it is seen who lives.
+        STATE is read before that is over, unless it is crowded. Until then it is seen who lives.
         """
         now, use = ambient.monotonic(), self.storage.streams.get("STATE")
         if use is None or not use.bytes:
@@ -180,12 +220,14 @@ class LeftStates:
         living = {m.id for m in await members_of(self.control) if m.run == self.run}
         missing = (self.gone.keys() | self.living) - living
         self.living, self.gone = living, {who: self.gone.get(who, now) for who in missing}
-        if now - self.filled_at >= GONE_S and now >= self.rest_until:
+        crowded = self.over() and use.limit and use.bytes > CROWDED * use.limit
+        if (now - self.filled_at >= GONE_S or crowded) and now >= self.rest_until:
             await self._remove(now, below, use.bytes)
 
     async def _remove(self, now: float, below: int, size: int) -> None:
-        """What those have left that are gone by now."""
-        absent = await self._named(size) - self.living
+        """What those have left that are gone by now, and what nobody waits for any more."""
+        held = await self._held(size, below)
+        absent = {subject.split(".")[3] for subject in held} - self.living
         read = ambient.monotonic()
         self.rest_until = read + LEFT_REST * (read - now)
         self.gone = {newcomer: self.gone.get(newcomer, now) for newcomer in absent}
@@ -195,12 +237,16 @@ class LeftStates:
             await self.control.purge(self.stream, states, below_seq=below)
             del self.gone[newcomer]
             log.info("what was sent to a member that is gone is removed", member=newcomer)
+        for place in sorted(superseded(held, self.over()))[:LEFT_REMOVED_MAX]:
+            log.info("a state that nobody waits for is removed", place=place)
+            # Chunks lie at the place, and what describes them below it.
+            for filter_ in (place, f"{place}.>"):
+                await self.control.purge(self.stream, f"state.{self.run}.{filter_}")
 
-    async def _named(self, size: int) -> set[str]:
-        """To whom what is on STATE was sent."""
+    async def _held(self, size: int, below: int) -> dict[str, Held]:
+        """What is on STATE, by subject; all of it that is below that sequence."""
         every, most = subjects.states_of(self.run, "*"), LEFT_EXTRA_MAX + 2 * size // CHUNK_BYTES
-        held = await self.control.held(self.stream, every, messages_max=most)
-        return {subject.split(".")[3] for subject in held}
+        return await self.control.held(self.stream, every, messages_max=most, below_seq=below)
 
 
 async def standbys_behind(

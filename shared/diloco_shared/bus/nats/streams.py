@@ -8,7 +8,7 @@ import asyncio
 import base64
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -29,6 +29,7 @@ from diloco_shared.bus.nats.api import (
 )
 from diloco_shared.bus.nats.link import NatsLink, Raw
 from diloco_shared.bus.nats.pulls import INACTIVE_S
+from diloco_shared.bus.nats.purging import matching, purge_at_once, purge_in_slices
 from diloco_shared.bus.nats.reader import Reader, ReplyInbox
 from diloco_shared.bus.nats.strays import sweeping
 from diloco_shared.bus.nats.wire import parse_headers
@@ -206,10 +207,7 @@ class NatsStreams(StreamKv):
 
     async def _there(self, stream: str, subject: str) -> int:
         """How many messages match: a reader waits in vain where none does."""
-        what = f"how many messages {stream} has on {subject}"
-        body = {"subjects_filter": subject}
-        answer = await api_call(self._link, f"STREAM.INFO.{stream}", body, what=what)
-        return sum((answer["state"].get("subjects") or {}).values())
+        return (await matching(self._link, stream, subject)).messages
 
     async def held(
         self,
@@ -220,12 +218,14 @@ class NatsStreams(StreamKv):
         start_seq: int = 1,
         below_seq: int | None = None,
     ) -> dict[str, Held]:
-        """As `bus.Bus.held`; once nothing comes for API_TIMEOUT_S seconds, what came before."""
+        """As `bus.Bus.held`; once nothing comes for API_TIMEOUT_S seconds, what came before.
+
+        A server that does not even say how many there are says nothing: Unavailable.
+        """
         found: dict[str, Held] = {}
         reader = Reader(self._link, stream, subject, start_seq, _SIZES_BATCH, headers_only=True)
         try:
-            async with asyncio.timeout(API_TIMEOUT_S):
-                there = await reader.begin()
+            there = await reader.begin()  # each of its requests has a limit of its own
             for _ in range(messages_max if there else 0):
                 # What matched may have gone meanwhile.
                 async with asyncio.timeout(API_TIMEOUT_S):
@@ -302,13 +302,16 @@ class NatsStreams(StreamKv):
 
     async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
         """As `bus.Bus.purge`; at or below 1 nothing is asked: to the server that would mean all."""
-        body: dict[str, Any] = {"filter": subject}
-        if below_seq is not None:
-            if below_seq <= 1:
-                return 0  # nothing is; and to the server 0 and 1 say that everything may go
-            body["seq"] = below_seq
-        answer = await api_call(self._link, f"STREAM.PURGE.{stream}", body, what=f"purge {subject}")
-        return int(answer["purged"])
+        if below_seq is not None and below_seq <= 1:
+            return 0  # nothing is; and to the server 0 and 1 say that everything may go
+        if subject == ">":  # whole blocks of its files are dropped, and nothing is read
+            which = {} if below_seq is None else {"seq": below_seq}
+            return await purge_at_once(self._link, stream, subject, **which)
+
+        def held(most: int, below: int) -> Awaitable[dict[str, Held]]:
+            return self.held(stream, subject, messages_max=most, below_seq=below)
+
+        return await purge_in_slices(self._link, stream, subject, below_seq, held)
 
     async def fetch(
         self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
