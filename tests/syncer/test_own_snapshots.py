@@ -161,6 +161,22 @@ async def test_at_the_tapes_end_another_try_is_made_of_what_was_broken_off(
     assert standby.snapshots.covers() == [standby.executed]
 
 
+async def test_what_was_published_is_no_state_of_the_tape_before_it_leads(
+    standby: Standby, disk: threading.Event
+) -> None:
+    """Whoever began again has other numbers than the record at which it stands."""
+    await standby.covered()
+    standby.follower.own.break_off()
+    disk.set()
+    await standby.written()
+    reborn: Any = object()
+    standby.follower.reborn = reborn
+    for _ in range(2):
+        assert await standby.follower.catch_up()
+    await standby.written()
+    assert standby.snapshots.covers() == []
+
+
 async def test_a_disk_that_took_none_is_asked_again_with_the_leaders_next(
     standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:

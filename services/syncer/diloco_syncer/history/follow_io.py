@@ -210,7 +210,8 @@ class Follower:
         await self.look_back()
         if end == self.history.seq:
             self.tape.end, self.tape.tail, self.complete = end, self.history.tail, True
-            self.own.cover(self.history, self.store)
+            if self.reborn is None:  # the state is the tape's
+                self.own.cover(self.history, self.store)
             return True
         if self.reborn is not None:
             raise Purged(f"record {end} was written by a syncer that has more than is published")
