@@ -21,6 +21,7 @@ from diloco_syncer.events import (
     InitSeen,
     JoinSeen,
     Led,
+    ProgressSeen,
     SendBeat,
     Tell,
 )
@@ -299,6 +300,17 @@ def test_whoever_leads_after_the_end_tells_it(driver: Any) -> None:
     assert [e.beat.state for e in effects if isinstance(e, SendBeat)] == ["finished"]
     assert [e.outcome for e in effects if isinstance(e, Ended)] == ["finished"]
     assert driver.tape == [], "nothing follows the end on the tape"
+
+
+def test_who_speaks_before_its_term_is_on_the_tape_is_heard_as_after_that(running: Any) -> None:
+    """An earlier leader had heard of it: else all its steps would seem to be just taken."""
+    running.machine = Machine(running.spec, running.machine.history)
+    running.auto, running.now = False, 10_000.0
+    running.lead()
+    long = running.progress("a", 500).model_copy(update={"step_s": 60.0})
+    running.give(ProgressSeen(long))
+    assert running.machine.roster.usual_step_s(running.now + 1.0) == 60.0
+    assert not running.machine.leading
 
 
 def test_an_epoch_that_the_tape_lost_is_left_behind(running: Any) -> None:
