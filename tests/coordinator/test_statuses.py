@@ -15,6 +15,7 @@ from diloco_coordinator.runs.statuses import (
     forced,
 )
 from diloco_shared.protocol.messages import Beat, Stamp
+from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
 from diloco_shared.protocol.run_states import keeps
 
@@ -177,6 +178,18 @@ def test_an_end_that_its_leader_did_not_settle(status: Make) -> None:
     assert overdue(standings, "running", SETTLE_S) == "nobody settled its end for 30 s"
     end = forced(record(), 0, status(state="finished", settled=False), "", 1.0)
     assert (end.state, end.settled, end.forced) == ("finished", True, False)
+
+
+def test_an_end_that_is_not_settled_waits_for_a_last_evaluation(status: Make) -> None:
+    """Of learners that still work for the run one may be over it, though no leader is left."""
+    standings = Standings()
+    standings.take("demo", status(state="finished", settled=False), 0.0)
+
+    def why(now: float) -> str:
+        return standings.overdue(record(), 0, "demo", now, worked_for=True)
+
+    assert why(SETTLE_S) == why(LAST_EVALUATION_S - 1) == ""
+    assert why(LAST_EVALUATION_S) == "nobody settled its end for 900 s"
 
 
 def test_nobody_is_silent_before_anybody_listens(status: Make) -> None:

@@ -49,9 +49,10 @@ async def end_overdue(registry: Registry) -> None:
         registry.standings.watch_stop(record, now)
         if registry.over(run):
             continue
+        learns = registry.learns(run)
         for shard in range(shards_of(record)):
             key = subjects.status_key(run, shard)
-            if why := registry.standings.overdue(record, shard, key, now):
+            if why := registry.standings.overdue(record, shard, key, now, worked_for=learns):
                 await _end(registry, record, shard, why)
 
 
