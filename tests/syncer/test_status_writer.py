@@ -98,15 +98,17 @@ async def test_a_standby_that_leads_after_the_end_does_not_open_the_run_again() 
     assert await shown_over(bus, SPEC, 0)
 
 
-async def test_traffic_goes_on_from_what_the_leader_before_showed() -> None:
+async def test_traffic_and_goodbyes_go_on_from_what_the_leader_before_showed() -> None:
     bus = await hub()
     first = writer_of(bus)
     await first.begin()
     first.bytes_before = (7, 9)
-    assert await first.standing.write(first._status()) == ""
+    shows = first._status().model_copy(update={"goodbyes": {"b": 3}})
+    assert await first.standing.write(shows) == ""
     second = writer_of(bus)
     await second.begin()
     assert second.bytes_before == (7, 9)
+    assert second.machine.roster.farewells == {"b": 3}
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,8 @@ class Announcer:
             member = self.roster.members.get(learner)
             silent = now - member.seen_at if member else 0.0
             self.roster.recoveries.silent(learner, now + self.roster.wall_offset)
+            if member is not None and member.left:
+                continue  # it has said so itself
             text = (
                 f"nothing was heard of {learner} for {silent:.1f} s: "
                 "the others are merged without it"
@@ -128,10 +130,13 @@ class Announcer:
             return []
         heard = {m.learner for m in self.roster.members.values() if not m.left}
         lost, self.met = ({*self.roster.unheard(), *heard} - self.met), None
-        told = f"for {silent:.1f} s, nor before that under this leader"
-        why = f"{told}: the others are merged without it"
+        since = f"was not heard of since this leader began, {silent:.1f} s ago"
         return [
-            Tell("learner-lost", f"nothing was heard of {learner} {why}", {"learner": learner})
+            Tell(
+                "learner-lost",
+                f"{learner} {since}: the others are merged without it",
+                {"learner": learner},
+            )
             for learner in sorted(lost)
         ]
 

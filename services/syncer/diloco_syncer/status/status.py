@@ -39,7 +39,8 @@ def status(
     state, reason = machine.announcer.state(now)
     versions = len(members) * h.fragments <= ADOPTED_MAX
     participating = h.participating
-    ledger = h.ledger.with_counts(machine.roster.counts.unrecorded(h.ledger))
+    unrecorded = machine.roster.counts.unrecorded(h.ledger)
+    ledger = h.ledger.with_counts(unrecorded)
 
     def silent(learner: str, incarnation: int) -> bool:
         return machine.roster.silent(learner, incarnation, now)
@@ -84,6 +85,7 @@ def status(
             m.learner: _learner(m, now, machine, m.learner in participating, versions)
             for m in members
         },
+        goodbyes=machine.roster.goodbyes(unrecorded),
         since_round_s=machine.announcer.watchdog.seconds_since_round(now),
         at=wall,
     )

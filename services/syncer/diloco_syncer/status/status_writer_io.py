@@ -61,11 +61,12 @@ class StatusWriter:
         self.refused = ""
 
     async def begin(self) -> None:
-        """Traffic of earlier leaders, and the wish that they gave up, from the last status they
-        wrote."""
+        """Traffic of earlier leaders, who had said goodbye to them, and the wish that they gave up,
+        from the last status they wrote."""
         earlier = await until_done(self.standing.read, "status of earlier leaders")
         if earlier is not None:
             self.bytes_before = (earlier.bytes_up, earlier.bytes_down)
+            self.machine.roster.farewells = dict(earlier.goodbyes)
             self.machine.user_requests.restoring.refused_before(earlier.epoch, earlier.restores)
 
     async def keep(self) -> None:
