@@ -520,6 +520,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "told to stop: standby",
         "told to stop: told twice",
     ),
+    "test_told_to_stop.py::test_one_that_stands_by_evaluates_when_the_evaluator_is_told_to_stop": (
+        "the last one told: evaluation",
+    ),
+    "test_heeded.py::test_what_is_ordered_once_all_is_well_is_so": ("went back once all is well",),
     "test_put_back.py::test_everybody_goes_on_to_the_end_of_the_run": ("hubs restored",),
     "test_islands.py::came_back": ("islands ended", "islands whole again"),
     "test_islands.py::test_a_host_that_dies_ends_the_island": (
