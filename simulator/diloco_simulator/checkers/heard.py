@@ -118,7 +118,7 @@ class Heard:
         own words tell, and have said nothing for a lease, and no goodbye. Whoever has just begun to
         lead, or whose link was cut, tells nothing yet: all have a lease to speak.
 
-        `goodbyes`: newest lives that said it to any leader; the next one may know it without a tape.
+        `goodbyes`: newest lives that said it to any leader; the next one may know of it.
         """
         if not now - self.since > self.lease_s:
             return set()

@@ -246,11 +246,15 @@ class Roster:
     def holders(self, now: float) -> tuple[str, ...]:
         """Ids of those whose leases of data are theirs: of `live`, and of lives of the tape that
         have yet to speak to this leader and have a lease to do it. Up to MEMBERS_MAX."""
-        names = self.names(now)
-        if self.history is None or now - self.since > self.lease_s:
+        names, unheard = self.names(now), self.expected(now)
+        if not unheard:
             return names
-        unheard, room = list(self.unheard()), MEMBERS_MAX - len(names)
+        room = MEMBERS_MAX - len(names)
         return tuple(sorted({*names, *unheard[max(len(unheard) - room, 0) :]}))
+
+    def expected(self, now: float) -> list[str]:
+        """Who has yet to speak to this leader, and has a lease to do it."""
+        return list(self.unheard()) if now - self.since <= self.lease_s else []
 
     def unheard(self) -> dict[str, int]:
         """Learners of the tape that have not said a word to this leader and have not left, each

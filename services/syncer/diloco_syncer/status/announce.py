@@ -142,9 +142,13 @@ class Announcer:
 
     def _appoint(self, now: float) -> None:
         self.evaluated = self.evaluated or self._evaluation_made()
-        stepping = self.roster.stepping(now)
-        if not self.evaluated and all(m.learner != self.evaluator for m in stepping):
-            self.evaluator = stepping[0].learner if stepping else ""
+        able = [m.learner for m in self.roster.stepping(now)]
+        if self.history.outcome:
+            # Nobody stays for an evaluation that is nobody's: one of those that a leader of after
+            # the end has yet to hear of, and that may be over it.
+            able += self.roster.expected(now)
+        if not self.evaluated and self.evaluator not in able:
+            self.evaluator = able[0] if able else ""
         early = len(self.alive) < self.spec.membership.learners_min
         h = self.history
         if h.initialised or h.paused or h.stopping or early or self.rounds.suspended:
