@@ -160,6 +160,8 @@ def test_one_that_stands_by_evaluates_when_the_evaluator_is_told_to_stop(
 def test_a_last_evaluation_that_nobody_tells_is_seen(
     named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = calm(monkeypatch, named=named)
+    assert found.violations == [] and found.counts["the last one told: evaluation"] == 1
     monkeypatch.setattr(Evaluations, "_told", AsyncMock())
     (broken,) = calm(monkeypatch, named=named).violations
     assert broken.startswith("liveness") and "no last evaluation" in broken
