@@ -17,7 +17,7 @@ from diloco_coordinator.runs.statuses import (
 from diloco_shared.protocol.messages import Beat, Stamp
 from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
-from diloco_shared.protocol.run_states import keeps
+from diloco_shared.protocol.run_states import GONE_BEFORE, keeps
 
 Make = Callable[..., RunStatus]
 
@@ -93,6 +93,15 @@ def test_a_run_that_was_begun_anew_has_none_of_the_one_before(status: Make) -> N
     assert standings.put_together("demo", record(run_id="one")) is not None
     assert standings.put_together("demo", record(run_id="two")) is None
     assert "demo" not in standings.statuses
+
+
+def test_who_left_under_an_earlier_leader_is_not_shown(status: Make) -> None:
+    """Leaders tell each other of it in what they show."""
+    standings = Standings()
+    learners = {"a": {"alive": True}, "b": {"alive": False, GONE_BEFORE: True}}
+    standings.take("demo", status(run_id="one", learners=learners), 1.0)
+    whole = standings.put_together("demo", record(run_id="one"))
+    assert whole is not None and whole.learners == {"a": {"alive": True}}
 
 
 def test_a_status_that_tells_of_no_fragment_is_padded(status: Make) -> None:

@@ -33,7 +33,7 @@ from diloco_syncer.members.recoveries import RECOVERIES_MAX
 from diloco_syncer.members.roster import Member
 from diloco_syncer.status import status as status_module
 from diloco_syncer.status import status_writer_io
-from diloco_syncer.status.status import ADOPTED_MAX
+from diloco_syncer.status.status import ADOPTED_MAX, GONE
 from diloco_syncer.status.status_writer_io import StatusWriter, shown_over
 
 SPEC = RunSpec.model_validate({"name": "r", "id": "01", "budget": {"steps": 8}})
@@ -103,7 +103,7 @@ async def test_traffic_and_goodbyes_go_on_from_what_the_leader_before_showed() -
     first = writer_of(bus)
     await first.begin()
     first.bytes_before = (7, 9)
-    shows = first._status().model_copy(update={"goodbyes": {"b": 3}})
+    shows = first._status().model_copy(update={"learners": {"b": {**GONE, "incarnation": 3}}})
     assert await first.standing.write(shows) == ""
     second = writer_of(bus)
     await second.begin()

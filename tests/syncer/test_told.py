@@ -12,7 +12,7 @@ from diloco_syncer.members.admission import Admission
 from diloco_syncer.members.roster import GONE_S
 from diloco_syncer.rounds.gate import WHY_REFUSED, Refusals
 from diloco_syncer.rounds.rounds import NO_ANSWERS
-from diloco_syncer.status.status import status
+from diloco_syncer.status.status import goodbyes_in, status
 
 
 def texts(effects: list[Any], kind: str) -> list[str]:
@@ -104,6 +104,10 @@ def test_who_says_goodbye_is_not_lost(driver: Any) -> None:
     assert lost.startswith("nothing was heard of c ")
 
 
+def shown_goodbyes(driver: Any) -> dict[str, int]:
+    return goodbyes_in(status(driver.machine, driver.now, 0.0, bytes_up=0, bytes_down=0))
+
+
 def test_a_goodbye_outlives_the_leader_that_heard_it(driver: Any) -> None:
     """The tape tells of it with the next round alone, and there is none while a run is paused."""
     driver.start("a", "b", "c")
@@ -111,7 +115,7 @@ def test_a_goodbye_outlives_the_leader_that_heard_it(driver: Any) -> None:
     for term in range(3):
         if not term:
             driver.step("b", 0, state="finished")
-        said = status(driver.machine, driver.now, 0.0, bytes_up=0, bytes_down=0).goodbyes
+        said = shown_goodbyes(driver)
         assert said == {"b": 0}
         driver.machine = Machine(driver.spec, driver.machine.history)
         driver.machine.roster.farewells = said
@@ -122,7 +126,7 @@ def test_a_goodbye_outlives_the_leader_that_heard_it(driver: Any) -> None:
         assert [lost.split()[0] for lost in texts(driver.effects, "learner-lost")] == ["a", "c"]
     driver.join("b", 1)
     driver.step("b", 1, incarnation=1)
-    said = status(driver.machine, driver.now, 0.0, bytes_up=0, bytes_down=0).goodbyes
+    said = shown_goodbyes(driver)
     assert said == {}, "it is back"
 
 

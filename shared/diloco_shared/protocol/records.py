@@ -307,7 +307,6 @@ class RunStatus(Message):
     bytes_up: Count  # of contributions
     bytes_down: Count  # of publications, times their readers
     learners: dict[str, dict[str, Any]]  # per learner: what the dashboard shows
-    goodbyes: dict[str, Count] = Field(default_factory=dict)  # learner -> its life; not on the tape
     recoveries: tuple[RecoveryRecord, ...] = ()  # the newest, oldest first
     checkpoint: Count = 0  # number of the newest
     checkpoint_state: CheckpointState = ""  # of the newest checkpoint

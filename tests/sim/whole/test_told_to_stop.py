@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from diloco_coordinator.runs.registry_io import Registry
+from diloco_coordinator.runs import ending_io
 from diloco_learner.exchange.evaluations_io import Evaluations
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.training.train import TrainLoop
@@ -63,6 +63,7 @@ def test_one_of_each_kind_is_told_to_stop_and_nothing_is_lost(
         "moments saved at a stop",
         "requests answered at a stop",
         "takeovers after a stop",
+        "the last one told: evaluation",
         "processes exchanged once all is well",
     ):
         assert found.counts[state], state
@@ -209,7 +210,7 @@ def test_an_end_that_is_settled_over_the_last_evaluation_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(computing, "BESIDE_STEPS", 60.0)
-    monkeypatch.setattr(Registry, "learns", lambda self, run: False)
+    monkeypatch.setattr(ending_io, "_learns", lambda registry, run: False)
     (broken,) = calm(monkeypatch, dies_after_the_end(monkeypatch, OVER_IT_S)).violations
     assert broken.endswith("is dismissed over the last evaluation")
 

@@ -111,11 +111,6 @@ class Registry:
         """Living members that say they work for a run, whatever they are assigned to."""
         return sorted(m for m, r in self.roll.living.items() if r.run == run)
 
-    def learns(self, run: str) -> bool:
-        """Whether living learners say they work for a run, and can."""
-        shown = "learner", "working", run
-        return any((r.role, r.state, r.run) == shown for r in self.roll.living.values())
-
     # --- mirror --------------------------------------------------------------------------------
 
     async def prepare(self) -> None:

@@ -8,7 +8,7 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Stamp
 from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
-from diloco_shared.protocol.run_states import OVER, over
+from diloco_shared.protocol.run_states import OVER, over, seen
 
 # A stop that nobody has carried out after this many seconds is carried out by the coordinator, if
 # no leader speaks: one that is gone is replaced within its lease of 3 s, and ends it within 5 more.
@@ -91,7 +91,7 @@ class Standings:
 
     def put_together(self, run: str, record: RunRecord | None) -> RunStatus | None:
         """The status of a run, made anew; None while there is none."""
-        told = [self._told(key, s) for key, s in self.shards.get(run, {}).items()]
+        told = [seen(self._told(key, s)) for key, s in self.shards.get(run, {}).items()]
         known = sorted(told, key=lambda s: s.shard)
         if record is not None:
             known = self._fitted(record, [s for s in known if s.run_id in ("", run_id_of(record))])
