@@ -15,8 +15,9 @@ from diloco_coordinator.runs.statuses import (
     forced,
 )
 from diloco_shared.protocol.messages import Beat, Stamp
+from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
-from diloco_shared.protocol.run_states import keeps
+from diloco_shared.protocol.run_states import GONE_BEFORE, keeps
 
 Make = Callable[..., RunStatus]
 
@@ -92,6 +93,15 @@ def test_a_run_that_was_begun_anew_has_none_of_the_one_before(status: Make) -> N
     assert standings.put_together("demo", record(run_id="one")) is not None
     assert standings.put_together("demo", record(run_id="two")) is None
     assert "demo" not in standings.statuses
+
+
+def test_who_left_under_an_earlier_leader_is_not_shown(status: Make) -> None:
+    """Leaders tell each other of it in what they show."""
+    standings = Standings()
+    learners = {"a": {"alive": True}, "b": {"alive": False, GONE_BEFORE: True}}
+    standings.take("demo", status(run_id="one", learners=learners), 1.0)
+    whole = standings.put_together("demo", record(run_id="one"))
+    assert whole is not None and whole.learners == {"a": {"alive": True}}
 
 
 def test_a_status_that_tells_of_no_fragment_is_padded(status: Make) -> None:
@@ -177,6 +187,18 @@ def test_an_end_that_its_leader_did_not_settle(status: Make) -> None:
     assert overdue(standings, "running", SETTLE_S) == "nobody settled its end for 30 s"
     end = forced(record(), 0, status(state="finished", settled=False), "", 1.0)
     assert (end.state, end.settled, end.forced) == ("finished", True, False)
+
+
+def test_an_end_that_is_not_settled_waits_for_a_last_evaluation(status: Make) -> None:
+    """Of learners that still work for the run one may be over it, though no leader is left."""
+    standings = Standings()
+    standings.take("demo", status(state="finished", settled=False), 0.0)
+
+    def why(now: float) -> str:
+        return standings.overdue(record(), 0, "demo", now, worked_for=True)
+
+    assert why(SETTLE_S) == why(LAST_EVALUATION_S - 1) == ""
+    assert why(LAST_EVALUATION_S) == "nobody settled its end for 900 s"
 
 
 def test_nobody_is_silent_before_anybody_listens(status: Make) -> None:

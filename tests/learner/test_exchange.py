@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from learner.desk import Desk, anchor, beat, last_progress, only, pull, stamp
+from learner.desk import SPEC, Desk, anchor, beat, last_progress, only, pull, stamp
 
 from diloco_learner.events import (
     Adopt,
@@ -278,3 +278,21 @@ def test_a_budget_estimated_lower_does_not_move_the_schedule_back() -> None:
     slower = stamp(0).model_copy(update={"fraction": place[1] / 2})
     desk.tell(beat(stamp=slower))
     assert desk.exchange.position() == place
+
+
+@pytest.mark.parametrize(("shards", "known"), [(1, True), (3, False)])
+def test_a_round_that_is_closed_once_more_tells_how_much_is_used_by_then(
+    shards: int, known: bool
+) -> None:
+    """A hub that lost records has it closed again; of several shards each has its own fraction."""
+    algorithm = SPEC.algorithm.model_copy(update={"shards": shards})
+    desk = Desk(SPEC.model_copy(update={"algorithm": algorithm}))
+    first = beat(stamp=stamp(0), terms=(1,) * shards)
+    desk.tell(first)
+    desk.step(3)
+    again = stamp(0).model_copy(update={"fraction": 0.5})
+    desk.tell(beat(stamp=again, terms=(1,) * shards))
+    place = desk.exchange.position()
+    assert (place[1] >= 0.5) == known
+    desk.tell(first)
+    assert desk.exchange.position() == place, "what was closed first says no more"

@@ -9,13 +9,16 @@ import pytest
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.numerics.codec import encode
 from diloco_shared.numerics.merge import Delta, merge
+from diloco_shared.numerics.schedule import inner_rate
 from diloco_shared.protocol.messages import (
+    Stamp,
     TapeRebirth,
     TapeRound,
     TapeSetting,
     TensorSpec,
     Verdict,
 )
+from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_simulator.checkers import at_the_end, promises
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
@@ -28,6 +31,8 @@ from diloco_simulator.checkers.promises import (
     Merges,
     Report,
 )
+from diloco_simulator.checkers.rates import Rates
+from diloco_simulator.checkers.watch import End
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
 from diloco_syncer.rounds import rounds
@@ -220,3 +225,60 @@ def test_who_had_no_time_to_be_merged_again_is_not_judged(
     watch: Any = SimpleNamespace(of=[of], healed_at=100.0, report=report)
     at_the_end._merged_again(watch)
     assert report.looks["I10"] == looks
+
+
+def stamped(round_: int, fraction: float) -> Stamp:
+    return Stamp(round=round_, steps=8 * round_, fraction=fraction, fraction_per_step=0.01)
+
+
+def test_who_has_heard_of_a_round_that_was_lost_may_go_by_it() -> None:
+    """A hub that lost its record has the rounds before it closed once more, with more tokens; and
+    whoever knows how far the run was does not go back for that."""
+    told: list[str] = []
+    drawn = spec_of(Options.calm(fragments=4, budget="tokens"), 1)
+    inner = drawn.inner.model_copy(update={"warmup_steps": 0})
+    spec = drawn.model_copy(update={"inner": inner})
+    rates = Rates(Report(lambda invariant, text: told.append(invariant)), spec)
+    rates.begins("a", 0, stamped(1, 0.1))
+    rates.told("a", 0, stamped(3, 0.3))
+    rates.told("a", 0, stamped(2, 0.7))
+    rates.adopted("a", 0, stamped(2, 0.7))
+
+    def judged(fraction: float) -> bool:
+        peak = inner.learning_rate * spec.algorithm.inner_rate_factor
+        told.clear()
+        rates.steps("a", inner_rate(inner, peak, 0.0, fraction))
+        return told == ["rates"]
+
+    assert judged(0.1) and not judged(0.3) and not judged(0.7)
+    assert rates.report.looks == {"rates": 3}
+
+
+def test_who_left_is_judged_by_what_the_product_did_to_it() -> None:
+    """Whoever stayed to the end, or was dismissed then: over the last evaluation nobody is."""
+    told: list[str] = []
+    report = Report(lambda invariant, text: None)
+    of = SimpleNamespace(ended_at=10.0, merges=SimpleNamespace(versions=[3]))
+
+    def looked(last_told: bool, **left: Any) -> int:
+        watch: Any = SimpleNamespace(
+            of=[of],
+            ended="finished",
+            healed_at=5.0,
+            report=report,
+            ends={"a": End(**({"outcome": "finished", "adopted": (3,), "at": 20.0} | left))},
+            broken=lambda invariant, text: told.append(text),
+        )
+        told.clear()
+        before = report.looks["liveness"]
+        at_the_end._evaluated(watch, told=last_told)
+        return report.looks["liveness"] - before
+
+    assert looked(True) == 1 and not told
+    assert looked(False) == 1 and "no last evaluation was told" in told[0]
+    assert looked(False, outcome="withdrawn") == 0, "it was told to stop"
+    dismissed: dict[str, Any] = {"outcome": "withdrawn", "dismissed": True}
+    assert looked(False, **dismissed) == 1 and "no last evaluation was told" in told[0]
+    assert looked(True, **dismissed) == 1 and not told
+    assert looked(True, **dismissed, evaluates=True) == 1 and "is dismissed over" in told[0]
+    assert looked(True, **dismissed, evaluates=True, at=10.0 + LAST_EVALUATION_S) == 1 and not told

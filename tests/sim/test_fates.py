@@ -110,14 +110,16 @@ def test_of_whom_somebody_is_to_be_told() -> None:
         [((name, life), 9, {}, False) for name, life in (("a", 0), ("b", 0), ("b", 1), ("c", 0))]
     )
     heard = Heard(P, 5.0, since=0.0)
-    assert heard.missing(taped, 5.0) == set()
-    assert heard.missing(taped, 6.0) == {"a", "b", "c"}
+    assert heard.missing(taped, 5.0, {}) == set()
+    assert heard.missing(taped, 6.0, {}) == {"a", "b", "c"}
     heard.progress(report(10), {}, 6.0)
     heard.progress(report(10, learner="c", state="finished"), {}, 6.0)
     heard.progress(report(0, learner="d"), {}, 6.0)
     heard.granted(Grant.model_construct(learner="b", incarnation=2, nonce="n"), 6.0)
-    assert heard.missing(taped, 11.0) == set()
-    assert heard.missing(taped, 12.0) == {"a", "d"}, "of b's newest life nothing is known yet"
+    assert heard.missing(taped, 11.0, {}) == set()
+    lost = heard.missing(taped, 12.0, {})
+    assert lost == {"a", "d"}, "of b's newest life nothing is known yet"
+    assert heard.missing(taped, 12.0, {"a": 0, "d": -1}) == {"d"}, "a has said goodbye"
 
 
 def test_what_one_tells_after_minutes_of_silence_may_be_believed_or_not() -> None:

@@ -17,12 +17,19 @@ from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Grant, Join, Restored, TensorSpec
+from diloco_shared.protocol.messages import (
+    Grant,
+    Join,
+    LifeCount,
+    Restored,
+    TapeEnd,
+    TensorSpec,
+)
 from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import Place
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.events import JoinSeen, SendGrant, TimePassed
+from diloco_syncer.events import JoinSeen, Led, SendGrant, TimePassed
 from diloco_syncer.history.follow_io import Recovered
 from diloco_syncer.history.history import History
 from diloco_syncer.history.tape_io import Tape
@@ -72,6 +79,28 @@ def test_a_leader_stays_for_a_last_evaluation_that_another_began_in_its_evaluato
     leader.machine.history.outcome = "finished"
     leader.ended_at = now - 120.0 - LAST_EVALUATION_S
     assert not leader._over()
+
+
+@pytest.mark.virtual
+async def test_who_leads_after_the_end_waits_for_learners_to_speak(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader before may have died over a last evaluation, and none of them is known as yet."""
+    history, roster = leader.machine.history, leader.machine.roster
+    history.ledger.saw(LifeCount(learner="a", incarnation=0, tokens=5))
+    history.apply(TapeEnd(term=1, outcome="finished", reason="", versions=(0, 0), at=9.0), 1)
+    leader.machine.handle(Led("s", 1000.0, (0, 0)), ambient.monotonic())
+    await leader._end()
+    assert not leader._over(), "it has a lease to speak"
+    roster.join("a", 0, "a-0", ambient.monotonic())
+    (member,) = roster.live(ambient.monotonic())
+    for state, over in (("stepping", False), ("finished", True)):
+        monkeypatch.setattr(member, "progress", SimpleNamespace(state=state))
+        assert leader._over() == over
+    roster.drop("a")
+    assert not leader._over()
+    roster.since -= 2 * roster.lease_s
+    assert leader._over(), "nobody is left that could speak"
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -8,7 +8,14 @@ from tests.syncer.conftest import LAYOUT, spec
 
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.chunks import CHUNK_BYTES
-from diloco_shared.protocol.messages import Join, TapeEnd, TapeEpoch, TapeInit, TensorSpec
+from diloco_shared.protocol.messages import (
+    Join,
+    LifeCount,
+    TapeEnd,
+    TapeEpoch,
+    TapeInit,
+    TensorSpec,
+)
 from diloco_shared.protocol.pace import BYTES_PER_S_MIN
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.events import (
@@ -21,6 +28,7 @@ from diloco_syncer.events import (
     InitSeen,
     JoinSeen,
     Led,
+    ProgressSeen,
     SendBeat,
     Tell,
 )
@@ -299,6 +307,37 @@ def test_whoever_leads_after_the_end_tells_it(driver: Any) -> None:
     assert [e.beat.state for e in effects if isinstance(e, SendBeat)] == ["finished"]
     assert [e.outcome for e in effects if isinstance(e, Ended)] == ["finished"]
     assert driver.tape == [], "nothing follows the end on the tape"
+
+
+def test_whoever_leads_after_the_end_names_an_evaluator_before_it_has_heard_of_any(
+    driver: Any,
+) -> None:
+    """Where nobody is named, nobody stays."""
+    history = History(driver.spec)
+    for learner in ("a", "b"):
+        history.ledger.saw(LifeCount(learner=learner, incarnation=0, tokens=5))
+    history.apply(TapeEnd(term=1, outcome="finished", reason="", versions=(3, 3), at=9.0), 1)
+    driver.machine = Machine(driver.spec, history)
+    driver.give(Led("s2", 1000.0, (3, 3)))
+    driver.step("b", 1)
+    driver.wait(1.0)
+    named = [e.beat.evaluator for e in driver.effects if isinstance(e, SendBeat)]
+    assert {*named} == {"a"}, "it stays the same as long as it may speak"
+    driver.wait(5.0)
+    driver.step("b", 1)
+    driver.wait(1.0)
+    assert [e.beat.evaluator for e in driver.effects if isinstance(e, SendBeat)][-1] == "b"
+
+
+def test_who_speaks_before_its_term_is_on_the_tape_is_heard_as_after_that(running: Any) -> None:
+    """An earlier leader had heard of it: else all its steps would seem to be just taken."""
+    running.machine = Machine(running.spec, running.machine.history)
+    running.auto, running.now = False, 10_000.0
+    running.lead()
+    long = running.progress("a", 500).model_copy(update={"step_s": 60.0})
+    running.give(ProgressSeen(long))
+    assert running.machine.roster.usual_step_s(running.now + 1.0) == 60.0
+    assert not running.machine.leading
 
 
 def test_an_epoch_that_the_tape_lost_is_left_behind(running: Any) -> None:

@@ -80,6 +80,47 @@ def test_a_life_that_the_tape_tells_of_is_counted_with_no_other(running: Any) ->
     assert counts.heard["b", 0].tokens == 9 * running.spec.tokens_per_step
 
 
+def test_a_life_that_a_record_on_its_way_tells_of_is_counted_with_no_other_i5(
+    running: Any,
+) -> None:
+    """Else the tape would have it twice for good, and a budget of tokens would end early."""
+    counts, ledger = Counts(), Ledger.empty(2)
+
+    def lives(first: int, last: int) -> None:
+        for n in range(first, last):
+            counts.saw(
+                running.progress("b", 9, incarnation=n, tokens=100, c_tokens=(0, 0)),
+                ledger.newest.get("b", -1),
+            )
+
+    def applied(record: tuple[LifeCount, ...]) -> None:
+        for count in record:
+            ledger.saw(count)
+
+    lives(0, LIVES_MAX)
+    on_its_way = counts.to_record(ledger)
+    lives(LIVES_MAX, LIVES_MAX + 2)
+    applied(on_its_way)
+    applied(counts.to_record(ledger))
+    assert ledger.processed == 100 * (LIVES_MAX + 2)
+    counts.heard.clear()
+    counts.to_record(ledger)
+    assert not counts.told, "nobody is remembered for whom there is nothing to tell"
+
+
+def test_a_life_that_was_never_heard_of_takes_no_adoption_from_the_next_i5(running: Any) -> None:
+    counts, ledger = Counts(), Ledger.empty(2)
+    counts.over("b", 0)
+    for n in range(1, LIVES_MAX + 1):
+        counts.saw(running.progress("b", 9, incarnation=n, tokens=100, c_tokens=(40, 100)))
+    assert dict(counts.heard["b", 0].adopted) == {0: 60, 1: 0}
+    counts.over("c", 0)
+    counts.saw(running.progress("c", 9, tokens=100, c_tokens=(40, 100)))
+    for count in counts.to_record(ledger):
+        ledger.saw(count)
+    assert ledger.lives["c"][0].base_P == [60, 0]
+
+
 def test_nobodys_many_lives_leave_another_one_out_of_a_record(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

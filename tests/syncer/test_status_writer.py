@@ -34,7 +34,7 @@ from diloco_syncer.members.recoveries import RECOVERIES_MAX
 from diloco_syncer.members.roster import Member
 from diloco_syncer.status import status as status_module
 from diloco_syncer.status import status_writer_io
-from diloco_syncer.status.status import ADOPTED_MAX
+from diloco_syncer.status.status import ADOPTED_MAX, GONE
 from diloco_syncer.status.status_writer_io import StatusWriter, shown_over
 
 SPEC = RunSpec.model_validate({"name": "r", "id": "01", "budget": {"steps": 8}})
@@ -99,15 +99,17 @@ async def test_a_standby_that_leads_after_the_end_does_not_open_the_run_again() 
     assert await shown_over(bus, SPEC, 0)
 
 
-async def test_traffic_goes_on_from_what_the_leader_before_showed() -> None:
+async def test_traffic_and_goodbyes_go_on_from_what_the_leader_before_showed() -> None:
     bus = await hub()
     first = writer_of(bus)
     await first.begin()
     first.bytes_before = (7, 9)
-    assert await first.standing.write(first._status()) == ""
+    shows = first._status().model_copy(update={"learners": {"b": {**GONE, "incarnation": 3}}})
+    assert await first.standing.write(shows) == ""
     second = writer_of(bus)
     await second.begin()
     assert second.bytes_before == (7, 9)
+    assert second.machine.roster.farewells == {"b": 3}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from diloco_syncer.events import Malformed, ProgressSeen, Tell
 from diloco_syncer.history.follow_io import executed
 from diloco_syncer.machine import Machine
 from diloco_syncer.members.admission import Admission
+from diloco_syncer.members.roster import GONE_S
 from diloco_syncer.rounds.gate import WHY_REFUSED, Refusals
 from diloco_syncer.rounds.rounds import NO_ANSWERS
+from diloco_syncer.status.status import goodbyes_in, status
 
 
 def texts(effects: list[Any], kind: str) -> list[str]:
@@ -67,15 +69,15 @@ def test_a_new_leader_tells_once_whom_it_never_heard_of(driver: Any) -> None:
         if driver.now < 5.0:
             assert not texts(driver.effects, "learner-lost"), "it has a lease to speak"
     lost = texts(driver.effects, "learner-lost")
-    assert len(lost) == 1 and lost[0].startswith("nothing was heard of b for ")
-    assert lost[0].endswith(
-        " s, nor before that under this leader: the others are merged without it"
-    )
+    assert len(lost) == 1
+    assert lost[0].startswith("b was not heard of since this leader began, ")
+    assert lost[0].endswith(" s ago: the others are merged without it")
     driver.step("b")
     driver.step("b")
     assert texts(driver.effects, "learner-alive").count("b is alive") == 1
     driver.wait(6.5)
-    assert len([t for t in texts(driver.effects, "learner-lost") if " of b " in t]) == 2
+    again = [t for t in texts(driver.effects, "learner-lost") if " of b for " in t]
+    assert len(again) == 1
 
 
 def test_whose_last_words_came_before_its_leader_led_is_lost_like_any_other(running: Any) -> None:
@@ -86,7 +88,55 @@ def test_whose_last_words_came_before_its_leader_led_is_lost_like_any_other(runn
     running.step("a")
     running.wait(4.0)
     lost = texts(running.effects, "learner-lost")
-    assert len(lost) == 1 and lost[0].startswith("nothing was heard of b ")
+    assert len(lost) == 1 and lost[0].startswith("b was not heard of since this leader began, ")
+
+
+def test_who_says_goodbye_is_not_lost(driver: Any) -> None:
+    """Nor after a report that its last one has overtaken on the way."""
+    driver.start("a", "b", "c")
+    driver.step("b", 4)
+    driver.step("b", 0, state="finished")
+    driver.step("b", 0)
+    driver.wait(4.0)
+    driver.step("a")
+    driver.wait(4.0)
+    (lost,) = texts(driver.effects, "learner-lost")
+    assert lost.startswith("nothing was heard of c ")
+
+
+def shown_goodbyes(driver: Any) -> dict[str, int]:
+    return goodbyes_in(status(driver.machine, driver.now, 0.0, bytes_up=0, bytes_down=0))
+
+
+def test_a_goodbye_outlives_the_leader_that_heard_it(driver: Any) -> None:
+    """The tape tells of it with the next round alone, and there is none while a run is paused."""
+    driver.start("a", "b", "c")
+    succeeded(driver, "a", "b", "c")
+    for term in range(3):
+        if not term:
+            driver.step("b", 0, state="finished")
+        said = shown_goodbyes(driver)
+        assert said == {"b": 0}
+        driver.machine = Machine(driver.spec, driver.machine.history)
+        driver.machine.roster.farewells = said
+        driver.effects.clear()
+        driver.lead()
+        assert driver.machine.roster.holders(driver.now) == ("a", "c")
+        driver.wait(6.0)
+        assert [lost.split()[0] for lost in texts(driver.effects, "learner-lost")] == ["a", "c"]
+    driver.join("b", 1)
+    driver.step("b", 1, incarnation=1)
+    said = shown_goodbyes(driver)
+    assert said == {}, "it is back"
+
+
+def test_whose_goodbye_no_record_tells_is_settled_all_the_same_i5(running: Any) -> None:
+    succeeded(running, "a", "b")
+    running.machine.roster.farewells = {"b": 0}
+    running.now += GONE_S + 1.0
+    running.step("a", 0)
+    running.wait(1.0)
+    assert running.machine.roster.counts.heard["b", 0].left
 
 
 def test_after_the_end_of_a_run_nobody_is_told_as_lost(running: Any) -> None:

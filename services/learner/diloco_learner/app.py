@@ -58,6 +58,8 @@ DISMISS_S = 1.0
 ALONE_S = 60.0
 # What the member's record says meanwhile.
 WAITS = "waits until what was still being built for the run before has let go of the devices"
+# Why it leaves a run that it is no longer assigned to, where nobody merges anything any more.
+RUN_OVER = "the run is over"
 # Why a process whose id another one has taken does not work.
 TAKEN = "another process has this id: stop one of the two"
 
@@ -212,7 +214,7 @@ class Learner(Worker[Settings]):
         try:
             if await self._is_over(spec):
                 # Its leader died before it could tell, or before it had published all.
-                return "the run is over"
+                return RUN_OVER
             # Nothing is shown of it then, and no round will come, however long one waits.
             there = await exists(self.control, spec.name, spec.id)
         except BusError:

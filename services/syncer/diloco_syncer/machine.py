@@ -161,6 +161,8 @@ class Machine:
         match event:
             case Led():
                 self.roster.wall_offset = self.wall_offset = event.at - now
+                # It hears of learners from now on, though it leads once its first record is there.
+                self.roster.since = now
                 return self._lead(event)
             case ProgressSeen():
                 return self._progress(event.progress, now)

@@ -102,8 +102,22 @@ def stands_at(place: str, said: str) -> None:
 
 def event_now(run: str, kind: str, source: str, text: str, data: dict[str, Any]) -> Event:
     """What has just happened."""
-    said = sendable(text[:TEXT_MAX])
-    return Event(run=run, kind=kind, source=source, text=said, data=data, at=ambient.wall())
+    said, of_programs = sendable(text[:TEXT_MAX]), _sendable(data)
+    return Event(run=run, kind=kind, source=source, text=said, data=of_programs, at=ambient.wall())
+
+
+def _sendable(value: Any) -> Any:
+    """The same with every text in it, names of fields included, as a message holds it."""
+    match value:
+        case str():
+            return sendable(value)
+        case dict():
+            return {_sendable(name): _sendable(each) for name, each in value.items()}
+        case list():
+            return [_sendable(each) for each in value]
+        case tuple():
+            return tuple(_sendable(each) for each in value)
+    return value
 
 
 def event_subject(bus: Bus, event: Event, role: str) -> str:

@@ -16,6 +16,16 @@ SHOWN_FIRST: tuple[RunState, ...] = (
     "finishing",
 )
 
+# Says of a learner in a status that its leader alone need know of it: it left under an earlier one.
+GONE_BEFORE = "gone_before"
+
+
+def seen(status: RunStatus) -> RunStatus:
+    """The same without learners that left under an earlier leader."""
+    there = {m: shown for m, shown in status.learners.items() if not shown.get(GONE_BEFORE)}
+    same = len(there) == len(status.learners)
+    return status if same else status.model_copy(update={"learners": there})
+
 
 # --------------------------------------------------------------------------------------------------
 # Which status of a run may replace which: what others decide upon is no last writer's to say.

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest
+from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.wire import decode
 from diloco_simulator.checkers.promises import LearnerLife
 from diloco_simulator.checkers.watch import RunWatch
@@ -26,8 +27,7 @@ def look(observer: "Observer") -> None:
         _went_back_alike(watch)
         _merged_again(watch)
         _have_what_is_committed(watch)
-        # Who has credentials of its own tells its events elsewhere.
-        _evaluated(watch, told=observer.reached.last_told or observer.scene.options.named)
+        _evaluated(watch, told=observer.reached.last_told)
 
 
 def _held(observer: "Observer", of: OfShard) -> list[int]:
@@ -75,19 +75,26 @@ def _long(life: LearnerLife, seconds: float) -> bool:
 
 def _evaluated(watch: RunWatch, *, told: bool) -> None:
     """Of a run that ended when nothing went wrong any more the last evaluation is told, or why
-    there is none, if any learner stayed to the end. Where nothing was merged, nobody needs one."""
+    there is none, if any learner stayed to the end; and nobody is dismissed over it. Where nothing
+    was merged, nobody needs one."""
     versions, ended_at = _versions(watch), max(of.ended_at for of in watch.of)
     if min(of.ended_at for of in watch.of) < watch.healed_at:
         return
     if min(versions) < 0 or max(versions) == 0:
         return
-    last = watch.ended, versions
-    stayed = [
-        m for m, e in watch.ends.items() if (e.outcome, e.adopted) == last and e.at > ended_at
-    ]
+    stayed = {
+        m: e
+        for m, e in watch.ends.items()
+        if e.adopted == versions and e.at > ended_at and (e.outcome == watch.ended or e.dismissed)
+    }
+    if not stayed:
+        return
     watch.report.looked("liveness")
-    if stayed and not told:
+    if not told:
         watch.broken("liveness", f"{', '.join(stayed)} left, and no last evaluation was told")
+    for m, e in stayed.items():
+        if e.dismissed and e.evaluates and e.at < ended_at + LAST_EVALUATION_S:
+            watch.broken("liveness", f"{m} is dismissed over the last evaluation")
 
 
 def _versions(watch: RunWatch) -> tuple[int, ...]:

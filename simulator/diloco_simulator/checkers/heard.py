@@ -107,10 +107,19 @@ class Heard:
         since = spoke.at_least if spoke is not None and heard_of else self.since
         return since > -math.inf and now - since > GONE_S
 
-    def missing(self, taped: Fates, now: float) -> set[str]:
+    def left(self, learner: str) -> bool:
+        """Whether its newest life has said goodbye to this leader."""
+        spoke = self.spoke.get(learner)
+        known = self.lives.get((learner, spoke.incarnation)) if spoke else None
+        return known is not None and known.left
+
+    def missing(self, taped: Fates, now: float, goodbyes: Mapping[str, int]) -> set[str]:
         """Learners of which somebody is to be told: they have trained, as far as the tape and their
         own words tell, and have said nothing for a lease, and no goodbye. Whoever has just begun to
-        lead, or whose link was cut, tells nothing yet: all have a lease to speak."""
+        lead, or whose link was cut, tells nothing yet: all have a lease to speak.
+
+        `goodbyes`: newest lives that said it to any leader; the next one may know of it.
+        """
         if not now - self.since > self.lease_s:
             return set()
         known = taped.hears(self.words())
@@ -119,7 +128,7 @@ class Heard:
             life[0]
             for life in known.lives
             if life[1] >= newest.get(life[0], -1) and not known.over(life)
-            if self.silent(life, now)
+            if life[1] > goodbyes.get(life[0], -1) and self.silent(life, now)
         }
 
     def replaced(self, life: Life) -> bool:

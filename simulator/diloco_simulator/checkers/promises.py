@@ -371,6 +371,11 @@ class KnownMembers:
         # (learner, incarnation) that trains -> rounds until it must have been merged.
         self.waiting: dict[tuple[str, int], int] = {}
         self.merged_at: dict[str, float] = {}
+        self.goodbyes: dict[str, int] = {}  # learner -> its newest life that has said it
+
+    def goodbye(self, learner: str, incarnation: int) -> None:
+        """A life has said it to some leader."""
+        self.goodbyes[learner] = max(incarnation, self.goodbyes.get(learner, -1))
 
     def trains(self, learner: str, incarnation: int, life: LearnerLife) -> None:
         """A process has recovered and steps. It is to be merged within H rounds of its own speed;

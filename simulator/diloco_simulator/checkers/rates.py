@@ -1,4 +1,4 @@
-"""The inner learning rate of every step, computed apart from what was published (*budget*).
+"""The inner learning rate of every step, computed apart from what was published (*rates*).
 
 It is a function of the progress of the run. A learner knows that from the newest stamp that has
 reached it, and goes on by its own steps until the next one, for one round at most. From outside it
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from diloco_shared.protocol.messages import Stamp
 from diloco_shared.spec.run import RunSpec
-from diloco_simulator.checkers.budget import BUDGET
 from diloco_simulator.checkers.promises import Report
 
+RATES = "rates"
 # Of two ways to compute one rate in double precision.
 ROUNDING = 1e-9
 
@@ -82,19 +82,27 @@ class Rates:
         """It has adopted a fragment: of one shard it knows now how far the run is."""
         place = self.places[life]
         if self.single and epoch == place.epoch and stamp.steps > place.least.steps:
-            place.least, place.steps = stamp, 0
+            place.least, place.steps = self._known(place, stamp), 0
+
+    def _known(self, place: Place, stamp: Stamp) -> Stamp:
+        """What it goes by now: by what it has heard of a later round, too, and that may be less.
+        A hub that lost records has rounds closed once more, when more of the budget is used."""
+        heard = place.most
+        if heard.steps > stamp.steps and heard.fraction < stamp.fraction:
+            return stamp.model_copy(update={"fraction": heard.fraction})
+        return stamp
 
     def stepped(self, life: str) -> None:
         self.places[life].steps += 1
 
     def steps(self, life: str, rate: float) -> None:
         """It begins a step with that rate."""
-        self.report.looked(BUDGET)
+        self.report.looked(RATES)
         place = self.places[life]
         first, last = place.least_steps(self.each), place.most.steps + self.each
         if not any(self._so(place, n, rate) for n in range(first, last + 1)):
             where = f"between {first} and {last} steps of the run"
-            self.report(BUDGET, f"{life} steps with a rate of {rate:.6g}, {where}")
+            self.report(RATES, f"{life} steps with a rate of {rate:.6g}, {where}")
 
     def _so(self, place: Place, n: int, rate: float) -> bool:
         """Whether that is the rate where the run has taken `n` steps."""

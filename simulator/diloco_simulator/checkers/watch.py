@@ -42,6 +42,8 @@ class End:
     outcome: str
     adopted: tuple[int, ...]
     at: float
+    dismissed: bool = False  # since the run was over for everybody else
+    evaluates: bool = False  # the last evaluation was begun, and not over
 
 
 class RunWatch:

@@ -68,7 +68,7 @@ class Reached:
         self.unpublished: list[set[tuple[int, int, int]]] = [set() for _ in shards]
         self.granted: set[tuple[int, str]] = set()
         self.pulled: set[tuple[int, int, int, int]] = set()
-        self.events = subjects.event(spec.name, "")
+        self.events = (subjects.event(spec.name, ""), subjects.event_by(""))
         self.last_told = False  # of this end: the last evaluation, or that there is none
         self.kinds: dict[str, Callable[[bytes], None]] = {
             BEAT: lambda payload: self._beat(decode(payload, Beat)),
@@ -127,15 +127,20 @@ class Reached:
     def stored(self, stream: str, message: Stored) -> None:
         """Events and member records."""
         if stream == subjects.EVENTS_STREAM and message.subject.startswith(self.events):
-            if (event := _read(message, Event)) is not None:
-                self.saw("told:", event.kind)
-                if event.kind in ("evaluation", "evaluation-failed") and event.data.get("final"):
-                    self.last_told = True
-                    self.saw("the last one told:", event.kind)
-                if event.kind == "recovered" and "source" in event.data:  # else a syncer's
-                    self.saw("from", str(event.data["source"]))
+            event = _read(message, Event)
+            # Who has credentials of its own tells all runs' events in one place.
+            if event is not None and event.run == self.spec.name:
+                self._told(event)
         elif stream == f"KV_{subjects.MEMBERS}" and message.payload:
             self._member(_read(message, MemberRecord))
+
+    def _told(self, event: Event) -> None:
+        self.saw("told:", event.kind)
+        if event.kind in ("evaluation", "evaluation-failed") and event.data.get("final"):
+            self.last_told = True
+            self.saw("the last one told:", event.kind)
+        if event.kind == "recovered" and "source" in event.data:  # else a syncer's
+            self.saw("from", str(event.data["source"]))
 
     def _member(self, member: MemberRecord | None) -> None:
         if member is not None:

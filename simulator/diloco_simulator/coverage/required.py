@@ -148,6 +148,7 @@ REQUIRED = (
     "the hub's disk full",
     "the hub's disk full: found by a try",
     "the hub's disk full: said by the leader",
+    "the last one told: evaluation",
     "the store of checkpoints away",
     "the store of checkpoints not reached",
     "tokens: refusals found in the audit log",
@@ -207,6 +208,7 @@ REQUIRED = (
     "visitors: repeats",
     "visitors: talks_nonsense",
     "visitors: wants_to_begin_again",
+    "went back once all is well",
     "without a syncer",
 )
 # Fewer than three worlds of a hundred reach these, so ENOUGH may miss one by chance. A scripted or
@@ -228,6 +230,7 @@ CHECKED = (
     "samples",
     "tokens",
     "budget",
+    "rates",
     "commands",
     "data",
     "deletion",

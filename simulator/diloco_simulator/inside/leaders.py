@@ -183,6 +183,8 @@ class SeenTerm:
                 members.heard(self._term, p.learner, p.incarnation, now)
                 if self.heard.progress(p, self._taped(), at):
                     self.watch.claims.told(p)
+                    if p.state == "finished":
+                        members.goodbye(p.learner, p.incarnation)
             case JoinSeen(join=j):
                 members.heard(self._term, j.learner, j.incarnation, now)
             case BusBack():
@@ -230,6 +232,7 @@ class SeenTerm:
             match effect:
                 case Tell():
                     self.losses.decides(effect, now)
+                    self._loses(effect)
                 case SendBeat():
                     self._beat(effect.beat, now)
                 case SendPull():
@@ -362,10 +365,20 @@ class SeenTerm:
         h, known = self.machine.history, self.losses.known(now)
         if h.outcome or (n := self.of.number_of(h.seq, h.tail)) < 0:
             return
-        self.watch.report.looked("I10")
-        missing = self.heard.missing(self.of.tokens.fates[n], now)
+        missing = self.heard.missing(self.of.tokens.fates[n], now, self.of.members.goodbyes)
+        if missing:
+            self.watch.report.looked("I10")
         for learner in sorted(missing - known):
             self.of.report("I10", f"{self.name} tells nobody that {learner} is silent for a lease")
+
+    def _loses(self, tell: Tell) -> None:
+        """Whoever has said goodbye to it is not lost."""
+        if tell.kind != "learner-lost":
+            return
+        learner = tell.data["learner"]
+        self.watch.report.looked("I10")
+        if self.heard.left(learner):
+            self.of.report("I10", f"{self.name} tells {learner} as lost, which has said goodbye")
 
     def _taped(self) -> Mapping[str, int]:
         """Newest lives, as of what it has executed; of what it was before the hub lost that."""

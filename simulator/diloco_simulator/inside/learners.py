@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from diloco_learner.app import Learner
+from diloco_learner.app import RUN_OVER, Learner
 from diloco_learner.events import (
     Adopt,
     AnchorReady,
@@ -257,8 +257,14 @@ class Trained:
         if self.state.alone:
             self.last_moments = bytes(self.loop.trainer.inner_state())
         self.state.drained = self.state.drained or bool(self.loop.draining or self.loop.stopping)
-        adopted = tuple(exchange.counters.adopted_P)
-        watch.ends[self.learner] = End(self.loop.left.outcome, adopted, watch.scene.now)
+        left, of = self.loop.left, exchange.evaluating
+        watch.ends[self.learner] = End(
+            left.outcome,
+            tuple(exchange.counters.adopted_P),
+            watch.scene.now,
+            dismissed=left.outcome == "withdrawn" and left.reason == RUN_OVER,
+            evaluates=of.last is not None and not of.over,
+        )
 
     def _holds(self) -> LearnerHolds:
         exchange, book = self.exchange, self.book

@@ -31,6 +31,7 @@ from diloco_shared.checkpoints import tape_archive_io as tape_archive
 from diloco_shared.process import disk_watch, membership
 from diloco_shared.protocol import wire
 from diloco_simulator.checkers import heard
+from diloco_simulator.worlds import computing
 from diloco_syncer.history import archiving_io as archiving
 from diloco_syncer.history import follow_io as follow
 from diloco_syncer.leadership import candidate_io as candidate
@@ -116,6 +117,8 @@ LATER_LIMITS = (
     Drawn(admission, "GRANTS_MAX", (1, 3)),
     Drawn(deliveries, "SERVE_LIMIT", (2, 4)),
     Drawn(tape_archive, "WRITTEN_BYTES", (1500,)),
+    # In steps: what is computed beside training takes time, and an end may come over it.
+    Drawn(computing, "BESIDE_STEPS", (6.0, 30.0)),
 )
 # In seconds. The slower, the more happens in between.
 PACES = (

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from coordinator.conftest import member
 from waiting import until
 
 from diloco_coordinator.api.views import MEND
@@ -344,3 +345,34 @@ async def test_a_stream_that_is_made_again_after_a_deletion_goes(
         await ensure_run_streams(world.bus, "demo", {"UP": 1 << 20})
         name = subjects.run_stream("demo", "UP")
         await until(lambda: not world.broker.exists(name))
+
+
+async def test_an_end_waits_to_be_settled_for_learners_that_work_for_the_run(
+    world: Any, status: Any
+) -> None:
+    """One of them may be over the last evaluation, and whoever leads no more told it so."""
+    await ensure_buckets(world.bus, (subjects.STATUS, subjects.RUNS))
+    mirror = Registry(world.bus)
+    mirror.runs["demo"] = RunRecord(
+        name="demo", spec={"id": "one"}, desired="running", quorum=1, created_at=1.0
+    )
+    unsettled = status(state="finished", settled=False, run_id="one")
+    await world.says(unsettled)
+    mirror.standings.take("demo", unsettled, ambient.monotonic() - 1.0)
+    mirror.standings.put_together("demo", mirror.runs["demo"])
+    leader = Standing(world.bus, "demo", "one")
+
+    async def settled(role: str, state: str, run: str) -> bool:
+        shown = member("a", role).model_copy(update={"state": state, "run": run})
+        mirror.roll.seen(shown, 1.0)
+        await end_overdue(mirror)
+        there = await leader.read()
+        assert there is not None
+        return there.settled
+
+    assert not await settled("learner", "working", "demo")
+    for others in (("learner", "working", "other"), ("syncer", "standby", "demo")):
+        await world.says(unsettled)
+        assert await settled(*others), others
+    await world.says(unsettled)
+    assert await settled("learner", "unfit", "demo"), "it evaluates nothing"

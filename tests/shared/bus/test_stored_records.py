@@ -96,6 +96,11 @@ def test_what_is_no_message_of_the_kind_is_left_out() -> None:
 
 
 def test_an_event_about_a_file_whose_name_is_no_utf_8_is_told() -> None:
-    event = event_now("r", "unfit", "a", "x" * 490 + os.fsdecode(b"/caf\xe9.txt"), {})
-    assert decode(encode(event), Event) == event
-    assert event.text == "x" * 490 + "/caf?.txt"
+    """What is for programs, too: else whoever writes it would end, and that may be a leader."""
+    path = os.fsdecode(b"/caf\xe9.txt")
+    data = {"path": path, "of": {path: (path, [path, 1])}, "bytes": 3}
+    event = event_now("r", "unfit", "a", "x" * 490 + path, data)
+    told = decode(encode(event), Event)
+    assert told.text == event.text == "x" * 490 + "/caf?.txt"
+    there = "/caf?.txt"
+    assert told.data == {"path": there, "of": {there: (there, (there, 1))}, "bytes": 3}

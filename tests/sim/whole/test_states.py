@@ -510,6 +510,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "processes exchanged once all is well",
         "requests answered at a stop",
         "takeovers after a stop",
+        "the last one told: evaluation",
         "told to stop: coordinator",
         "told to stop: leader",
         "told to stop: learner",
@@ -520,6 +521,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "told to stop: standby",
         "told to stop: told twice",
     ),
+    "test_heeded.py::test_what_is_ordered_once_all_is_well_is_so": ("went back once all is well",),
     "test_put_back.py::test_everybody_goes_on_to_the_end_of_the_run": ("hubs restored",),
     "test_islands.py::came_back": ("islands ended", "islands whole again"),
     "test_islands.py::test_a_host_that_dies_ends_the_island": (

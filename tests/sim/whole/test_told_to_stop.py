@@ -11,10 +11,13 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from diloco_coordinator.runs import ending_io
 from diloco_learner.exchange.evaluations_io import Evaluations
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.training.train import TrainLoop
 from diloco_shared.process.membership import Registration
+from diloco_shared.protocol.messages import TapeEnd
+from diloco_simulator.inside.observer import Observer
 from diloco_simulator.troubles import signals
 from diloco_simulator.troubles.signals import Signals
 from diloco_simulator.worlds import computing, processes
@@ -23,6 +26,7 @@ from diloco_simulator.worlds.options import SELDOM, Options, seldom
 from diloco_simulator.worlds.processes import Host
 from diloco_simulator.worlds.world import World, WorldResult, played
 from diloco_syncer.leadership.lease_io import LeaseKeeper
+from diloco_syncer.members.roster import Roster
 
 # Longer than it takes to exchange one process of each kind once all is well.
 CALM = Options.calm(
@@ -42,6 +46,11 @@ def calm(patch: pytest.MonkeyPatch, *strikes: Callable[[World], object], **chang
     return played(Case(1, CALM.changed(**changes)))
 
 
+def leader(world: World) -> Host:
+    name = world.observer.reached.leaders[0]
+    return next(machine for machine in world.syncers if machine.name == name)
+
+
 def test_one_of_each_kind_is_told_to_stop_and_nothing_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -54,6 +63,7 @@ def test_one_of_each_kind_is_told_to_stop_and_nothing_is_lost(
         "moments saved at a stop",
         "requests answered at a stop",
         "takeovers after a stop",
+        "the last one told: evaluation",
         "processes exchanged once all is well",
     ):
         assert found.counts[state], state
@@ -143,14 +153,66 @@ def test_one_that_stands_by_evaluates_when_the_evaluator_is_told_to_stop(
 
     found = calm(monkeypatch, watch)
     assert found.violations == [] and told
-    for kind in ("evaluation-failed", "evaluation"):  # of it, and of the other
-        assert found.counts[f"the last one told: {kind}"] == 1
+    assert found.counts["the last one told: evaluation-failed"] == 1, "of it"
+    assert found.counts["the last one told: evaluation"] == 1, "of the other"
 
 
-def test_a_last_evaluation_that_nobody_tells_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_last_evaluation_that_nobody_tells_is_seen(
+    named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = calm(monkeypatch, named=named)
+    assert found.violations == [] and found.counts["the last one told: evaluation"] == 1
     monkeypatch.setattr(Evaluations, "_told", AsyncMock())
-    (broken,) = calm(monkeypatch).violations
+    (broken,) = calm(monkeypatch, named=named).violations
     assert broken.startswith("liveness") and "no last evaluation" in broken
+
+
+def dies_after_the_end(patch: pytest.MonkeyPatch, after_s: float) -> Callable[[World], object]:
+    """The leader, so long after the end is on the tape, and for minutes."""
+    recorded = Observer._recorded
+
+    def strike(world: World) -> None:
+        def record(observer: Observer, shard: int, message: Any) -> None:
+            recorded(observer, shard, message)
+            if isinstance(observer.records[shard][-1][1], TapeEnd):
+                world.loop.call_later(after_s, lambda: world.crash(leader(world), 300.0))
+
+        patch.setattr(Observer, "_recorded", record)
+
+    return strike
+
+
+# Before anybody has heard of the end; and when a last evaluation is under way.
+AT_ONCE_S, OVER_IT_S = 0.0, 15.0
+
+
+@pytest.mark.parametrize("after_s", [AT_ONCE_S, OVER_IT_S])
+def test_a_last_evaluation_outlives_the_leader(
+    after_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(computing, "BESIDE_STEPS", 60.0)
+    found = calm(monkeypatch, dies_after_the_end(monkeypatch, after_s))
+    assert found.violations == []
+    assert found.counts["the last one told: evaluation"]
+    assert not found.counts["the last one told: evaluation-failed"]
+
+
+def test_an_end_that_is_settled_before_learners_can_speak_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Roster, "expected", lambda self, now: [])
+    (broken,) = calm(monkeypatch, dies_after_the_end(monkeypatch, AT_ONCE_S)).violations
+    assert "left, and no last evaluation was told" in broken
+
+
+def test_an_end_that_is_settled_over_the_last_evaluation_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(computing, "BESIDE_STEPS", 60.0)
+    monkeypatch.setattr(ending_io, "_learns", lambda registry, run: False)
+    (broken,) = calm(monkeypatch, dies_after_the_end(monkeypatch, OVER_IT_S)).violations
+    assert broken.endswith("is dismissed over the last evaluation")
 
 
 def test_told_are_those_of_some_seeds() -> None:

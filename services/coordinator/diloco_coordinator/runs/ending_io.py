@@ -49,10 +49,17 @@ async def end_overdue(registry: Registry) -> None:
         registry.standings.watch_stop(record, now)
         if registry.over(run):
             continue
+        learns = _learns(registry, run)
         for shard in range(shards_of(record)):
             key = subjects.status_key(run, shard)
-            if why := registry.standings.overdue(record, shard, key, now):
+            if why := registry.standings.overdue(record, shard, key, now, worked_for=learns):
                 await _end(registry, record, shard, why)
+
+
+def _learns(registry: Registry, run: str) -> bool:
+    """Whether living learners say they work for a run, and can."""
+    shown = "learner", "working", run
+    return any((r.role, r.state, r.run) == shown for r in registry.roll.living.values())
 
 
 async def _end(registry: Registry, record: RunRecord, shard: int, why: str) -> None:

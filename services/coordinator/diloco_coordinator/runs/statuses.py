@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from diloco_coordinator.runs.shards import fitted, merged
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Stamp
+from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
-from diloco_shared.protocol.run_states import OVER, over
+from diloco_shared.protocol.run_states import OVER, over, seen
 
 # A stop that nobody has carried out after this many seconds is carried out by the coordinator, if
 # no leader speaks: one that is gone is replaced within its lease of 3 s, and ends it within 5 more.
@@ -19,7 +20,8 @@ SILENT_S = 4.0
 UNWRITTEN_S = 2.0
 # One that speaks but does not end the run in this time cannot: its tape may take no record.
 FORCE_S_MAX = 30.0
-# An end that its leader did not live to settle is settled after this many seconds of silence.
+# An end that its leader did not live to settle is settled after this many seconds of silence; while
+# learners still work for the run, only once none of them can be over its last evaluation any more.
 SETTLE_S = 30.0
 
 
@@ -89,7 +91,7 @@ class Standings:
 
     def put_together(self, run: str, record: RunRecord | None) -> RunStatus | None:
         """The status of a run, made anew; None while there is none."""
-        told = [self._told(key, s) for key, s in self.shards.get(run, {}).items()]
+        told = [seen(self._told(key, s)) for key, s in self.shards.get(run, {}).items()]
         known = sorted(told, key=lambda s: s.shard)
         if record is not None:
             known = self._fitted(record, [s for s in known if s.run_id in ("", run_id_of(record))])
@@ -163,13 +165,19 @@ class Standings:
         else:
             self.stopping_since.pop(run_id_of(record), None)
 
-    def overdue(self, record: RunRecord, shard: int, key: str, now: float) -> str:
-        """Why the coordinator has to end this shard of a run; "" while its leader may."""
+    def overdue(
+        self, record: RunRecord, shard: int, key: str, now: float, *, worked_for: bool = False
+    ) -> str:
+        """Why the coordinator has to end this shard of a run; "" while its leader may.
+
+        `worked_for`: learners say that they work for the run.
+        """
         there, listening_s = self.of_shard(record, shard), now - self.listening_since
         silent_s = min(self.silent_s(key, now), listening_s)
         if there is not None and over(there):
-            settled = there.settled or silent_s < SETTLE_S
-            return "" if settled else f"nobody settled its end for {SETTLE_S:.0f} s"
+            patience_s = LAST_EVALUATION_S if worked_for else SETTLE_S
+            settled = there.settled or silent_s < patience_s
+            return "" if settled else f"nobody settled its end for {patience_s:.0f} s"
         if record.desired != "stopped":
             return ""
         # A leader that was cut off with us has its time from then on.

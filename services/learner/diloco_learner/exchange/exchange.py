@@ -280,7 +280,11 @@ class Exchange:
         self.anchor_stamp = stamp  # of the newest adopted anchor
 
     def _progressed(self, stamp: Stamp) -> None:
-        if stamp.steps > self.stamp.steps:
+        # A hub that lost records has a round closed once more, when more of the budget is used. Of
+        # several shards each says something else of so many steps.
+        known, single = self.stamp, self.spec.algorithm.shards == 1
+        again = single and stamp.steps == known.steps and stamp.fraction > known.fraction
+        if stamp.steps > known.steps or again:
             self.stamp, self.stamp_step = stamp, self.counters.step
 
     # --- what a step boundary brings -----------------------------------------------------------

@@ -51,6 +51,7 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.protocol.records import TokenCounts
 
 Spans = list[tuple[int, int]]
+Adoptions = tuple[tuple[int, int], ...]  # (fragment, tokens of the life when it adopted it)
 # Refused spans of one life and fragment that are not settled. An honest learner has one or two.
 SPANS_MAX = 8
 # Learners without a life whose newest incarnation is still known. It fences what an older process
@@ -500,11 +501,22 @@ def count_of(progress: Progress) -> LifeCount:
     )
 
 
+def _adopted(known: Adoptions, more: Adoptions, both: Callable[[int, int], int]) -> Adoptions:
+    """At each adoption that either tells of; a life that fell silent unheard tells of none."""
+    at = dict(known)
+    for p, n in more:
+        at[p] = both(at[p], n) if p in at else n
+    return tuple(sorted(at.items()))
+
+
 @dataclass(slots=True)
 class Counts:
     """The newest count of every life heard of."""
 
     heard: dict[tuple[str, int], LifeCount] = field(default_factory=dict)
+    # Learner -> its newest life that a record names, which may be on its way to the tape. Of those
+    # in `heard` alone.
+    told: dict[str, int] = field(default_factory=dict)
 
     def saw(self, progress: Progress, taped: int = -1) -> None:
         """Take in a report; one that was overtaken on the way changes nothing.
@@ -514,12 +526,11 @@ class Counts:
         key, count = (progress.learner, progress.incarnation), count_of(progress)
         known = self.heard.get(key)
         if known is not None:
-            adopted = tuple(map(max, known.adopted, count.adopted))
             count = LifeCount(
                 learner=count.learner,
                 incarnation=count.incarnation,
                 tokens=max(known.tokens, count.tokens),
-                adopted=adopted,
+                adopted=_adopted(known.adopted, count.adopted, max),
                 left=known.left or count.left,
             )
         self.heard[key] = count
@@ -527,20 +538,20 @@ class Counts:
             self._fold(progress.learner, taped)
 
     def _fold(self, learner: str, taped: int) -> None:
-        """Where a learner has too many lives that the tape lacks, the two oldest become one.
+        """Where a learner has too many lives that no record tells of, the two oldest become one.
 
         Their tokens add up, and so do those at their adoptions: each class gets what it had.
         """
-        lives = sorted(n for who, n in self.heard if who == learner and n > taped)
+        known = max(taped, self.told.get(learner, -1))
+        lives = sorted(n for who, n in self.heard if who == learner and n > known)
         if len(lives) <= LIVES_MAX:
             return
         first, second = self.heard[learner, lives[0]], self.heard.pop((learner, lives[1]))
-        at = dict(second.adopted)
         self.heard[learner, lives[0]] = LifeCount(
             learner=learner,
             incarnation=lives[0],
             tokens=countable(first.tokens + second.tokens),
-            adopted=tuple((p, countable(n + at.get(p, 0))) for p, n in first.adopted),
+            adopted=_adopted(first.adopted, second.adopted, lambda a, b: countable(a + b)),
         )
 
     def over(self, learner: str, incarnation: int) -> None:
@@ -582,4 +593,8 @@ class Counts:
             adopted = count.adopted[:left]
             left -= len(adopted)
             told.append(count.model_copy(update={"adopted": adopted}))
-        return tuple(sorted(told, key=lambda count: (count.learner, count.incarnation)))
+        told.sort(key=lambda count: (count.learner, count.incarnation))
+        newest = self.told | {c.learner: c.incarnation for c in told}
+        known = self.told
+        self.told = {m: max(newest.get(m, -1), known.get(m, -1)) for m, _ in self.heard}
+        return tuple(told)

@@ -320,15 +320,17 @@ class Leader:
             self.ended_at = None  # a restore may have taken the end back: the next has its own time
         if self.ended_at is None:
             return False
-        now = ambient.monotonic()
-        states = [m.progress.state if m.progress else "" for m in self.machine.roster.live(now)]
+        now, roster = ambient.monotonic(), self.machine.roster
+        states = [m.progress.state if m.progress else "" for m in roster.live(now)]
         not_awaited = ["finished"]
         if self.spec.algorithm.shards > 1 and now - self.ended_at > BEGIN_S:
             not_awaited += ["", "joining", "recovering"]
         busy = [state for state in states if state not in not_awaited]
         checkpoints = self.machine.user_requests.checkpoints
         making = checkpoints.making or checkpoints.owes
-        return not (busy or making) or now - self.ended_at > LINGER_S
+        # Whoever has yet to speak to a leader that has just begun may be the one that evaluates.
+        awaited = busy or making or roster.expected(now)
+        return not awaited or now - self.ended_at > LINGER_S
 
     async def _end(self) -> None:
         """Over: once all shards are. Until then a learner that returns needs a leader of each."""

@@ -10,12 +10,12 @@ and should it speak again it is told to begin a new one. For how long the number
 remembered, `Ledger.newest` says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Self
 
-from diloco_shared.protocol.messages import Progress
+from diloco_shared.protocol.messages import LifeCount, Progress
 from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.history.history import History
@@ -110,6 +110,9 @@ class Roster:
     # Who spoke with an incarnation that is over: learner -> when.
     refused: dict[str, float] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
+    # Goodbyes that the leader before has shown: learner -> the life that said it. The tape tells of
+    # one with the next round alone, and a run that is paused closes none.
+    farewells: dict[str, int] = field(default_factory=dict)
     # Who may begin one more life now.
     lives: Claims = field(default_factory=lambda: Claims(LIVES_AT_ONCE, LIFE_AGAIN_S))
     since: float = 0.0  # when this leader began: nobody is silent for longer
@@ -204,7 +207,7 @@ class Roster:
         self.counts.saw(progress, self._taped(progress.learner))
         self.recoveries.spoke(progress, now + self.wall_offset)
         old = member.progress
-        if old is not None and progress.step < old.step:
+        if old is not None and (progress.step < old.step or old.state == "finished"):
             return None  # overtaken on the way: the newer one is already here
         same = old is not None and (old.state, old.epoch) == (progress.state, progress.epoch)
         if not same or not self.alive(member, now):
@@ -243,19 +246,33 @@ class Roster:
     def holders(self, now: float) -> tuple[str, ...]:
         """Ids of those whose leases of data are theirs: of `live`, and of lives of the tape that
         have yet to speak to this leader and have a lease to do it. Up to MEMBERS_MAX."""
-        names = self.names(now)
-        if self.history is None or now - self.since > self.lease_s:
+        names, unheard = self.names(now), self.expected(now)
+        if not unheard:
             return names
-        unheard, room = list(self.unheard()), MEMBERS_MAX - len(names)
+        room = MEMBERS_MAX - len(names)
         return tuple(sorted({*names, *unheard[max(len(unheard) - room, 0) :]}))
+
+    def expected(self, now: float) -> list[str]:
+        """Who has yet to speak to this leader, and has a lease to do it."""
+        return list(self.unheard()) if now - self.since <= self.lease_s else []
 
     def unheard(self) -> dict[str, int]:
         """Learners of the tape that have not said a word to this leader and have not left, each
         with its newest life."""
-        if self.history is None:
-            return {}
-        lives = self.history.ledger.lives.items()
-        return {m: max(of) for m, of in lives if m not in self.members and not of[max(of)].left}
+        here, said = self.members, self.farewells
+        return {m: n for m, n in self._taped_alive() if m not in here and n > said.get(m, -1)}
+
+    def _taped_alive(self) -> Iterator[tuple[str, int]]:
+        """Learners of the tape, each with its newest life, unless the tape has its goodbye."""
+        lives = self.history.ledger.lives.items() if self.history else ()
+        return ((m, max(of)) for m, of in lives if not of[max(of)].left)
+
+    def goodbyes(self, counts: Iterable[LifeCount]) -> dict[str, int]:
+        """What a next leader must be told, since the tape does not tell it: learner -> its newest
+        life, which is over. `counts`: what the tape lacks. Up to MEMBERS_MAX."""
+        said = self.farewells | {c.learner: c.incarnation for c in counts if c.left}
+        lacks = [m for m, n in self._taped_alive() if said.get(m, -1) >= max(n, self.newest(m))]
+        return {m: said[m] for m in lacks[-MEMBERS_MAX:]}
 
     def stepping(self, now: float, epoch: int | None = None) -> Sequence[Member]:
         """Live learners that train, sorted by id; those of one epoch only, if it is given.
@@ -298,8 +315,9 @@ class Roster:
     def _unheard(self, now: float) -> None:
         """Who has not said a word to this leader in all that time is gone as well."""
         if now - self.since > GONE_S:
-            for learner, newest in self.unheard().items():
-                self._gone(learner, newest)
+            for learner, newest in list(self._taped_alive()):
+                if learner not in self.members:
+                    self._gone(learner, newest)
 
     def _gone(self, learner: str, incarnation: int) -> None:
         self.counts.over(learner, incarnation)

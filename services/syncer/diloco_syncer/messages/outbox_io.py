@@ -276,7 +276,7 @@ class Outbox:
 
     def _queue(self, told: Tell) -> None:
         record = event_now(self.run, told.kind, self.source, told.text, told.data)
-        log.info(told.kind, text=told.text)
+        log.info(told.kind, text=record.text)
         if self.events.full():
             self.events.get_nowait()
         self.events.put_nowait(record)

@@ -104,6 +104,8 @@ class Announcer:
             member = self.roster.members.get(learner)
             silent = now - member.seen_at if member else 0.0
             self.roster.recoveries.silent(learner, now + self.roster.wall_offset)
+            if member is not None and member.left:
+                continue  # it has said so itself
             text = (
                 f"nothing was heard of {learner} for {silent:.1f} s: "
                 "the others are merged without it"
@@ -128,18 +130,25 @@ class Announcer:
             return []
         heard = {m.learner for m in self.roster.members.values() if not m.left}
         lost, self.met = ({*self.roster.unheard(), *heard} - self.met), None
-        told = f"for {silent:.1f} s, nor before that under this leader"
-        why = f"{told}: the others are merged without it"
+        since = f"was not heard of since this leader began, {silent:.1f} s ago"
         return [
-            Tell("learner-lost", f"nothing was heard of {learner} {why}", {"learner": learner})
+            Tell(
+                "learner-lost",
+                f"{learner} {since}: the others are merged without it",
+                {"learner": learner},
+            )
             for learner in sorted(lost)
         ]
 
     def _appoint(self, now: float) -> None:
         self.evaluated = self.evaluated or self._evaluation_made()
-        stepping = self.roster.stepping(now)
-        if not self.evaluated and all(m.learner != self.evaluator for m in stepping):
-            self.evaluator = stepping[0].learner if stepping else ""
+        able = [m.learner for m in self.roster.stepping(now)]
+        if self.history.outcome:
+            # Nobody stays for an evaluation that is nobody's: one of those that a leader of after
+            # the end has yet to hear of, and that may be over it.
+            able += self.roster.expected(now)
+        if not self.evaluated and self.evaluator not in able:
+            self.evaluator = able[0] if able else ""
         early = len(self.alive) < self.spec.membership.learners_min
         h = self.history
         if h.initialised or h.paused or h.stopping or early or self.rounds.suspended:

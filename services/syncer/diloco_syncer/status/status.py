@@ -1,18 +1,33 @@
 """The run as its syncer sees it, for the coordinator to show."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from diloco_shared.budget import Size, rounds_at
+from diloco_shared.protocol.messages import LifeCount
 from diloco_shared.protocol.records import RunStatus, StreamUse
+from diloco_shared.protocol.run_states import GONE_BEFORE
+from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_syncer.history.ledger import countable, of_run
 from diloco_syncer.machine import Machine
-from diloco_syncer.members.roster import Member
+from diloco_syncer.members.roster import LEFT_S, Member
 
 # Versions that learners hold, of all of them together, are shown up to so many: they are the one
 # part of a status that grows with learners times fragments, and take 9 bytes each at most. All else
 # of 512 learners takes less than what is left of the 1 MiB that a message may have.
 ADOPTED_MAX = 1 << 15
+# What is shown of a learner that an earlier leader knew, and of which its goodbye alone is known.
+# It stands among the others, since a status of this wire version has no field of its own for it.
+GOODBYE = "goodbye"
+GONE = {
+    "alive": False,
+    "participating": False,
+    "state": "down",
+    "silent_s": LEFT_S,
+    "merged_round": -1,
+    GOODBYE: True,
+    GONE_BEFORE: True,
+}
 
 
 def size(machine: Machine) -> Size:
@@ -35,11 +50,10 @@ def status(
     streams: Mapping[str, StreamUse] | None = None,
 ) -> RunStatus:
     """A snapshot of everything worth showing; alive, participating and useful kept apart."""
-    h, members = machine.history, machine.roster.members.values()
+    h = machine.history
     state, reason = machine.announcer.state(now)
-    versions = len(members) * h.fragments <= ADOPTED_MAX
-    participating = h.participating
-    ledger = h.ledger.with_counts(machine.roster.counts.unrecorded(h.ledger))
+    unrecorded = machine.roster.counts.unrecorded(h.ledger)
+    ledger = h.ledger.with_counts(unrecorded)
 
     def silent(learner: str, incarnation: int) -> bool:
         return machine.roster.silent(learner, incarnation, now)
@@ -64,7 +78,7 @@ def status(
         contributions_merged=h.merged_total,
         refused=dict(h.refused + machine.refused),
         alive=tuple(m.learner for m in machine.roster.live(now)),
-        participating=participating,
+        participating=h.participating,
         parameters=sum(h.sizes_P),
         tokens_per_step=machine.spec.tokens_per_step,
         tokens_processed=countable(ledger.processed),
@@ -80,13 +94,34 @@ def status(
         checkpoint_state=checkpoint_state,
         checkpoint_reason=checkpoint_reason[:500],
         restores=max(h.restores, machine.user_requests.restoring.given_up),
-        learners={
-            m.learner: _learner(m, now, machine, m.learner in participating, versions)
-            for m in members
-        },
+        learners=_learners(machine, now, unrecorded),
         since_round_s=machine.announcer.watchdog.seconds_since_round(now),
         at=wall,
     )
+
+
+def _learners(
+    machine: Machine, now: float, unrecorded: Iterable[LifeCount]
+) -> dict[str, dict[str, Any]]:
+    """By name. Who has said goodbye, as the tape does not tell yet, the next leader reads here."""
+    h, members = machine.history, machine.roster.members.values()
+    versions = len(members) * h.fragments <= ADOPTED_MAX
+    shown = {
+        m.learner: _learner(m, now, machine, m.learner in h.participating, versions)
+        for m in members
+    }
+    for learner, incarnation in machine.roster.goodbyes(unrecorded).items():
+        if learner in shown:
+            shown[learner][GOODBYE] = True
+        elif len(shown) < MEMBERS_MAX:
+            shown[learner] = {**GONE, "incarnation": incarnation}
+    return shown
+
+
+def goodbyes_in(shown: RunStatus) -> dict[str, int]:
+    """Learner -> the life that has said goodbye, as the tape did not tell when this was shown."""
+    said = ((m, of.get("incarnation")) for m, of in shown.learners.items() if of.get(GOODBYE))
+    return {m: n for m, n in said if isinstance(n, int)}
 
 
 def _learner(

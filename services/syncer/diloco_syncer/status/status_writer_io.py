@@ -13,7 +13,7 @@ from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.machine import Machine
 from diloco_syncer.messages.inbox_io import Inbox
 from diloco_syncer.messages.outbox_io import Outbox
-from diloco_syncer.status.status import size, status
+from diloco_syncer.status.status import goodbyes_in, size, status
 from diloco_syncer.streams.storage_io import Storage
 
 log = structlog.get_logger()
@@ -61,11 +61,12 @@ class StatusWriter:
         self.refused = ""
 
     async def begin(self) -> None:
-        """Traffic of earlier leaders, and the wish that they gave up, from the last status they
-        wrote."""
+        """Traffic of earlier leaders, who had said goodbye to them, and the wish that they gave up,
+        from the last status they wrote."""
         earlier = await until_done(self.standing.read, "status of earlier leaders")
         if earlier is not None:
             self.bytes_before = (earlier.bytes_up, earlier.bytes_down)
+            self.machine.roster.farewells = goodbyes_in(earlier)
             self.machine.user_requests.restoring.refused_before(earlier.epoch, earlier.restores)
 
     async def keep(self) -> None:
