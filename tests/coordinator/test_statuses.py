@@ -190,12 +190,12 @@ def test_an_end_that_its_leader_did_not_settle(status: Make) -> None:
 
 
 def test_an_end_that_is_not_settled_waits_for_a_last_evaluation(status: Make) -> None:
-    """Of learners that still work for the run one may be over it, though no leader is left."""
+    """A learner makes it, though no leader is left."""
     standings = Standings()
     standings.take("demo", status(state="finished", settled=False), 0.0)
 
     def why(now: float) -> str:
-        return standings.overdue(record(), 0, "demo", now, worked_for=True)
+        return standings.overdue(record(), 0, "demo", now, evaluated=True)
 
     assert why(SETTLE_S) == why(LAST_EVALUATION_S - 1) == ""
     assert why(LAST_EVALUATION_S) == "nobody settled its end for 900 s"

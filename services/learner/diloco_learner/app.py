@@ -31,6 +31,7 @@ from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.process.health import speed_metrics
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.serving import Worker
+from diloco_shared.protocol.pace import LAST_EVALUATION
 from diloco_shared.protocol.run_states import over
 from diloco_shared.reach.checkpoint_roots import root_of_run
 from diloco_shared.reach.local import OutOfReach, Reach
@@ -347,6 +348,7 @@ class Learner(Worker[Settings]):
         work.stop_s = self.settings.stop_s
         work.reads_beginning = self.reads_for == (spec.name, spec.id)
         work.fit = lambda: self.membership.update(state="working", reason="")
+        work.evaluates = lambda: self.membership.update(reason=LAST_EVALUATION)
         leave = await work.run()
         # Whoever refused it may let it in later: another configuration, or a free place.
         if leave.outcome == "refused" and not await self._ended(spec):

@@ -104,6 +104,8 @@ class Work:
         self.computing = computing
         self.injected, self.mailbox = Injected(), Mailbox()
         self.fit: Callable[[], None] = lambda: None  # called once model and data are there
+        # Called for as long as the run's last evaluation is this learner's to make.
+        self.evaluates: Callable[[], None] = lambda: None
         self.reads_beginning = False  # what the run began from, however far the run is
         self.begun = False  # the run, so far that nothing of that is read
         self.stop_s = STOP_S  # in which it stops when the process is told to
@@ -372,6 +374,8 @@ class Work:
         elif isinstance(event, BeatSeen):
             self.beat, self.beat_at = event.beat, ambient.monotonic()
             self.up.outlived(event.beat.incarnations)
+            if event.beat.state in OVER and event.beat.evaluator == self.context.me:
+                self.evaluates()
         elif isinstance(event, DonateSeen):
             self.up.asked(event.donate)
 

@@ -156,6 +156,8 @@ def silence_s(chunk_bytes: int = CHUNK_BYTES) -> float:
 # A learner stays so many seconds for the last evaluation, which may be of a large model on much
 # held-out text; one that takes longer hangs. The leader stays longer than that (`leader_io`).
 LAST_EVALUATION_S = 900.0
+# What the member record of one says meanwhile: a coordinator waits for it where no leader does.
+LAST_EVALUATION = "makes the last evaluation of the run"
 
 # --------------------------------------------------------------------------------------------------
 # How long to wait for a place of checkpoints, which may be a share or a bucket far away.

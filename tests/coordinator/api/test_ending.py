@@ -18,6 +18,7 @@ from diloco_shared.bus.repeating import AT_ONCE
 from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
 from diloco_shared.bus.status_key import Standing
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.pace import LAST_EVALUATION
 from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
 
 pytestmark = pytest.mark.virtual
@@ -347,10 +348,10 @@ async def test_a_stream_that_is_made_again_after_a_deletion_goes(
         await until(lambda: not world.broker.exists(name))
 
 
-async def test_an_end_waits_to_be_settled_for_learners_that_work_for_the_run(
+async def test_an_end_waits_to_be_settled_for_who_makes_the_last_evaluation(
     world: Any, status: Any
 ) -> None:
-    """One of them may be over the last evaluation, and whoever leads no more told it so."""
+    """Whoever leads no more told it so."""
     await ensure_buckets(world.bus, (subjects.STATUS, subjects.RUNS))
     mirror = Registry(world.bus)
     mirror.runs["demo"] = RunRecord(
@@ -362,17 +363,19 @@ async def test_an_end_waits_to_be_settled_for_learners_that_work_for_the_run(
     mirror.standings.put_together("demo", mirror.runs["demo"])
     leader = Standing(world.bus, "demo", "one")
 
-    async def settled(role: str, state: str, run: str) -> bool:
-        shown = member("a", role).model_copy(update={"state": state, "run": run})
+    async def settled(role: str, reason: str, run: str) -> bool:
+        shown = member("a", role).model_copy(update={"reason": reason, "run": run})
         mirror.roll.seen(shown, 1.0)
         await end_overdue(mirror)
         there = await leader.read()
         assert there is not None
         return there.settled
 
-    assert not await settled("learner", "working", "demo")
-    for others in (("learner", "working", "other"), ("syncer", "standby", "demo")):
+    assert not await settled("learner", LAST_EVALUATION, "demo")
+    for others in (
+        ("learner", LAST_EVALUATION, "other"),
+        ("syncer", LAST_EVALUATION, "demo"),
+        ("learner", "", "demo"),
+    ):
         await world.says(unsettled)
         assert await settled(*others), others
-    await world.says(unsettled)
-    assert await settled("learner", "unfit", "demo"), "it evaluates nothing"

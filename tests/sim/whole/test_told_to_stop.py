@@ -210,7 +210,7 @@ def test_an_end_that_is_settled_over_the_last_evaluation_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(computing, "BESIDE_STEPS", 60.0)
-    monkeypatch.setattr(ending_io, "_learns", lambda registry, run: False)
+    monkeypatch.setattr(ending_io, "_is_evaluated", lambda registry, run: False)
     (broken,) = calm(monkeypatch, dies_after_the_end(monkeypatch, OVER_IT_S)).violations
     assert broken.endswith("is dismissed over the last evaluation")
 

@@ -17,6 +17,7 @@ from diloco_shared.bus.status_key import Standing
 from diloco_shared.bus.stored_records import readable
 from diloco_shared.process.disk_watch import MARK_S
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.pace import LAST_EVALUATION
 from diloco_shared.protocol.records import Deleted, RunRecord
 from diloco_shared.protocol.wire import encode
 
@@ -49,17 +50,17 @@ async def end_overdue(registry: Registry) -> None:
         registry.standings.watch_stop(record, now)
         if registry.over(run):
             continue
-        learns = _learns(registry, run)
+        evaluated = _is_evaluated(registry, run)
         for shard in range(shards_of(record)):
             key = subjects.status_key(run, shard)
-            if why := registry.standings.overdue(record, shard, key, now, worked_for=learns):
+            if why := registry.standings.overdue(record, shard, key, now, evaluated=evaluated):
                 await _end(registry, record, shard, why)
 
 
-def _learns(registry: Registry, run: str) -> bool:
-    """Whether living learners say they work for a run, and can."""
-    shown = "learner", "working", run
-    return any((r.role, r.state, r.run) == shown for r in registry.roll.living.values())
+def _is_evaluated(registry: Registry, run: str) -> bool:
+    """Whether a living learner says that it makes a run's last evaluation."""
+    shown = "learner", run, LAST_EVALUATION
+    return any((r.role, r.run, r.reason) == shown for r in registry.roll.living.values())
 
 
 async def _end(registry: Registry, record: RunRecord, shard: int, why: str) -> None:

@@ -21,7 +21,7 @@ UNWRITTEN_S = 2.0
 # One that speaks but does not end the run in this time cannot: its tape may take no record.
 FORCE_S_MAX = 30.0
 # An end that its leader did not live to settle is settled after this many seconds of silence; while
-# learners still work for the run, only once none of them can be over its last evaluation any more.
+# a learner makes the last evaluation, only once that must have ended.
 SETTLE_S = 30.0
 
 
@@ -166,16 +166,16 @@ class Standings:
             self.stopping_since.pop(run_id_of(record), None)
 
     def overdue(
-        self, record: RunRecord, shard: int, key: str, now: float, *, worked_for: bool = False
+        self, record: RunRecord, shard: int, key: str, now: float, *, evaluated: bool = False
     ) -> str:
         """Why the coordinator has to end this shard of a run; "" while its leader may.
 
-        `worked_for`: learners say that they work for the run.
+        `evaluated`: a learner says that it makes the run's last evaluation.
         """
         there, listening_s = self.of_shard(record, shard), now - self.listening_since
         silent_s = min(self.silent_s(key, now), listening_s)
         if there is not None and over(there):
-            patience_s = LAST_EVALUATION_S if worked_for else SETTLE_S
+            patience_s = LAST_EVALUATION_S if evaluated else SETTLE_S
             settled = there.settled or silent_s < patience_s
             return "" if settled else f"nobody settled its end for {patience_s:.0f} s"
         if record.desired != "stopped":
