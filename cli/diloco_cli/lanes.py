@@ -43,6 +43,12 @@ class _Lane:
     def now(self) -> str:
         return "" if self.left or not self.spans else self.spans[-1].activity
 
+    def of(self, learner: str) -> "_Lane":
+        """The same of another learner."""
+        lane = _Lane(learner)
+        lane.spans = [replace(span, learner=learner) for span in self.spans]
+        return lane
+
     def becomes(self, activity: Activity, at: float) -> None:
         if self.now == activity:
             return
@@ -71,30 +77,41 @@ def lanes(
     """
     told = [event for event in events if _learner_of(event) or _pauses(event)]
     since = float(told[0]["at"]) if told else until
-    learners = {str(e["data"]["learner"]) for e in told if e["data"].get("learner")} | {*merged}
+    learners = _named(told) | {*merged}
     found: dict[str, _Lane] = {}
-    able = _able(told)
-    for i, event in enumerate(told):
+    able, quiet = _able(told), _Lane("")  # `quiet`: as of a learner to which nothing happens
+    quiet.becomes(able, since)
+    for event in told:
+        at = float(event["at"])
         if _pauses(event):
             able = "paused" if event["data"]["value"] else "stepping"
-            _pause(found.values(), able, float(event["at"]))
+            _pause([quiet, *found.values()], able, at)
             continue
         learner = _learner_of(event)
         if learner not in found:
-            known = learner in learners and float(event["at"]) > since
-            found[learner] = _begun(learner, told, i) if known else _Lane(learner)
+            known = learner in learners and at > since
+            found[learner] = _begun(learner, event, quiet) if known else _Lane(learner)
         _apply(found[learner], event, lease_s, able)
     for learner in (name for name, at in merged.items() if name not in found and at > since):
-        found[learner] = _stepping(learner, told)
+        found[learner] = quiet.of(learner)
     for lane in found.values():
         lane.ends(until)
     return {name: lane.spans for name, lane in sorted(found.items()) if lane.spans}
 
 
-def whole(events: Iterable[dict[str, Any]]) -> bool:
-    """Whether a run's events begin with its beginning: what happens to a learner first is that it
-    joins."""
-    return next((e["kind"] for e in events if _learner_of(e)), "join") == "join"
+def whole(events: Iterable[dict[str, Any]], merged: Iterable[str]) -> bool:
+    """Whether a run's events begin with its beginning: what happens to each learner first is that
+    it joins."""
+    first: dict[str, str] = {}
+    about = [event for event in events if _learner_of(event)]
+    for event in about:
+        first.setdefault(_learner_of(event), event["kind"])
+    return all(first.get(learner) == "join" for learner in {*_named(about), *merged})
+
+
+def _named(told: Iterable[dict[str, Any]]) -> set[str]:
+    """Learners, and no syncers, which have faults too."""
+    return {str(e["data"]["learner"]) for e in told if e["data"].get("learner")}
 
 
 def _pauses(event: dict[str, Any]) -> bool:
@@ -108,14 +125,13 @@ def _able(told: Iterable[dict[str, Any]]) -> Activity:
     return "paused" if first and not first["data"]["value"] else "stepping"
 
 
-def _begun(learner: str, told: Sequence[dict[str, Any]], first: int) -> _Lane:
-    """The lane of a learner up to `told[first]`, the first event that is left of it: empty where
-    that one joins it, of which nobody knows whether it had been there before."""
-    event = told[first]
+def _begun(learner: str, event: dict[str, Any], quiet: _Lane) -> _Lane:
+    """The lane of a learner up to `event`, the first one that is left of it: empty where that one
+    joins it, of which nobody knows whether it had been there before."""
     before: Activity
     match event["kind"]:
         case "learner-lost" | "leave" | "fault-applied":
-            return _stepping(learner, told[:first])
+            return quiet.of(learner)
         case "began":
             before = "joining"
         case "recovered":
@@ -127,16 +143,7 @@ def _begun(learner: str, told: Sequence[dict[str, Any]], first: int) -> _Lane:
         case _:
             return _Lane(learner)
     lane = _Lane(learner)
-    lane.becomes(before, float(told[0]["at"]))
-    return lane
-
-
-def _stepping(learner: str, told: Sequence[dict[str, Any]]) -> _Lane:
-    """Of a learner to which nothing happened in all these events, but that the run was paused."""
-    lane = _Lane(learner)
-    lane.becomes(_able(told), float(told[0]["at"]))
-    for event in filter(_pauses, told):
-        _pause([lane], "paused" if event["data"]["value"] else "stepping", float(event["at"]))
+    lane.becomes(before, quiet.spans[0].began)
     return lane
 
 

@@ -60,7 +60,7 @@ def report(run: dict[str, Any], tally: Tally, events: Rows) -> dict[str, Any]:
         "others_asked": tally.asked,
         "others_late": tally.late,
         "goodput": goodput(status, spans, tally.newest_at),
-        "goodput_since": None if whole(events) else _since(spans),
+        "goodput_since": None if whole(events, tally.merged) else _since(spans),
         "goodput_without": sorted(tally.merged.keys() - _stepped(spans)),
         "tokens_processed": tokens,
         "tokens_useful": status.get("tokens_useful", 0),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import diloco_cli.lanes
 from diloco_cli import tally
 from diloco_cli.lanes import Span, lanes
+from diloco_cli.lanes import whole as whole_of
 from diloco_shared.protocol.telling import OF_LANES, OF_THE_HUB
 
 Row = dict[str, Any]
@@ -245,11 +246,15 @@ def test_what_is_left_of_a_runs_events_tells_the_same_of_the_time_since(
     since = float(left[0]["at"])
     merged = {n: 99.0 for n, spans in whole.items() if doing(spans, 99.0) in ("stepping", "paused")}
     found = lanes(left, until=100.0, merged=merged)
+    if whole_of(left, whole):
+        assert since == 0.0 or all(spans[0].began >= since for spans in whole.values())
     assert merged.keys() <= found.keys()
     for name, spans in found.items():
         first = spans[0].began if spans else 0.0
         for at in range(int(max(since, first)), 100):
             now, then = doing(spans, at + 0.5), doing(whole[name], at + 0.5)
+            if then == "paused" and not any(e["kind"] == "setting" for e in left):
+                continue  # nothing that is left tells of the pause
             assert now == then or {now, then} == {"joining", "recovering"}
         if first > since:
             about = [e for e in left if name in (e["source"], e["data"].get("learner"))]
@@ -268,3 +273,28 @@ def test_no_syncer_has_a_lane() -> None:
 def test_who_was_merged_before_the_oldest_event_alone_has_no_lane() -> None:
     events = [told("began", 10.0, "a", learner="a")]
     assert list(lanes(events, until=20.0, merged={"b": 5.0, "c": 15.0})) == ["a", "c"]
+
+
+def test_events_are_whole_where_each_learner_joins_first() -> None:
+    events = [
+        fault("applied", 0.0, "kill", "syncer-1"),
+        told("join", 1.0, learner="a"),
+        told("join", 1.0, learner="b"),
+        told("began", 2.0, "a", learner="a"),
+        told("learner-lost", 5.0, learner="a"),
+        told("join", 9.0, learner="a"),
+    ]
+    assert whole_of(events, ["a", "b"]) and whole_of([], [])
+    assert not whole_of(events[5:], ["a", "b"]), "a comes back, and of b nothing is left"
+    assert not whole_of(events[3:], ["a"])
+
+
+def test_who_was_lost_in_a_pause_whose_beginning_is_gone_was_paused() -> None:
+    events = [
+        told("join", 0.0, learner="c"),
+        told("learner-lost", 10.0, learner="b"),
+        told("setting", 20.0, name="paused", value=0),
+    ]
+    found = lanes(events, until=30.0, merged={"a": 25.0})
+    assert activities(found["b"])[0] == ("paused", 0.0, 10.0)
+    assert activities(found["a"]) == [("paused", 0.0, 20.0), ("stepping", 20.0, 30.0)]
