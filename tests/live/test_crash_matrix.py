@@ -36,6 +36,8 @@ DEATHS = (
     "learner-2/donation",
     "learner-3/donation",
 )
+# After thousands of records; worlds, whose streams hold fewer, die there.
+LATER = {"archive", "archived"}
 # Rounds of both syncers in place without a death, after which somebody is killed.
 QUIET_ROUNDS = 24
 # At which message of a round the message server dies.
@@ -47,7 +49,7 @@ def points(entries: set[str]) -> set[str]:
 
 
 def test_no_point_is_left_out() -> None:
-    assert points(set(DEATHS)) == set(POINTS)
+    assert points(set(DEATHS)) == set(POINTS) - LATER
 
 
 def die_everywhere(stack: Stack) -> None:
