@@ -19,8 +19,8 @@ from diloco_shared import ambient
 from diloco_shared.corpora.open_files import too_many
 
 # So many seconds after whoever reads a held file has said that it is in use, he says so again. To
-# write that down takes a network file system a while. Whoever clears a cache of learners believes it
-# for an hour (`data.unused` there).
+# write that down takes a network file system a while. Whoever clears a learner's cache believes it
+# for an hour (`data.unused`).
 SAYS_S = 600.0
 
 
