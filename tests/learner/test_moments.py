@@ -1,6 +1,8 @@
 """The inner state as bytes: those of safetensors, written and read in place."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -75,6 +77,30 @@ def test_all_processors_copy_and_the_bytes_are_the_same(monkeypatch: pytest.Monk
     assert pack(ARRAYS) == alone
     assert {threads for _, threads in spread} == {3}
     assert max(ranges for ranges, _ in spread) > 3
+
+
+# Sets up a learner process as its settings say, on a machine of three processors.
+PROCESS = """
+import os, sys
+os.sched_getaffinity = lambda process: {0, 1, 2}
+import diloco_learner.__main__ as learner
+from diloco_learner.settings import Settings
+
+learner._set_up_jax(Settings(threads=int(sys.argv[1]), cache=""))
+from diloco_learner.recovery import moments
+
+moments.parallel_for = lambda work, ranges, threads: print(threads)
+moments.fill_together(memoryview(bytearray(4)), b"abcd")
+"""
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("threads", "used"), [(0, 3), (1, 1), (2, 2), (8, 3)])
+def test_no_more_processors_copy_than_the_learner_may_use(threads: int, used: int) -> None:
+    """Where learners share cores, each has one: the others take steps meanwhile."""
+    command = [sys.executable, "-c", PROCESS, str(threads)]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    assert ran.stdout.split() == [str(used)]
 
 
 def broken(how: str) -> bytes:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from shared.corpora.texts import folder_of
 
-from diloco_learner.data.cache import CorpusCache
+from diloco_learner.data.cache import BYTES_MAX, CorpusCache
 from diloco_learner.preflight.__main__ import SIGN_S, IslandSettings, _checked, _Signs
 from diloco_learner.preflight.checks import InitialWeightsOf, check
 from diloco_learner.preflight.findings import Finding
@@ -122,6 +123,27 @@ def test_the_process_that_checks_hears_of_weights_as_they_are_read(
     island = IslandSettings(None, "", lambda: 1)
     _checked(Reach(tmp_path), tmp_path, island, spec.model_dump_json(), lambda line: None)
     assert signs
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_check_removes_nothing_from_the_cache_of_learners(
+    spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Their limit may be another one. What is the user's own has a limit of its own."""
+    caches = list[CorpusCache]()
+
+    def checking(spec: RunSpec, root: object, cache: CorpusCache, **more: object) -> list[Finding]:
+        caches.append(cache)
+        return []
+
+    monkeypatch.setattr("diloco_learner.preflight.checks.check", checking)
+    monkeypatch.setattr("diloco_learner.training.platforms.settle", lambda: None)
+    monkeypatch.setattr("diloco_learner.training.compilation_cache.keep_for_user", lambda place: "")
+    island, run = IslandSettings(None, "", lambda: 1), spec.model_dump_json()
+    _checked(Reach(tmp_path), tmp_path if named else None, island, run, lambda line: None)
+    (cache,) = caches
+    assert not cache.makes_room
+    assert cache.bytes_max == (sys.maxsize if named else BYTES_MAX)
 
 
 def test_a_text_that_spells_the_end_of_a_document_is_told(spec: RunSpec, tmp_path: Path) -> None:

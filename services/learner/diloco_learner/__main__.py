@@ -130,7 +130,10 @@ def _set_up_jax(settings: "Settings", *, alone: bool = True) -> None:
     import jax
 
     from diloco_learner.training import platforms
+    from diloco_shared.numerics.compiled import use_at_most
 
+    if threads:  # what copies moments has no thread of XLA's pool
+        use_at_most(threads)
     platforms.settle()
     # On a CPU each thread computes what it asks for. Otherwise XLA's pool does: where that has one
     # thread, the next step would always come before an evaluation beside training.

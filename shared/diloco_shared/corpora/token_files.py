@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diloco_shared import ambient
 from diloco_shared.corpora.open_files import too_many
+
+# So many seconds after whoever reads a held file has said that it is in use, he says so again. To
+# write that down takes a network file system a while. Whoever clears a learner's cache believes it
+# for an hour (`data.unused`).
+SAYS_S = 600.0
 
 
 class Damaged(ValueError):
@@ -63,8 +69,10 @@ class TokenFile:
     def hold(self) -> None:
         """Others can know that it is in use (`is_held`) until no part of it is open any more.
 
-        Nothing where the file system has no such locks.
+        Nothing where the file system has no such locks. Afterwards the time of its folder says when
+        it was read last: a process may be killed, and start again.
         """
+        self._file.said_at = ambient.monotonic()
         with suppress(OSError):
             fcntl.flock(self._file.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -87,11 +95,20 @@ class TokenFile:
         found = np.empty((len(starts_S), length), self.dtype)
         if not found.size:
             return found
+        if self._file.said_at is not None:
+            self._say(self._file.said_at)
         room, each = found.view(np.uint8).reshape(-1).data, found[0].nbytes
         begins = (np.asarray(starts_S, np.int64) * self.dtype.itemsize + self._first).tolist()
         for first, at in zip(range(0, len(room), each), begins, strict=True):
             self._read(at, room[first : first + each])
         return found
+
+    def _say(self, said_at: float) -> None:
+        """That it is in use, unless that was said of late."""
+        if (now := ambient.monotonic()) >= said_at + SAYS_S:
+            self._file.said_at = now
+            with suppress(OSError):  # it was removed, or may not be written to
+                os.utime(self.path.parent)
 
     def _read(self, at: int, room: memoryview) -> None:
         """Fill `room` with what is at byte `at` and behind it."""
@@ -114,10 +131,11 @@ class TokenFile:
 class _Open:
     """A file that is open for as long as somebody refers to it."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "said_at")
 
     def __init__(self, path: Path) -> None:
         self.number = -1
+        self.said_at: float | None = None  # of a held one: that it is in use
         self.number = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:

@@ -79,8 +79,22 @@ FOLDER = _folder()
 SHARES = 8
 
 
+# Processors that this process may use at most, if it was told so: one number, or none.
+_most: list[int] = []
+
+
+def use_at_most(processors: int) -> None:
+    """From now on: of a process that shares its machine."""
+    _most[:] = [processors]
+
+
 def cores() -> int:
     """Processors that this process may use."""
+    return min([*_most, _allowed()])
+
+
+def _allowed() -> int:
+    """By the system."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -78,6 +78,16 @@ def test_a_cache_removes_what_was_not_used_for_longest(tmp_path: Path) -> None:
     assert documents(opened[0]) == kept, "what is mapped stays readable"
 
 
+def test_a_cache_is_bounded_also_where_checks_prepared_what_is_opened(tmp_path: Path) -> None:
+    """A check does not know the limit: what nobody prepares again would be there for ever."""
+    checks = CorpusCache(tmp_path / "cache", bytes_max=sys.maxsize)
+    texts = [folder_of(tmp_path / name, 40, words=500) for name in "ab"]
+    first, second = (one(load(data(text), cache=checks)).folder for text in texts)
+    assert first is not None and second is not None and first.exists()
+    load(data(texts[1]), cache=CorpusCache(tmp_path / "cache", bytes_max=600_000))
+    assert second.exists() and not first.exists()
+
+
 LOADS = """
 import sys
 from pathlib import Path

@@ -15,7 +15,10 @@ from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import load
 from diloco_learner.data.room import Room, _wanted
 from diloco_shared.budget.terms import shown
+from diloco_shared.corpora.mix import Mixture
+from diloco_shared.corpora.prepare import _Writer
 from diloco_shared.corpora.prepared import Corpus
+from diloco_shared.spec.run import Data
 
 
 def is_free(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> list[int]:
@@ -143,10 +146,16 @@ class Old:
         self.takes = sum(path.stat().st_size for path in self.folder.iterdir())
         self.disk = Disk(monkeypatch, self.takes * 7 // 4)
 
-    def left(self) -> None:
-        """Nobody uses it any more."""
+    def closed(self) -> None:
+        """As when its learner ends."""
         self.reader = None
         gc.collect()
+
+    def left(self) -> None:
+        """Nobody uses it any more."""
+        self.closed()
+        before = self.folder.stat().st_mtime - 3601
+        os.utime(self.folder, (before, before))
 
 
 def test_corpora_that_nobody_uses_give_way_to_a_text(
@@ -167,11 +176,113 @@ def test_a_disk_that_old_corpora_fill_takes_a_text(
     old = Old(tmp_path, monkeypatch)
     old.disk.size = old.takes
     old.left()
-    with monkeypatch.context() as patch:
+
+    def closed(writer: Any) -> Any:
+        return whole(writer) if old.disk.free(old.cache.folder) > 0 else _full()
+
+    whole = _Writer.closed
+    monkeypatch.setattr(_Writer, "closed", closed)
+    small = folder_of(tmp_path / "small", 20)
+    assert len(one(load(data(small), cache=old.cache)).train)
+    assert not old.folder.exists()
+
+
+def test_a_disk_that_stays_full_takes_one_corpus_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some tell of room much later, or never: an earlier build has its file open."""
+    old = Old(tmp_path, monkeypatch)
+    one(load(data(folder_of(tmp_path / "older", 10)), cache=old.cache))
+    old.left()
+    others = set(old.cache.folder.iterdir()) - {old.folder}
+    for path in others:
+        os.utime(path, (0, 0))
+    monkeypatch.setattr("diloco_learner.data.cache.prepare_locked", _full)
+    with pytest.raises(ValueError, match="has no room"):
+        load(data(old.new), cache=old.cache)
+    assert old.folder.exists() and not any(path.exists() for path in others)
+
+
+def test_what_was_let_go_counts_as_free_before_the_file_system_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look after look removed the next corpus, until there was none, and the text was refused."""
+    now, free = [0.0], is_free(monkeypatch, 1000, 100)
+    monkeypatch.setattr("diloco_shared.ambient.monotonic", lambda: now[0])
+    folders = [tmp_path / (name * 32) for name in "abcde"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "train-00000.bin").write_bytes(bytes(1000))
+    room = Room(tmp_path / ("f" * 32))
+
+    def left_after_a_look() -> int:
+        room.look(1, 2)
+        return sum(folder.exists() for folder in folders)
+
+    assert left_after_a_look() == left_after_a_look() == 4
+    free[:] = [1050, 120]  # told, and taken by others
+    assert [left_after_a_look(), left_after_a_look()] == [4, 3]
+    now[0] += 59
+    assert left_after_a_look() == 3
+    now[0] += 2  # it never came
+    assert left_after_a_look() == 2
+
+
+def test_a_small_text_on_a_full_disk_removes_nothing_that_it_does_not_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others held was part of what is left to others: it went before the first chunk."""
+    old = Old(tmp_path, monkeypatch)
+    old.left()
+    old.disk.size = old.takes * 5 // 4
+    assert len(one(load(data(folder_of(tmp_path / "small", 6)), cache=old.cache)).train)
+    assert old.folder.exists()
+
+
+def test_a_corpus_that_was_used_a_while_ago_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two learners that start again the first one removed what the other one was to open."""
+    old = Old(tmp_path, monkeypatch)
+    old.left()
+    one(load(data(old.text), cache=old.cache))
+    old.closed()
+    with pytest.raises(ValueError, match="has no room"):
+        load(data(old.new), cache=old.cache)
+    assert old.folder.exists()
+    old.left()
+    assert len(one(load(data(old.new), cache=old.cache)).train)
+
+
+def test_a_corpus_of_a_mixture_does_not_give_way_to_another_one_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was removed for the other one, and prepared again after that."""
+    old = Old(tmp_path, monkeypatch)
+    old.left()
+    both = [{"source": str(text), "weight": 1} for text in (old.new, old.text)]
+    mixture = Data.model_validate({"mixture": both, "validation_fraction": 0.2})
+    with pytest.raises(ValueError, match="has no room"):
+        load(mixture, cache=old.cache)
+    assert old.folder.exists()
+    old.disk.size *= 2
+    assert isinstance(load(mixture, cache=old.cache), Mixture)
+
+
+def test_a_check_makes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that are under way come before one that is tried; its learner makes room."""
+    old = Old(tmp_path, monkeypatch)
+    old.left()
+    checks = CorpusCache(old.cache.folder, makes_room=False)
+    says = f"nobody uses hold {shown(old.takes)} besides, which a learner removes"
+    with pytest.raises(ValueError, match=says):
+        load(data(old.new), cache=checks)
+    with monkeypatch.context() as patch:  # nor where no byte is free
         patch.setattr("diloco_learner.data.cache.prepare_locked", _full)
         with pytest.raises(ValueError, match="has no room"):
-            load(data(old.new), cache=old.cache)
-    assert not old.folder.exists()
+            load(data(folder_of(tmp_path / "another", 60)), cache=checks)
+    assert old.folder.exists()
+    assert len(one(load(data(old.new), cache=old.cache)).train)
 
 
 def test_a_corpus_that_is_in_use_stays_until_it_is_not(

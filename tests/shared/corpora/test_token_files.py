@@ -51,6 +51,26 @@ def test_a_file_of_another_size_is_refused(path: Path) -> None:
         token_file(path.with_name("gone.bin"), "uint16", 1)
 
 
+def test_who_reads_a_held_file_says_so_now_and_then(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner trains for weeks: it seemed to have used its corpus when it began."""
+    now = [0.0]
+    monkeypatch.setattr("diloco_shared.ambient.monotonic", lambda: now[0])
+    file = token_file(path, "uint16", len(NUMBERS))
+
+    def says() -> bool:
+        os.utime(path.parent, (0, 0))
+        np.testing.assert_array_equal(file.part(3, 9)[:], NUMBERS[3:9])
+        return path.parent.stat().st_mtime > 0
+
+    assert not says(), "others' files stay as they are"
+    file.hold()
+    assert not says()
+    now[0] = 600.0
+    assert [says(), says()] == [True, False]
+
+
 @pytest.mark.parametrize("look", ["windows", "blocks", "slice"])
 def test_a_file_that_is_made_shorter_ends_no_process(path: Path, look: str) -> None:
     """In a mapped one it would be SIGBUS, which no code hears of."""

@@ -14,6 +14,7 @@ a text finds no room, corpora that nobody uses are removed before it is refused:
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -59,12 +60,21 @@ _OPEN: WeakValueDictionary[tuple[Path, int, int], Corpus] = WeakValueDictionary(
 class CorpusCache:
     """A folder of prepared corpora, of at most `bytes_max` together, but for the newest one.
 
-    `tell` is called with what takes long, in words.
+    `tell` is called with what takes long, in words. `makes_room`: whether corpora that nobody uses
+    give way to a text.
     """
 
     folder: Path
     bytes_max: int = BYTES_MAX
     tell: Callable[[str], None] | None = None
+    makes_room: bool = True
+
+    def there(self, source: Source, tokenizer: Tokenizer, fraction: float) -> Corpus | None:
+        """The corpus of this text, if it is prepared; nothing waits. Raises ValueError."""
+        folder = self._folder(source, tokenizer, fraction)
+        with suppress(Busy, OSError), locked(folder, wait=False):
+            return self._found(folder)
+        return None
 
     def corpus(
         self,
@@ -78,20 +88,13 @@ class CorpusCache:
         `check` is called again and again meanwhile, also while another one prepares it. What it
         raises ends the work, which leaves nothing behind: nobody can end a thread from outside.
         """
-        # Earlier builds counted a row for every token, and what they prepared says no other number.
-        fewer = rows_for_text(tokenizer) < tokenizer.vocabulary
-        counted = ("rows",) if fewer else ()  # all else they prepared is as good as ever
-        made_of = repr((FORMAT, source.fingerprint, tokenizer.digest, fraction, *counted))
-        key = hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
-        folder = self.folder / key
+        folder = self._folder(source, tokenizer, fraction)
         try:
             with locked(folder, wait=True, meanwhile=check):
                 check()  # whoever had the lock may have had it for hours
-                if is_prepared(folder) and not self._damaged(folder):
-                    os.utime(folder)  # used now
-                    return _held(folder)
-                self._prepare(source, tokenizer, folder, fraction, check)
-                found = _held(folder)
+                if (found := self._found(folder)) is None:
+                    self._prepare(source, tokenizer, folder, fraction, check)
+                    found = _held(folder)
             self._bound(folder)
         except OSError as error:
             raise ValueError(
@@ -101,6 +104,20 @@ class CorpusCache:
             ) from None
         return found
 
+    def _folder(self, source: Source, tokenizer: Tokenizer, fraction: float) -> Path:
+        # Earlier builds counted a row for every token, and what they prepared says no other number.
+        fewer = rows_for_text(tokenizer) < tokenizer.vocabulary
+        counted = ("rows",) if fewer else ()  # all else they prepared is as good as ever
+        made_of = repr((FORMAT, source.fingerprint, tokenizer.digest, fraction, *counted))
+        return self.folder / hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
+
+    def _found(self, folder: Path) -> Corpus | None:
+        """Opened, under its lock, if it is prepared."""
+        if is_prepared(folder) and not self._damaged(folder):
+            os.utime(folder)  # used now
+            return _held(folder)
+        return None
+
     def _prepare(
         self,
         source: Source,
@@ -108,10 +125,14 @@ class CorpusCache:
         folder: Path,
         fraction: float,
         check: Callable[[], object],
+        *,
+        again: bool = True,
     ) -> None:
-        """Of a text that is not prepared. Raises ValueError and OSError."""
+        """Of a text that is not prepared; `again`: it may be begun once more. Raises ValueError and
+        OSError."""
         removed(folder)  # what somebody left who was killed is no room that others took
-        room, told = Room(folder, self.tell), _told(source.name, self.tell)
+        room = Room(folder, self.tell, makes_room=self.makes_room)
+        told = _told(source.name, self.tell)
         room.check()
 
         def progress(done: int, total: int) -> None:
@@ -127,6 +148,9 @@ class CorpusCache:
             room.ended(bytes_of(folder))
             removed(folder)  # a full disk would stay full
             if isinstance(error, OSError) and error.errno in NO_ROOM:
+                if again and room.first_made(error):
+                    self._prepare(source, tokenizer, folder, fraction, check, again=False)
+                    return
                 raise ValueError(room.short(source.name, error)) from None
             raise
         room.found()

@@ -5,6 +5,7 @@ prepared once into a cache and opened from there. Nothing is read into memory.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,12 @@ def load(
     Raises ValueError that says what is missing, or which corpus is not the one that it should be.
     """
     cache = cache or CorpusCache(users_cache())
-    corpora = tuple(_part(part, data, root, cache, check) for part in data.sources)
     if not data.mixture:
-        return corpora[0]
+        return _part(data.sources[0], data, root, cache, check)
+    # Whatever is there is open meanwhile: it does not give way to another one of the mixture.
+    there = [_there(part, data, root, cache) for part in data.sources]
+    corpora = tuple(_part(part, data, root, cache, check) for part in data.sources)
+    del there
     _check_one_tokenizer(corpora)
     return Mixture(corpora, whole_weights([part.weight for part in data.mixture]))
 
@@ -158,6 +162,16 @@ def _check_separator(corpus: Corpus) -> None:
             "a template that ends messages with another token (diloco data prepare "
             "--chat-template)"
         )
+
+
+def _there(part: Part, data: Data, root: Root, cache: CorpusCache) -> Corpus | None:
+    """Of a text that is prepared already. What is wrong with it `_part` says."""
+    with suppress(ValueError, OSError):
+        path = place_of(part.source, root)
+        if part.source == STDLIB or not (is_prepared(path) or is_tokens(path)):
+            text, tokenizer = find(part.source, root), load_tokenizer(data.tokenizer, root)
+            return cache.there(text, tokenizer, data.validation_fraction)
+    return None
 
 
 def _part(

@@ -6,6 +6,7 @@
 Streams of a hub, snapshots and checkpoints may lie on the same disk, and must not find it full. So
 whoever prepares a corpus stops while some room is left. Before that, corpora of the cache that
 nobody uses give way, unless all of them would not do. So the room that they hold counts as free.
+They go one by one, and none before others would find too little: a small text may need none of it.
 Learners try a run again every half minute: a text that found no room is not begun again before
 there is more, or a day is over, or an hour if a quota was at its end. (The file may be removed as
 well.) That is known to all learners who share the cache, and after a restart.
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from diloco_learner.data.unused import bytes_of, let_go, unused
+from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
 from diloco_shared.durable import free_bytes, replace
 
@@ -33,6 +35,13 @@ MORE = 8
 # Or after so many seconds. Of a quota no file system tells how much of it is left: it is for its
 # user to make room there, who then would wait.
 AGAIN_S, QUOTA_S = 86_400.0, 3600.0
+# A corpus that was let go counts as free for so many seconds, if the file system does not tell of
+# it before: btrfs does so when it commits, each 30 s, and a client of a network file system asks
+# once a minute. What is not free by then is not to be had (an earlier build may have it open).
+LET_GO_S = 60.0
+# Of a full disk the first look may see nothing: files are written through buffers of 1 MiB each, of
+# which there are three. Whoever has not written more has lost no work.
+FIRST_BYTES = 4 << 20
 # What a system says of a place that has no room.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # Texts that are remembered, the newest: a run has a few.
@@ -51,34 +60,49 @@ class Full(OSError):
 
 class Room:
     """For one corpus, from before it is begun. `folder`: that it gets. `tell` is called with what
-    is removed for it, in words."""
+    is removed for it, in words; `makes_room`: whether anything may be."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tell: Callable[[str], None] | None = None,
+        *,
+        makes_room: bool = True,
+    ) -> None:
         self.folder, self.cache, self.tell = folder, folder.parent, tell
+        self.makes_room = makes_room
         self.kept = folder.parent / f".{folder.name}.short"
         self.lock = folder.parent / f".{folder.name}.lock"
         self.begins, self.unused = free_bytes(self.cache), self._unused()
         # 0 where the file system does not tell
-        self.free = 0 if self.begins is None else self.begins + self.unused
-        self.spare = min(SPARE_BYTES, self.free // SPARE_SHARE)
+        self.free = 0 if self.begins is None else self.begins + self._gives_way()
+        self.spare = min(SPARE_BYTES, (self.begins or 0) // SPARE_SHARE)
         self.every = LOOK_CHUNKS if self.spare >= LARGE_BYTES else 1
         self.chunks, self.done, self.total = 0, 0, 0
         self.written, self.had = 0, self.free
+        # What the file system told last; what of that let go it has not told yet, and since when.
+        self.told, self.coming, self.let_go_at = self.begins or 0, 0, 0.0
 
     def _unused(self) -> int:
         """What corpora hold that nobody uses."""
         return sum(map(bytes_of, unused(self.cache, self.folder)))
 
+    def _gives_way(self) -> int:
+        """As much of that as may be removed for it."""
+        return self.unused if self.makes_room else 0
+
+    def _free(self) -> int | None:
+        """What is free; with what it let go, of which the file system has not told yet."""
+        told = free_bytes(self.cache)
+        if told is None:
+            return None
+        late = ambient.monotonic() >= self.let_go_at + LET_GO_S
+        self.coming = 0 if late else max(self.coming - max(told - self.told, 0), 0)
+        self.told = told
+        return told + self.coming
+
     def check(self) -> None:
-        """ValueError if it found no room before, and there is not more by now; else it can begin.
-
-        A disk that others have filled takes no chunk: then room is made before the first one.
-        """
-        self._refuse()
-        if self.begins is not None and self.begins < self.spare:
-            self._made(self.begins)
-
-    def _refuse(self) -> None:
+        """ValueError if it found no room before, and there is not more by now."""
         try:
             with self.kept.open("rb") as file:
                 body = json.loads(file.read(SHORT_BYTES_MAX))
@@ -96,7 +120,7 @@ class Room:
         self.done, self.total = done, total
         self.chunks += 1
         if self.chunks % self.every == 0:
-            free = free_bytes(self.cache)
+            free = self._free()
             if free is not None and free < self.spare and not self._made(free):
                 raise Full
 
@@ -105,6 +129,8 @@ class Room:
 
         It stays where all of it would not do: somebody may want it again, which takes hours.
         """
+        if not self.makes_room:
+            return False
         to_come = self.total - self.done
         takes = bytes_of(self.folder) * to_come // self.done if self.done else 0
         found = {path: bytes_of(path) for path in unused(self.cache, self.folder)}
@@ -113,19 +139,31 @@ class Room:
         for path, size in found.items():
             if free >= self.spare:
                 break
-            if let_go(path):
-                # Some file systems tell of it seconds later.
+            if self._gone(path):
+                self.coming, self.let_go_at = self.coming + size, ambient.monotonic()
                 free += size
-                if self.tell is not None:
-                    self.tell(f"removed the prepared corpus {path}: another one needed its room")
         return free >= self.spare
+
+    def first_made(self, error: OSError) -> bool:
+        """Whether one that nobody uses has gone, for a corpus that `ended` with its first bytes: it
+        can be begun once more."""
+        full = error.errno == errno.ENOSPC and not isinstance(error, Full)
+        if not full or self.written >= FIRST_BYTES or not self.makes_room:
+            return False
+        return any(map(self._gone, unused(self.cache, self.folder)[:1]))
+
+    def _gone(self, path: Path) -> bool:
+        gone = let_go(path)
+        if gone and self.tell is not None:
+            self.tell(f"removed the prepared corpus {path}: another one needed its room")
+        return gone
 
     def ended(self, written: int) -> None:
         """So many bytes of it are there, before they are removed. Others may have taken room too,
         for a while: so what it had is not what was free when it was begun."""
         self.written, self.unused = written, self._unused()
-        if self.free and (free := free_bytes(self.cache)) is not None:
-            self.had = written + free + self.unused
+        if self.free and (free := self._free()) is not None:
+            self.had = written + free + self._gives_way()
 
     def short(self, name: str, error: OSError) -> str:
         """What to say of a corpus that found no room and has `ended`; it is remembered."""
@@ -139,10 +177,8 @@ class Room:
         quota = error.errno == errno.EDQUOT
         again_s = QUOTA_S if quota else AGAIN_S
         had = f"of which {shown(self.written)} found room" if quota else self._had()
-        if self.unused:  # nobody can see how much a quota leaves: it is for its user to remove them
-            had += (
-                f" (corpora that nobody uses hold {shown(self.unused)}{'' if quota else ' of it'})"
-            )
+        if self.unused:
+            had += f" ({self._held_by_others(quota=quota)})"
         name = name if len(name) <= NAME_CHARS else f"...{name[-NAME_CHARS:]}"
         # What the reader is to know first, and what may be long last: the end may be cut off.
         text = (
@@ -163,6 +199,12 @@ class Room:
 
     def _had(self) -> str:
         return f"{shown(self.spare)} are left to others, and it could have {shown(self.had)}"
+
+    def _held_by_others(self, *, quota: bool) -> str:
+        hold = f"corpora that nobody uses hold {shown(self.unused)}"
+        if quota:  # nobody can see how much it leaves: it is for its user to remove them
+            return hold
+        return f"{hold} of it" if self.makes_room else f"{hold} besides, which a learner removes"
 
     def found(self) -> None:
         """It is prepared."""

@@ -2,7 +2,8 @@
 
 Whoever reads a corpus of the cache holds a lock on a file of it (`hold`) for as long as that is
 open. To remove what is open would make no room, and its learner would prepare it anew for hours
-when it starts again. Builds before this one hold no such lock: theirs count as unused.
+when it starts again. Nobody holds it while its learner does so: what was used a while ago counts as
+used. Builds before this one hold no such lock: theirs count as unused after that.
 """
 
 import re
@@ -19,6 +20,10 @@ from diloco_shared.corpora.token_files import TokenFile, is_held
 _KEY = re.compile(r"[0-9a-f]{32}")
 # Of a corpus: learners keep it open for as long as they train. Every corpus has one.
 _HELD = "train-00000.bin"
+
+# For so long after it was used last, in seconds: in less, learners are started again, also those of
+# a machine that was, and a check is followed by its run. It says so by its time: `TokenFile.hold`.
+USED_S = 3600
 
 
 def hold(corpus: Corpus) -> None:
@@ -37,7 +42,8 @@ def kept(cache: Path) -> list[Path]:
 
 
 def unused(cache: Path, but: Path) -> list[Path]:
-    """Those that nobody writes or has open, without `but`; the least recently used first."""
+    """Those that nobody writes, has open or has used lately, without `but`; the least recently used
+    first."""
     found = []
     for path in kept(cache):
         with _alone(path) as alone:
@@ -67,17 +73,25 @@ def bytes_of(folder: Path) -> int:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Under its lock, where nobody else uses it; False, without the lock, where somebody does.
+    """Under its lock, where nobody else uses it, nor has lately; False, perhaps without the lock,
+    where somebody does.
 
     Nobody waits here: whoever has the lock may have it for hours.
     """
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder, wait=False))
-            alone = not is_held(folder / _HELD)
+            alone = not is_held(folder / _HELD) and not _lately(folder)
         except (Busy, OSError):
             alone = False
         yield alone
+
+
+def _lately(folder: Path) -> bool:
+    """Whether a locked one was. Its lock was made just now: that is the disk's own clock, whoever
+    shares the disk."""
+    now = (folder.parent / f".{folder.name}.lock").stat().st_mtime_ns
+    return _used(folder) > now - USED_S * 10**9
 
 
 def _used(folder: Path) -> int:

@@ -89,7 +89,7 @@ def _checked(
 ) -> list[Finding]:
     """What each check found, said as it is found. Raises ImportError where software is missing."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    from diloco_learner.data.cache import CorpusCache, users_cache
+    from diloco_learner.data.cache import BYTES_MAX, CorpusCache, users_cache
     from diloco_learner.preflight.checks import check
     from diloco_learner.training import platforms
     from diloco_learner.training.compilation_cache import keep_for_user
@@ -102,11 +102,15 @@ def _checked(
         print(why, file=sys.stderr)
     spec = RunSpec.model_validate_json(run)
 
+    # Learners remove what they have room for no more. A check does not know their limit, and runs
+    # that are under way come before one that is tried.
+    bytes_max = BYTES_MAX if cache is None else sys.maxsize
+    tell = partial(print, file=sys.stderr)
     signs = _Signs(say, ambient.monotonic)
     made = check(
         spec,
         reach.data,
-        CorpusCache(cache or users_cache(), tell=partial(print, file=sys.stderr)),
+        CorpusCache(cache or users_cache(), bytes_max, tell, makes_room=False),
         now=ambient.monotonic,
         begins=signs.begins,
         goes_on=signs.goes_on,

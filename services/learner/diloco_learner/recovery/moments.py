@@ -83,7 +83,8 @@ def pack(leaves: Mapping[str, Any]) -> memoryview:
 
 
 def fill_together(place: memoryview, piece: Buffer) -> None:
-    """`fill`, by all processors where there is much of it: no step is taken meanwhile.
+    """`fill`, by all processors that this process may use where there is much of it: no step is
+    taken meanwhile.
 
     Of a place that was never written to nine tenths of the time go into clearing its pages, which
     several can do at once.
