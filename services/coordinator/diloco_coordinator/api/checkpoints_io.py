@@ -273,7 +273,8 @@ class CheckpointRoutes:
                 whose = repr(record.name) if sees(asker(), record.name) else "another run"
                 text = (
                     f"{whose} begins with {refs[0]}, went or shall go back to it, or takes its "
-                    "weights from it: delete it once that run is over, or has gone back to another one"
+                    "weights from it: delete it once that run is over, or has gone back to another "
+                    "one"
                 )
                 raise Problem(409, "A run needs it", text)
 
