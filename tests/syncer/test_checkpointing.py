@@ -15,6 +15,7 @@ from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import ShardPart
 from diloco_shared.protocol.records import Restore, RunRecord, ShardLease
+from diloco_shared.protocol.run_states import NEEDS
 from diloco_shared.protocol.wire import decode, encode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -26,6 +27,8 @@ from diloco_syncer.events import Capture, Event, Kept, Loaded, NumberFound, Seal
 from diloco_syncer.history.history import History
 from diloco_syncer.history.replay import RestoredState
 from diloco_syncer.history.tape_io import Deposed
+from diloco_syncer.machine import Machine
+from diloco_syncer.status.status import status
 
 pytestmark = pytest.mark.virtual
 
@@ -94,6 +97,51 @@ async def test_a_checkpoint_that_another_run_needs_stays_however_old_it_is(
     left = {int(path.name) for path in (root / "r.ab").iterdir()}
     assert left == {2, 3, 4, 5, 7, 8, 9}
     assert [type(each) for each in told] == [Sealed, Sealed]
+
+
+async def test_what_another_run_went_back_to_stays_until_it_has_gone_back_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record names the newest wish alone. `shown`: by each syncer shard, the newest wish that
+    it has answered and the checkpoints that it needs; none: of release 0.2, or nothing at all."""
+    monkeypatch.setattr(checkpointing, "seal", lambda *_: {})
+    root, told = tmp_path / "kept", list[Event]()
+    maker = checkpointer(tmp_path, told)
+    maker.captured = (Capture(9, 1, "asked for", 1.0), {"sizes_P": [1]}, None)  # type: ignore[assignment]
+    await ensure_buckets(maker.control)
+    wish = Restore(serial=2, source="r.ab/000002")
+    fields: dict[str, Any] = {"desired": "running", "quorum": 1, "created_at": 0.0}
+    nothing_yet = status(Machine(SPEC, History(SPEC)), 0.0, 0.0, bytes_up=0, bytes_down=0)
+    of_b = {"run": "b", "run_id": "cd"}
+    open_, refused, gone = (1, ["r.ab/000001"]), (2, ["r.ab/000001"]), (2, ["r.ab/000002"])
+    for shown, left in (
+        ([open_], {1, 2}),
+        ([refused], {1}),
+        ([(2, ["gs://bucket/r.ab/000001"])], {1}),
+        ([gone], {2}),
+        ([(2, None)], {2}),
+        ([None], {2}),
+        ([(2, [])], set()),
+        ([refused, open_], {1, 2}),
+        ([refused, None], {1, 2}),
+        ([refused, gone], {1, 2}),
+    ):
+        algorithm = {"algorithm": {"shards": len(shown)}}
+        record = RunRecord(name="b", spec={"id": "cd", **algorithm}, restore=wish, **fields)
+        await maker.control.kv_put(subjects.RUNS, "b", encode(record))
+        for shard, says in enumerate(shown):
+            key = subjects.status_key("b", shard)
+            await maker.control.kv_delete(subjects.STATUS, key)
+            if says is not None:
+                learners = {} if says[1] is None else {NEEDS: {NEEDS: says[1]}}
+                update = {**of_b, "shard": shard, "restores": says[0], "learners": learners}
+                value = encode(nothing_yet.model_copy(update=update))
+                await maker.control.kv_put(subjects.STATUS, key, value)
+        for number in range(1, 10):
+            (root / f"r.ab/{number:06}").mkdir(parents=True, exist_ok=True)
+            (root / f"r.ab/{number:06}/manifest.json").write_bytes(b"{}")
+        await maker.seal(Seal(9, {}, {}))
+        assert {int(path.name) for path in (root / "r.ab").iterdir()} == left | {7, 8, 9}, shown
 
 
 async def test_what_is_left_of_earlier_ones_goes_before_one_is_written(

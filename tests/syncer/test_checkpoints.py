@@ -489,7 +489,7 @@ def test_what_a_tape_goes_back_to_stays_until_a_snapshot_covers_it(running: Any)
         history.resume(meta, record, history.seq + 1)
     assert set(history.sources) == {"t/000001", "t/000002"}
     assert History.restore(running.spec, history.meta()).sources == history.sources
-    assert set(running.machine.user_requests.checkpoints._needed()) >= {"t/000001", "t/000002"}
+    assert set(running.machine.user_requests.restoring.needed) >= {"t/000001", "t/000002"}
     covers = history.sources["t/000001"]
     snapshot = TapeSnapshot(term=history.term, covers=covers, round=0, path="here", at=1.0)
     history.apply(snapshot, history.seq + 1)

@@ -6,11 +6,14 @@ import pytest
 from syncer.test_checkpoints import kept, loaded, merged, of, wanted
 
 from diloco_shared.protocol.messages import Progress, TapeRestore, TapeSnapshot, TensorSpec
-from diloco_shared.protocol.records import Restore
+from diloco_shared.protocol.records import Restore, RunStatus
+from diloco_shared.protocol.run_states import needs_in, seen
+from diloco_shared.protocol.wire import decode, encode
 from diloco_syncer.checkpoints.restoring import RETRY_S, Restoring
 from diloco_syncer.events import (
     Append,
     Appended,
+    Kept,
     Load,
     Loaded,
     PurgeUp,
@@ -20,6 +23,7 @@ from diloco_syncer.events import (
 )
 from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
+from diloco_syncer.status.status import status
 
 WISH = Restore(serial=1, source="t/000001")
 
@@ -136,6 +140,39 @@ def test_a_wish_that_was_dropped_while_it_was_loaded_may_come_again(driver_of: A
         assert restoring.deadline is not None
         assert restoring.advance(0.0) == [Load(again)]
         restoring.asked = None
+
+
+def test_a_leader_shows_which_checkpoints_nobody_may_remove(running: Any) -> None:
+    """What it went back to, and what it shall go back to as long as that may yet be."""
+
+    def needed() -> tuple[str, ...] | None:
+        shown = status(running.machine, running.now, 0.0, bytes_up=0, bytes_down=0)
+        assert seen(shown).learners.keys() == {"a", "b"}, "it is no learner"
+        return needs_in(decode(encode(shown), RunStatus))
+
+    merged(running)
+    meta = kept(running)
+    assert needed() is None, "there never was a wish"
+    running.give(wanted(checkpoint=1, restore=WISH))
+    assert needed() == (WISH.source,)
+    running.give(loaded(meta))
+    assert needed() == (WISH.source,)
+    wish = Restore(serial=2, source="t/000009")
+    running.give(wanted(checkpoint=1, restore=wish))
+    assert needed() == (WISH.source, wish.source)
+    running.give(Loaded(wish, fault="damaged"))
+    assert needed() == (WISH.source,), "it never went back to the other one"
+
+
+def test_what_was_never_gone_back_to_is_needed_by_nobody(running: Any) -> None:
+    merged(running)
+    running.give(wanted(checkpoint=1, restore=WISH))
+    running.give(Loaded(WISH, fault="damaged"))
+    shown = status(running.machine, running.now, 0.0, bytes_up=0, bytes_down=0)
+    assert (needs_in(shown), shown.restores) == ((), 1)
+    running.give(Kept(1))
+    running.give(wanted(checkpoint=2, restore=WISH))
+    assert running.machine.user_requests.checkpoints.needed == ()
 
 
 @pytest.mark.parametrize("paused", [False, True])

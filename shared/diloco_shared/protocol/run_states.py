@@ -18,13 +18,25 @@ SHOWN_FIRST: tuple[RunState, ...] = (
 
 # Says of a learner in a status that its leader alone need know of it: it left under an earlier one.
 GONE_BEFORE = "gone_before"
+# What a shard needs of run-wide checkpoints stands among its learners, under a name that none can
+# have: a status of this wire version has no field of its own for it.
+NEEDS = "(checkpoints)"
 
 
 def seen(status: RunStatus) -> RunStatus:
-    """The same without learners that left under an earlier leader."""
+    """The same without learners that left under an earlier leader, and what is none (`NEEDS`)."""
     there = {m: shown for m, shown in status.learners.items() if not shown.get(GONE_BEFORE)}
     same = len(there) == len(status.learners)
     return status if same else status.model_copy(update={"learners": there})
+
+
+def needs_in(status: RunStatus) -> tuple[str, ...] | None:
+    """References of the checkpoints that a shard may read again or shall go back to; None where it
+    does not say: it is of release 0.2, or there was never a wish to go back."""
+    told = status.learners.get(NEEDS, {}).get(NEEDS)
+    if not isinstance(told, list | tuple):
+        return None
+    return tuple(text for text in told if isinstance(text, str))
 
 
 # --------------------------------------------------------------------------------------------------

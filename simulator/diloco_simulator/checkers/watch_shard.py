@@ -13,6 +13,8 @@ from diloco_shared.protocol.messages import (
     TapeRound,
     TapeTerm,
 )
+from diloco_shared.protocol.records import RunStatus
+from diloco_shared.protocol.run_states import needs_in
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.budget import BudgetUsed
 from diloco_simulator.checkers.claims import Claims
@@ -65,6 +67,7 @@ class OfShard:
         self.restores = 0
         self.rebirths = 0
         self.wish = 0  # serial of the newest restore
+        self.source = ""  # that history goes back to; empty: none
         self.skipped_before = False  # for coverage alone
 
     def number_of(self, seq: int, tail: Identity | None) -> int:
@@ -104,9 +107,10 @@ class OfShard:
             case TapeRebirth():
                 self.rebirths += 1
                 self.members.forgiven_at = now
+                self.source = ""  # history begins with what is published
             case TapeRestore():
                 self.restores, self.ended = self.restores + 1, ""
-                self.wish = record.serial
+                self.wish, self.source = record.serial, record.source
             case TapeEnd():
                 self.ended, self.ended_at = record.outcome, now
 
@@ -117,6 +121,16 @@ class OfShard:
         self.tokens.record(record, mark)
         self.data.record(record, mark, now)
         return mark
+
+    def shown(self, status: RunStatus) -> None:
+        """A leader shows which checkpoints nobody may remove; one of before shows others."""
+        if not self.source or status.forced or status.epoch != self.merges.epoch:
+            return
+        self.report.looked("I6")
+        needed = needs_in(status) or ()
+        if self.source not in needed:
+            text = f"history goes back to {self.source}, and {needed} are said to be needed"
+            self.report("I6", text)
 
     def gives(self, number: int) -> None:
         """It is over, and gives a part of a mark that its tape does not take."""
@@ -153,6 +167,8 @@ class OfShard:
             self._read(record)
         self.merges.report = self.report
         self.ended = self.merges.ended
+        back = next((r for r in reversed(kept) if isinstance(r, TapeRestore | TapeRebirth)), None)
+        self.source = back.source if isinstance(back, TapeRestore) else ""
         self.wish = next((r.serial for r in reversed(kept) if isinstance(r, TapeRestore)), 0)
 
     def executed(

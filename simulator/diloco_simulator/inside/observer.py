@@ -126,12 +126,15 @@ class Observer:
             shard.leases.deleting = self.deleting
 
     def _shown(self, message: Stored) -> None:
-        """How some run stands; of this one it matters once it is to stop."""
-        stops = self.watch.stops
-        if not message.payload or stops.wished_at == math.inf:
+        """How some run stands; of this one it matters once it has gone back, or is to stop."""
+        stops, back = self.watch.stops, any(of.source for of in self.watch.of)
+        if not message.payload or (stops.wished_at == math.inf and not back):
             return
         status = decode(message.payload, RunStatus)
         if status.run != self.spec.name:
+            return
+        self.watch.of[status.shard].shown(status)
+        if stops.wished_at == math.inf:
             return
         if status.forced:
             stops.forced(status.shard, self.watch.of[status.shard].ended)

@@ -14,6 +14,7 @@ from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Incarnation, RunRecord
+from diloco_shared.protocol.run_states import GONE_BEFORE, NEEDS
 from diloco_shared.protocol.wire import decode, encode
 
 SPEC: dict[str, Any] = {
@@ -341,6 +342,41 @@ async def test_a_checkpoint_that_a_run_goes_back_to_or_takes_weights_from_is_not
             assert refused.status_code == 409
             assert refused.json()["detail"].startswith(f"{whose!r} begins with {refs[number]}")
         assert (await desk.ask("DELETE", "/v1/runs/demo/checkpoints/5")).status_code == 204
+
+
+async def test_what_a_run_went_back_to_stays_until_it_has_gone_back_to_another(
+    world: Any, kept: Any, status: Any
+) -> None:
+    """The record names the newest wish alone, and a wish may be refused."""
+    async with world.coordinator() as desk:
+        spec = await submitted(desk)
+        for number in (3, 5):
+            kept(spec, number)
+        before = kept({**spec, "name": "gone", "id": "ab12"}, 5)
+
+        async def shows(restores: int, *needed: str) -> None:
+            learners = {NEEDS: {NEEDS: needed, GONE_BEFORE: True}}
+            await world.says(status(run_id=spec["id"], restores=restores, learners=learners))
+            mirrored = desk.registry.statuses
+            await until(lambda: "demo" in mirrored and mirrored["demo"].restores == restores)
+
+        async def removed(path: str) -> int:
+            answer = await desk.ask("DELETE", f"/v1/checkpoints/{path}")
+            return int(answer.status_code)
+
+        await shows(1, before)
+        where = "/v1/runs/demo/checkpoints/5/restore"
+        assert (await desk.ask("POST", where, {})).json()["serial"] == 2
+        damaged = f"demo.{spec['id']}/5"
+        assert [await removed(path) for path in (before, damaged)] == [409, 409], "it is open"
+        await shows(2, before)
+        assert desk.registry.statuses["demo"].learners == {}, "it is no learner"
+        assert [await removed(path) for path in (before, damaged)] == [409, 204], "it was refused"
+        where = "/v1/runs/demo/checkpoints/3/restore"
+        assert (await desk.ask("POST", where, {})).json()["serial"] == 3
+        await shows(3, f"demo.{spec['id']}/000003")
+        assert await removed(f"demo.{spec['id']}/3") == 409
+        assert await removed(before) == 204, "a snapshot covers what came after it"
 
 
 async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(

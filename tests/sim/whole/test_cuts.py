@@ -16,6 +16,7 @@ from diloco_simulator.worlds.watched_run import WatchedRun
 from diloco_simulator.worlds.world import World, WorldResult, played
 from diloco_syncer.checkpoints import checkpointing_io as checkpointing
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
+from diloco_syncer.checkpoints.restoring import Restoring
 from diloco_syncer.events import Seal
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 
@@ -77,6 +78,13 @@ def test_a_run_that_goes_back(cuts: list[Cut], monkeypatch: pytest.MonkeyPatch) 
     cuts.clear()
     monkeypatch.setattr(checkpointing, "belongs", lambda *_: True)
     assert any(world(seed, restores=4) and mixed(cuts) for seed in SEEDS)
+
+
+def test_a_leader_that_names_no_checkpoint_it_goes_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else would know that the checkpoint must stay."""
+    monkeypatch.setattr(Restoring, "needed", property(lambda self: ()))
+    found = world(2, restores=4)
+    assert any("are said to be needed" in text for text in found.violations)
 
 
 # Of five checkpoints this one is made while its leader stands still, for so many seconds: until the

@@ -19,13 +19,13 @@ from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
 from diloco_shared.bus.stored_records import readable as record_in
-from diloco_shared.bus.stored_records import records_in, write_if
+from diloco_shared.bus.stored_records import write_if
 from diloco_shared.checkpoints.checkpoints_io import (
     CheckpointError,
     CheckpointMissing,
     RunCheckpoints,
 )
-from diloco_shared.checkpoints.needed import named
+from diloco_shared.checkpoints.needed_io import needed_by_runs
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import TAPE, CheckpointManifest, reference
 from diloco_shared.protocol.records import Incarnation, Restore, RunRecord
@@ -267,14 +267,14 @@ class CheckpointRoutes:
         It may wait for machines yet, and a syncer that has lost its snapshots begins with it anew.
         """
         # As the hub has them: a wish of a moment ago may not be mirrored here.
-        runs = await records_in(self.registry.bus, subjects.RUNS, RunRecord)
-        for record in (found.record for found in runs.values()):
-            refs = sorted(ref for ref in named([record]) if ref.startswith(place))
+        for record, needed in await needed_by_runs(self.registry.bus):
+            refs = sorted(ref for ref in needed if ref.startswith(place))
             if refs and not self._over(record):
                 whose = repr(record.name) if sees(asker(), record.name) else "another run"
                 text = (
-                    f"{whose} begins with {refs[0]}, went back to it, or takes its weights from "
-                    "it: delete it once that run is over, or has gone back to another one"
+                    f"{whose} begins with {refs[0]}, went or shall go back to it, or takes its "
+                    "weights from it: delete it once that run is over, or has gone back to another "
+                    "one"
                 )
                 raise Problem(409, "A run needs it", text)
 

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Conflict, KeyEntry
 from diloco_shared.bus.repeating import some_at_once, until_done
-from diloco_shared.bus.stored_records import readable, records_in, write_if
+from diloco_shared.bus.stored_records import readable, write_if
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
-from diloco_shared.checkpoints.needed import named
+from diloco_shared.checkpoints.needed_io import needed_by_runs
 from diloco_shared.checkpoints.place_threads_io import REMOVE_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
 from diloco_shared.protocol.pace import ANSWER_S, stored_within_s
-from diloco_shared.protocol.records import Restore, RunRecord, ShardLease
+from diloco_shared.protocol.records import Restore, ShardLease
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.checkpoints import gone_back_io as gone_back
 from diloco_syncer.checkpoints.parts_io import (
@@ -144,8 +144,8 @@ class Checkpointer:
             return
         self.put(Sealed(effect.number, tuple(sorted(learners))))
         try:
-            runs = await records_in(self.control, subjects.RUNS, RunRecord)
-            needed = named(found.record for found in runs.values())
+            runs = await needed_by_runs(self.control)
+            needed = {ref for _, refs in runs for ref in refs}
             await self.threads.within(
                 REMOVE_S, self.root, prune, self.spec, self.root, effect, needed
             )

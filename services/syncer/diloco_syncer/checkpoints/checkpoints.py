@@ -25,7 +25,7 @@ from collections.abc import Collection
 
 from diloco_shared.protocol.messages import Progress, TapeCheckpoint, TapeRecord
 from diloco_shared.protocol.pace import stored_within_s
-from diloco_shared.protocol.records import CheckpointState, Restore
+from diloco_shared.protocol.records import CheckpointState
 from diloco_shared.spec.optimizers import inner_state_bytes
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import (
@@ -56,7 +56,7 @@ class CheckpointDecisions:
         self.history = history
         self.roster = roster
         self.wanted = 0  # newest number that the user asked for
-        self.restore: Restore | None = None  # the newest wish to go back
+        self.needed: tuple[str, ...] = ()  # checkpoints that may be read again
         self.claims = MarkClaims()  # marks of the first shard's tape that learners say they met
         self.found = 0  # newest mark there, as far as we have looked
         self.held = False  # the run is going back to a checkpoint: no mark is set meanwhile
@@ -318,7 +318,7 @@ class CheckpointDecisions:
             return []
         self.sealing = True
         late = {m: f"nothing came within {self._parts_s:.0f} s" for m in sorted(self.pending)}
-        return [Seal(self.number, dict(self.invited), late, self._needed())]
+        return [Seal(self.number, dict(self.invited), late, self.needed)]
 
     @property
     def _parts_s(self) -> float:
@@ -327,16 +327,6 @@ class CheckpointDecisions:
         A learner goes straight from the mark to the writing, and gives up sooner by itself.
         """
         return stored_within_s(inner_state_bytes(self.optimizer, self.history.layout))
-
-    def _needed(self) -> tuple[str, ...]:
-        """Whoever joins without a donor begins with the moments that lie there.
-
-        And whoever begins at an older snapshot executes every restore since.
-        """
-        restored, wish = self.history.restored, self.restore
-        there = [restored.source] if restored else []
-        there += [*self.history.sources, *([wish.source] if wish else [])]
-        return tuple(dict.fromkeys(there))
 
 
 # --------------------------------------------------------------------------------------------------

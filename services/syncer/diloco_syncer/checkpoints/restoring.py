@@ -96,6 +96,18 @@ class Restoring:
         return recording or loading
 
     @property
+    def needed(self) -> tuple[str, ...]:
+        """Checkpoints that may be read again, and the one that is to be gone back to.
+
+        Whoever joins without a donor begins with the moments that lie there. Whoever begins at an
+        older snapshot executes every restore since. A wish that was given up needs nothing.
+        """
+        back, wish = self.history.restored, self.wanted
+        there = [back.source] if back else []
+        there += [*self.history.sources, *([wish.source] if wish and self.due else [])]
+        return tuple(dict.fromkeys(there))
+
+    @property
     def reason(self) -> str:
         """Why no round may open; empty if nothing is to be restored."""
         if not self.due or self.wanted is None:

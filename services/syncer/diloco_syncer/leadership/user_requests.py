@@ -60,7 +60,6 @@ class UserRequests:
             case Wanted():
                 self.wanted, self.restoring.wanted = event, event.restore
                 self.checkpoints.wanted = event.checkpoint
-                self.checkpoints.restore = event.restore
             case Kept():
                 self.checkpoints.kept(event)
             case NumberFound():
@@ -113,6 +112,7 @@ class UserRequests:
         self.restoring.held = any(isinstance(r, TapeEpoch) for r in pending)
         self.checkpoints.held = self._goes_back(pending)
         self.checkpoints.goes_back = self.restoring.due
+        self.checkpoints.needed = self.restoring.needed
         done: list[Effect | TapeRecord] = [
             *self.restoring.advance(now),
             *self.checkpoints.advance(now, wall),

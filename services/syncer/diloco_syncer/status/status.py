@@ -6,7 +6,7 @@ from typing import Any
 from diloco_shared.budget import Size, rounds_at
 from diloco_shared.protocol.messages import LifeCount
 from diloco_shared.protocol.records import RunStatus, StreamUse
-from diloco_shared.protocol.run_states import GONE_BEFORE
+from diloco_shared.protocol.run_states import GONE_BEFORE, NEEDS
 from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_syncer.history.ledger import countable, of_run
 from diloco_syncer.machine import Machine
@@ -19,15 +19,15 @@ ADOPTED_MAX = 1 << 15
 # What is shown of a learner that an earlier leader knew, and of which its goodbye alone is known.
 # It stands among the others, since a status of this wire version has no field of its own for it.
 GOODBYE = "goodbye"
-GONE = {
+NO_LEARNER = {
     "alive": False,
     "participating": False,
     "state": "down",
     "silent_s": LEFT_S,
     "merged_round": -1,
-    GOODBYE: True,
     GONE_BEFORE: True,
 }
+GONE = {**NO_LEARNER, GOODBYE: True}
 
 
 def size(machine: Machine) -> Size:
@@ -115,7 +115,15 @@ def _learners(
             shown[learner][GOODBYE] = True
         elif len(shown) < MEMBERS_MAX:
             shown[learner] = {**GONE, "incarnation": incarnation}
-    return shown
+    return shown | _needs(machine)
+
+
+def _needs(machine: Machine) -> dict[str, dict[str, Any]]:
+    """Which checkpoints nobody may remove, where one was ever to be gone back to: one text for each
+    restore since the newest snapshot, and for the wish."""
+    restoring = machine.user_requests.restoring
+    needed = restoring.needed
+    return {NEEDS: {**NO_LEARNER, NEEDS: needed}} if needed or restoring.wanted else {}
 
 
 def goodbyes_in(shown: RunStatus) -> dict[str, int]:
