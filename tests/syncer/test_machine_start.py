@@ -329,6 +329,18 @@ def test_whoever_leads_after_the_end_names_an_evaluator_before_it_has_heard_of_a
     assert [e.beat.evaluator for e in driver.effects if isinstance(e, SendBeat)][-1] == "b"
 
 
+def test_who_has_just_come_back_at_the_end_makes_the_last_evaluation(driver: Any) -> None:
+    """Where nobody is named, nobody stays; and whoever recovers does not train yet."""
+    history = History(driver.spec)
+    history.apply(TapeEnd(term=1, outcome="stopped", reason="", versions=(3, 3), at=9.0), 1)
+    driver.machine = Machine(driver.spec, history)
+    driver.give(Led("s2", 1000.0, (3, 3)))
+    driver.step("a", 0, state="finished")
+    driver.step("b", 0, state="recovering")
+    driver.wait(1.0)
+    assert [e.beat.evaluator for e in driver.effects if isinstance(e, SendBeat)][-1] == "b"
+
+
 def test_who_speaks_before_its_term_is_on_the_tape_is_heard_as_after_that(running: Any) -> None:
     """An earlier leader had heard of it: else all its steps would seem to be just taken."""
     running.machine = Machine(running.spec, running.machine.history)

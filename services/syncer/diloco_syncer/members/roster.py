@@ -252,6 +252,15 @@ class Roster:
         room = MEMBERS_MAX - len(names)
         return tuple(sorted({*names, *unheard[max(len(unheard) - room, 0) :]}))
 
+    def coming(self, now: float) -> list[str]:
+        """Who was let in and does not train yet."""
+        return [
+            m.learner
+            for m in self.members.values()
+            if now - m.seen_at <= self.lease_s
+            and (m.progress is None or m.progress.state == "recovering")
+        ]
+
     def expected(self, now: float) -> list[str]:
         """Who has yet to speak to this leader, and has a lease to do it."""
         return list(self.unheard()) if now - self.since <= self.lease_s else []

@@ -144,9 +144,10 @@ class Announcer:
         self.evaluated = self.evaluated or self._evaluation_made()
         able = [m.learner for m in self.roster.stepping(now)]
         if self.history.outcome:
-            # Nobody stays for an evaluation that is nobody's: one of those that a leader of after
-            # the end has yet to hear of, and that may be over it.
-            able += self.roster.expected(now)
+            # Nobody stays for an evaluation that is nobody's: one of those that come back just
+            # now, or one that a leader of after the end has yet to hear of, and that may be over
+            # it.
+            able += [*self.roster.coming(now), *self.roster.expected(now)]
         if not self.evaluated and self.evaluator not in able:
             self.evaluator = able[0] if able else ""
         early = len(self.alive) < self.spec.membership.learners_min
