@@ -270,3 +270,22 @@ async def test_the_end_of_all_shards_wakes_it(leader: Leader) -> None:
     """Else it would leave at its next deadline, and an ended run has none."""
     await leader._end()
     assert leader.ended_at is not None and isinstance(await leader.queue.get(), TimePassed)
+
+
+async def test_places_are_those_of_a_checkpoint_before_a_restore_is_on_the_tape(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a slow link learners are back right after it, and would take further places."""
+    done: list[object] = []
+
+    async def write() -> None:
+        done.append(leader.merged_positions.back)
+
+    async def rewind(serial: int) -> None:
+        done.append(serial)
+
+    monkeypatch.setattr(leader.merged_positions, "write", write)
+    monkeypatch.setattr(leader.checkpointer, "rewind", rewind)
+    monkeypatch.setattr(leader.checkpointer, "merged", lambda serial: {3: (4, 0)})
+    await leader._goes_back(7)
+    assert done == [{3: (4, 0)}, 7]
