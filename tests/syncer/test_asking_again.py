@@ -103,3 +103,19 @@ def test_a_state_is_awaited_under_its_newest_nonce_until_its_newcomer_trains(
     assert admission.states() == ({second}, {first})
     training.step("c", 1)
     assert admission.states() == (set(), {first, second})
+
+
+def test_what_was_sent_to_who_trains_is_in_use_unless_it_asks_anew(training: Any) -> None:
+    """Whoever is not heard of may be back, and its first word may be late."""
+    admission, now = training.machine.admission, training.now
+    joined(training, "c", 0)
+    assert admission.using(now) == {"a", "b"}, "c waits for its state"
+    asked = admission.donations.under_way.copy()
+    admission.donations.under_way.clear()
+    assert admission.using(now) == {"a", "b"}, "of an earlier leader"
+    admission.donations.under_way |= asked
+    training.step("c", 1)
+    assert admission.using(now) == {"a", "b", "c"}
+    joined(training, "c", 1, incarnation=1)
+    assert admission.using(now) == {"a", "b"}
+    assert admission.using(now + training.spec.membership.lease_s + 1.0) == set()

@@ -4,7 +4,7 @@ import asyncio
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import structlog
@@ -263,6 +263,19 @@ async def test_what_newcomers_that_died_have_left_goes_however_large_the_model_i
     leader.machine.history.sizes_P = (7_000_000_000, 0)
     # It is gone, then it is known to be, and a look is made.
     await leads_until(leader, gone, monkeypatch, within_s=(2 * GONE_S + 3 * LEFT_LOOK_S) / 10)
+
+
+def test_no_room_is_sought_while_up_lets_go_what_a_snapshot_covers(leader: Leader) -> None:
+    assert not leader.fullness.waits()
+    leader.purger.purging = True
+    assert leader.fullness.waits()
+
+
+def test_what_learners_use_is_known_to_whoever_looks_after_state(leader: Leader) -> None:
+    assert leader._left_states().using() == set()
+    now = time.monotonic()
+    leader.machine.roster.join("a", 0, "a-0", now).progress = Mock(state="stepping")
+    assert leader._left_states().using() == {"a"}
 
 
 @pytest.mark.virtual

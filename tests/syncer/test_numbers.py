@@ -30,6 +30,7 @@ from diloco_syncer.events import (
     Publish,
     Published,
     Snapshot,
+    SnapshotBrokenOff,
     SnapshotDone,
     SnapshotFailed,
     Stage,
@@ -314,6 +315,41 @@ async def test_a_snapshot_whose_leader_ends_while_it_is_written_is_whole(
     await until(lambda: bool(rig.snapshots.covers()), "its snapshot")
     _, there = rig.snapshots.load(1)
     assert {name.partition(".")[0] for name in there} == {"0", "1"}
+
+
+async def test_a_run_that_goes_back_waits_for_nothing_that_is_written_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is obsolete. The snapshot is broken off, so that the next may begin."""
+    rig, go = Rig(tmp_path), threading.Event()
+    real, begun = SnapshotStore._aside, threading.Event()
+
+    def slow(store: SnapshotStore, *args: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return real(store, *args)
+
+    monkeypatch.setattr(SnapshotStore, "_aside", slow)
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
+    await rig.done()
+    store = rig.numbers.store
+    assert store is not None
+    loaded: Any = Loaded(store)
+    rig.numbers.checkpointer = loaded
+    try:
+        rig.numbers.perform(Snapshot(1, -1))
+        assert await asyncio.to_thread(begun.wait, 60)
+        await numbers.may_replace(rig.numbers.unwritten, 0)
+        rig.numbers.perform(InstallLoaded(1))
+        for fragment in (0, 1):
+            await asyncio.wait_for(numbers.may_replace(rig.numbers.unwritten, fragment), 5)
+    finally:
+        go.set()
+    await rig.done()
+    assert rig.events == [SnapshotBrokenOff()] and rig.snapshots.covers() == []
+    rig.numbers.perform(Snapshot(2, -1))
+    await rig.done()
+    assert rig.snapshots.covers() == [2]
 
 
 @pytest.mark.parametrize("fails", [False, True])

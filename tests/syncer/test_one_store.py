@@ -24,7 +24,7 @@ from diloco_syncer.history.follow_io import Damaged, Follower, Purged, Recovered
 from diloco_syncer.history.history import History
 from diloco_syncer.history.replay import RestoredState
 from diloco_syncer.history.state_search_io import StateSearch
-from diloco_syncer.history.tape_io import Deposed, Tape
+from diloco_syncer.history.tape_io import Deposed, Tape, TapeReplaced
 from diloco_syncer.leadership.candidate_io import Candidate
 from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.merging.store import FragmentStore
@@ -221,6 +221,26 @@ async def test_a_leader_that_is_deposed_keeps_no_store(
     del began
     assert await standby._lead(place) == ""
     assert len(ended) == 1 and gone() is None
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_leader_whose_hub_was_put_back_writes_no_more_of_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """Whoever is only deposed has a snapshot of the run, and writes it to its end."""
+    bus, ended = MemoryBus(MemoryBroker(), "s"), list[Leader]()
+    keeper: Any = SimpleNamespace(lease=SimpleNamespace(me="s1"), fit=lambda why: None)
+
+    async def run(self: Leader) -> str:
+        ended.append(self)
+        why = "record 3 is gone"
+        raise BaseExceptionGroup("", [TapeReplaced(why) if lost else Deposed(why)])
+
+    monkeypatch.setattr(Leader, "run", run)
+    place = context(SPEC, bus, "s1", folder=tmp_path, checkpoint_root=str(tmp_path))
+    standby = Candidate(place, keeper, lambda *_: None)
+    assert await standby._lead((Tape(bus, "r"), Recovered(history(), store(), (0, 0), []))) == ""
+    assert ended[0].numbers.broken.is_set() is lost
 
 
 async def test_a_leader_that_is_told_to_end_while_it_is_deposed_ends(

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from diloco_shared.protocol.wire import encode
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history import follow_io as follow
-from diloco_syncer.history.follow_io import Follower
+from diloco_syncer.history.follow_io import Follower, Replaced
 from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.leadership.candidate_io import Candidate
 from diloco_syncer.merging import numbers_io as numbers
@@ -258,6 +259,41 @@ async def test_whoever_is_left_writes_no_more(
     assert standby.snapshots.covers() == []
 
 
+async def test_nobody_begins_anew_while_a_snapshot_is_put_in_place(
+    standby: Standby, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a history that is lost with a hub that was put back: it would be the newest one here."""
+    at_it, go, real = threading.Event(), threading.Event(), SnapshotStore._in_place
+
+    def slow(store: SnapshotStore, *args: Any) -> Any:
+        at_it.set()
+        assert go.wait(60)
+        return real(store, *args)
+
+    monkeypatch.setattr(SnapshotStore, "_in_place", slow)
+    await standby.covered()
+    assert await asyncio.to_thread(at_it.wait, 60)
+    keeper: Any = SimpleNamespace(leading=False)
+    folder = {"folder": tmp_path, "snapshots": standby.snapshots}
+    place = context(SPEC, standby.bus, checkpoint_root=str(tmp_path), **folder)
+    candidate = Candidate(place, keeper, lambda *_: None)
+    seen, came = list[list[int]](), [Replaced("it is another one"), None]
+
+    async def load() -> None:
+        seen.append(standby.snapshots.covers())
+
+    async def follow(_: Follower) -> Any:
+        if (why := came.pop(0)) is not None:
+            asyncio.get_running_loop().call_later(0.1, go.set)
+            raise why
+
+    found: Any = SimpleNamespace(load=load, own=standby.follower.own, tape=None)
+    monkeypatch.setattr(candidate, "_follower", lambda: found)
+    monkeypatch.setattr(candidate, "_follow", follow)
+    await candidate._stand_by()
+    assert seen == [[], [standby.executed]], "it is there when the next one looks"
+
+
 def test_what_is_broken_off_leaves_nothing_and_is_no_fault_of_the_disk(
     tmp_path: Path, disk: threading.Event
 ) -> None:
@@ -265,9 +301,10 @@ def test_what_is_broken_off_leaves_nothing_and_is_no_fault_of_the_disk(
     recording.begin()
     assert recording.store is not None
     disk.set()
-    looks = [False, True]
-    with pytest.raises(BrokenOff):
-        snapshots.save(2, {}, recording.store.state_arrays(), lambda: looks.pop(0))
-    assert not any(snapshots.folder.iterdir()) and not snapshots.room.failed and not looks
+    # Also during the last of its two fragments: whoever begins anew has looked at what is here.
+    for looks in ([False, True], [False, False, True]):
+        with pytest.raises(BrokenOff):
+            snapshots.save(2, {}, recording.store.state_arrays(), partial(looks.pop, 0))
+        assert not any(snapshots.folder.iterdir()) and not snapshots.room.failed and not looks
     snapshots.save(2, {}, recording.store.state_arrays())
     assert snapshots.covers() == [2]

@@ -168,6 +168,21 @@ def test_no_snapshot_is_made_before_its_time_while_up_waits_for_standbys(d: Any)
     assert len(of(d.effects, Snapshot)) == before + 1
 
 
+def test_what_up_held_before_a_snapshot_calls_for_no_other(d: Any) -> None:
+    """That snapshot lets it go, and it takes a while until that is seen."""
+    staged(d, 1)
+    d.auto = False
+    (first,) = of(d.give(StreamSeen("UP", GIB, GIB)), Snapshot)
+    d.auto = True
+    staged(d, 1)
+    before = len(of(d.effects, Snapshot))
+    d.give(SnapshotDone(first.covers, first.round, "here"))
+    staged(d, 1)
+    assert len(of(d.effects, Snapshot)) == before
+    d.give(StreamSeen("UP", GIB, GIB))
+    assert len(of(d.effects, Snapshot)) == before + 1
+
+
 def test_a_disk_that_takes_no_snapshot_is_asked_again_with_the_next_round_or_after_a_pause(
     d: Any,
 ) -> None:

@@ -153,7 +153,9 @@ class StreamSeen:
     kind: str
     used: int
     limit: int  # 0: none
-    waits: bool = False  # with what a snapshot covers, for standbys, as long as it has room
+    # It has yet to let go what a snapshot covers: for standbys as long as it has room, or because a
+    # purge takes minutes.
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +202,16 @@ class SnapshotDone:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotBrokenOff:
+    """The one that was being written is of no use any more: the run went back."""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotFailed:
     reason: str
+
+
+SnapshotOver = SnapshotDone | SnapshotBrokenOff | SnapshotFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +297,7 @@ Event = (
     | Wanted
     | Suspended
     | SnapshotDone
+    | SnapshotBrokenOff
     | SnapshotFailed
     | MergeWaits
     | Kept

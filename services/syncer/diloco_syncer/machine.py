@@ -57,8 +57,10 @@ from diloco_syncer.events import (
     Sealed,
     SendGrant,
     Snapshot,
+    SnapshotBrokenOff,
     SnapshotDone,
     SnapshotFailed,
+    SnapshotOver,
     Staged,
     StageFailed,
     StreamSeen,
@@ -207,7 +209,7 @@ class Machine:
                 return self.refused.tell("unknown-mark" if liar else "", what)
             case Suspended():
                 self.lapse = event.reason
-            case SnapshotDone() | SnapshotFailed():
+            case SnapshotDone() | SnapshotBrokenOff() | SnapshotFailed():
                 return self._snapshot_over(event, now)
             case BusBack():
                 self.roster.forgive(self.announcer.alive, now)
@@ -327,6 +329,7 @@ class Machine:
                 if stale or self.spec.keeping.contributions == "all":
                     return self._snapshot_next()
                 self.covered = record.round
+                self.room.seen.pop("UP", None)  # it was seen with all that goes now
                 return [*self._free_up(), *self._snapshot_next()]
             case TapeEpoch():
                 self.admission.donations = Donations()
@@ -395,7 +398,9 @@ class Machine:
         """Rounds since the newest snapshot."""
         return self.history.next_round - 1 - self.history.snapshot_round
 
-    def _snapshot_over(self, event: SnapshotDone | SnapshotFailed, now: float) -> list[Effect]:
+    def _snapshot_over(self, event: SnapshotOver, now: float) -> list[Effect]:
+        if isinstance(event, SnapshotBrokenOff):
+            return self._snapshot_next()
         if isinstance(event, SnapshotFailed):
             known, self.room.snapshot_failed = self.room.snapshot_failed, event.reason
             self.snapshot_failed_at = now

@@ -133,6 +133,48 @@ async def test_what_comes_meanwhile_stays(nats_server: NatsServer, asked: Asked)
         assert len(asked.purges) > 5
 
 
+async def test_what_comes_in_masses_meanwhile_stays(nats_server: NatsServer, asked: Asked) -> None:
+    """A slow server on a fast link is sent more, between count and request, than is allowed for."""
+    async with filled(nats_server, *["s.a"] * 69) as bus:
+
+        async def comes() -> None:
+            for _ in range(LATE + 2):
+                await bus.append("s.a", b"of a later life")
+
+        asked.before = comes
+        await bus.purge("S", "s.a", below_seq=70)
+        found = [seq for _, seq in await left(bus)]
+        assert found == [70 + n for n in range((LATE + 2) * len(asked.purges))]
+        assert any("keep" in body for body, _ in asked.purges)
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+async def test_a_slice_without_an_answer_shows_how_much_comes_while_the_server_stalls(
+    nats_server: NatsServer, asked: Asked, silent: int
+) -> None:
+    """Whoever asked would begin anew, and know nothing of it; a server that goes on is given up."""
+    async with filled(nats_server, *["s.a"] * 69) as bus:
+        left_out = silent
+
+        async def stalls() -> None:
+            nonlocal left_out
+            if left_out:
+                left_out -= 1
+                for _ in range(20):
+                    await bus.append("s.a", b"of a later life")
+                raise Unavailable("no answer within 5 s")
+
+        asked.before = stalls
+        if silent == 2:
+            with pytest.raises(Unavailable, match="no answer"):
+                await bus.purge("S", "s.a", below_seq=70)
+            return
+        await bus.purge("S", "s.a", below_seq=70)
+        assert [seq for _, seq in await left(bus)] == [*range(70, 90)]
+        keeps = [count for body, count in asked.purges if "keep" in body]
+        assert keeps == [SLICE] * 3, "69 were there, and 40 may come"
+
+
 async def test_who_removes_the_same_meanwhile_changes_nothing(
     nats_server: NatsServer, asked: Asked
 ) -> None:

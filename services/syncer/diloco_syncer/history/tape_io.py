@@ -44,6 +44,11 @@ class Deposed(Exception):
     """Another leader has appended: this one must not decide anything more."""
 
 
+class TapeReplaced(Deposed):
+    """The tape has less than this process has written, or other records: the hub may have been put
+    back from a backup, and what this process has may be of a history that is lost."""
+
+
 class Purged(TapeFault):
     """What the tape needs, or records of its own, are gone: only a newer snapshot helps."""
 
@@ -230,9 +235,9 @@ class Tape:
         seq = 0 if stored is None else stored.seq
         other = stored is not None and seq == end and not self._is_tail(stored)
         if not self.emptied and (seq < end or other):
-            raise Deposed(f"record {end} on {self.subject} is gone, or is another one")
+            raise TapeReplaced(f"record {end} on {self.subject} is gone, or is another one")
         if seq > end and not appending:  # else it may be ours, of an attempt without an answer
-            raise Deposed(f"record {seq} on {self.subject} is not ours: our newest is {end}")
+            raise TapeReplaced(f"record {seq} on {self.subject} is not ours: our newest is {end}")
         self.life = life
 
     def _is_tail(self, stored: Stored) -> bool:

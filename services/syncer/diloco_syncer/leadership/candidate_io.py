@@ -18,7 +18,7 @@ from diloco_shared.protocol import subjects
 from diloco_syncer.context import RunContext
 from diloco_syncer.history.follow_io import Follower, Purged, Recovered, Replaced
 from diloco_syncer.history.state_search_io import RETRY_S, StateSearch
-from diloco_syncer.history.tape_io import Deposed, Tape
+from diloco_syncer.history.tape_io import Deposed, Tape, TapeReplaced
 from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.snapshots.finding_io import Finder
@@ -30,6 +30,11 @@ log = structlog.get_logger()
 # Between two looks at the tape's end, in seconds: a standby is at most that far behind, and one
 # small request.
 FOLLOW_S = 0.2
+
+# A snapshot of a history that is lost is broken off. For so many seconds it is waited for one that
+# is being put in place all the same, which takes a few writes of a folder: whoever begins anew
+# looks once at what is there.
+QUIET_S = 10.0
 
 # (state, reason, newest record executed): what the member record shows; "": state as before.
 Show = Callable[[str, str, int], None]
@@ -101,10 +106,14 @@ class Candidate:
             return await in_a_task(self.leader.run())
         except* Deposed as group:
             deposed = leaves(group)[0]
+            if isinstance(deposed, TapeReplaced):
+                self.leader.numbers.break_off()
         finally:
             # What ended it keeps its frames for a while; a standby loads a store of its own next.
             self.leader.numbers.store = None
             self.leader = None
+        if isinstance(deposed, TapeReplaced):
+            await self._quiet()
         # Nothing of this term is kept: the next life begins at the snapshot and the tape.
         self.keeper.fit("deposed, reads the tape again")
         await self.tell("deposed", f"{self.me} stops leading and stands by: {deposed}")
@@ -123,6 +132,7 @@ class Candidate:
                 return await self._follow_on(follower, stuck)
             except Replaced as fault:
                 log.warning("the hub was put back: reads the tape again", reason=str(fault))
+                await self._quiet()
                 self.show("catching up", "", 0)
                 continue
             except (ValueError, OSError) as fault:
@@ -142,6 +152,11 @@ class Candidate:
                     follower = await stuck.way_on(follower, fault)
         finally:
             follower.own.break_off()
+
+    async def _quiet(self) -> None:
+        """Once no snapshot is being put in place, or for long enough."""
+        if not await asyncio.to_thread(self.snapshots.quiet, QUIET_S):
+            log.warning("a snapshot that was broken off is still being written")
 
     def _follower(self) -> Follower:
         archive = archives_of(self.spec, self.context.checkpoint_root)[self.shard]

@@ -191,12 +191,17 @@ class Leader:
             self._put,
             lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
             lambda: self.lease.lapsed,
-            lambda: self.purger.waits,
+            lambda: self.purger.owes,
         )
 
     def _left_states(self) -> LeftStates:
         admission = self.machine.admission
-        return LeftStates(self.context, self.status_writer.storage, lambda: admission.states()[1])
+        return LeftStates(
+            self.context,
+            self.status_writer.storage,
+            lambda: admission.states()[1],
+            lambda: admission.using(ambient.monotonic()),
+        )
 
     async def run(self) -> str:
         """Lead until the run is over, linger for its learners; the outcome."""

@@ -132,6 +132,13 @@ class Admission:
         asked = {(grant.donor, nonce) for nonce, grant in self.asked.items()}
         return awaited, asked - awaited
 
+    def using(self, now: float) -> set[str]:
+        """Learners that train, and to whom nobody is asked to send a state: whatever was sent to
+        them is in use, or of no use. Not those of whom nothing is heard: of one that comes back,
+        the first word may be late."""
+        live, awaiting = self.roster.live(now), self.donations.under_way
+        return {m.learner for m in live if m.stepping and m.learner not in awaiting}
+
     def _whence(self, donor: str) -> str:
         """Who gives a newcomer the state of its optimizer."""
         if self.history.shard:

@@ -6,6 +6,7 @@ the store is being built, all of that waits.
 """
 
 import asyncio
+import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from diloco_syncer.events import (
     Publish,
     Published,
     Snapshot,
+    SnapshotBrokenOff,
     SnapshotDone,
     SnapshotFailed,
     Stage,
@@ -46,6 +48,7 @@ from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.merging.store import FragmentStore, Unmergeable
 from diloco_syncer.merging.store import StagedMerge as StagedArrays
 from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.snapshots.snapshots_io import BrokenOff
 
 log = structlog.get_logger()
 
@@ -163,6 +166,7 @@ class Numbers:
         self.publishing: set[asyncio.Task[None]] = set()  # at most D rounds, and keyframes
         # What the newest snapshot has yet to write, and the newest part of a checkpoint.
         self.unwritten: dict[type[Kept], Unwritten] = {}
+        self.broken = threading.Event()  # the thread of the newest snapshot shall end
         self.building = False  # the store, in a thread
         self.waiting: deque[Callable[[], object]] = deque()  # for it, in order: a few per fragment
         self.waited_s = dict.fromkeys(WRITES.values(), 0.0)  # merges, all together
@@ -209,9 +213,16 @@ class Numbers:
         self._let_go([self.store.install(effect.fragment, self.installed[place])])
 
     def _install_loaded(self, effect: InstallLoaded) -> None:
+        # What is replaced by it is of no use to anybody, and no merge waits until it is written.
+        self.break_off()
         before: list[object] = [self.store, self.staged]
         self.store, self.staged = self.checkpointer.install(effect.serial), {}
         self._let_go(before)
+
+    def break_off(self) -> None:
+        """Write no more of the newest snapshot, as soon as its thread has another look."""
+        self.broken.set()
+        self.unwritten.clear()
 
     def _drop(self, key: str) -> None:
         if (payload := self.payloads.drop(key)) is not None:
@@ -323,15 +334,23 @@ class Numbers:
         if isinstance(effect, Capture):
             writing = partial(self.checkpointer.capture, effect, history, store, arrays)
         else:
-            meta = {"history": history, "store": store}
-            writing = partial(self._write_snapshot, effect, meta, arrays)
+            meta, self.broken = {"history": history, "store": store}, threading.Event()
+            writing = partial(self._write_snapshot, effect, meta, arrays, self.broken)
         self.spawn(_written(writing, arrays))
 
     async def _write_snapshot(
-        self, effect: Snapshot, meta: dict[str, Any], arrays: dict[str, np.ndarray]
+        self,
+        effect: Snapshot,
+        meta: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        broken: threading.Event,
     ) -> None:
+        what = effect.covers, meta, arrays, broken.is_set
         try:
-            path = await asyncio.to_thread(self.snapshots.save, effect.covers, meta, arrays)
+            path = await asyncio.to_thread(self.snapshots.save, *what)
+        except BrokenOff:
+            self.put(SnapshotBrokenOff())
+            return
         except OSError as error:
             self.put(
                 SnapshotFailed(

@@ -141,7 +141,7 @@ class SnapshotStore:
         """Write and sync; returns its path. Raises OSError (disk full) and leaves no debris.
 
         `arrays` is emptied: what is written is let go, for rounds replace it meanwhile. Raises
-        BrokenOff between two fragments once it is `broken_off`.
+        BrokenOff between two fragments once it is `broken_off`, and behind the last one.
         """
         with self._writing, self.room.writing(sum(array.nbytes for array in arrays.values())):
             return self._save(covers, meta, arrays, broken_off)
@@ -168,6 +168,8 @@ class SnapshotStore:
             table = [file.listed.entry() for file in written.values()]
             body = {"covers": covers, "files": table, "meta": meta}
             _write_text(aside / META, json.dumps(body, allow_nan=False))
+            if broken_off():  # else one of a history that is lost would be the newest here
+                raise BrokenOff
             final = self._in_place(aside, covers)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -216,6 +218,13 @@ class SnapshotStore:
             if old not in pinned:
                 shutil.rmtree(old, ignore_errors=True)
         return final
+
+    def quiet(self, within_s: float) -> bool:
+        """Wait until none is being written, for so many seconds at most; whether none is."""
+        if not self._writing.acquire(timeout=within_s):
+            return False
+        self._writing.release()
+        return True
 
     def remove(self, covers: int) -> None:
         """One that is of no use to anybody. Raises OSError."""

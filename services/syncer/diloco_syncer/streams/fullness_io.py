@@ -47,7 +47,7 @@ class Fullness:
     """Of one leader's term.
 
     `pulling`: whether contributions are awaited. `lapsed`: whether the lease is not renewed.
-    `waits`: whether UP keeps for standbys what a snapshot covers.
+    `waits`: whether UP has yet to let go what a snapshot covers.
     """
 
     def __init__(

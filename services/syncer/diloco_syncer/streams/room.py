@@ -86,8 +86,9 @@ class Room:
     def crowded(self) -> bool:
         """Whether a snapshot shall be made before its time.
 
-        Not where the stream could let something go at once: one snapshot after the other would take
-        the disk's time, and each asks of slow standbys that they are further than the one before.
+        Not where the stream has yet to let go what one covers: one snapshot after the other would
+        take the disk's time, and each asks of slow standbys that they are further than the one
+        before.
         """
         found = [self.seen[kind] for kind in ("UP", "TAPE") if kind in self.seen]
         return any(s.limit and not s.waits and s.used > CROWDED * s.limit for s in found)

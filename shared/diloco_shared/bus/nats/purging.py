@@ -25,8 +25,9 @@ SLICE_MIN = 16
 # Between two requests, in seconds: whoever waits to be answered is.
 PAUSE_S = 0.02
 # Messages that match and may come after they were counted, before the slice is removed: half a
-# gigabyte of chunks. Where nobody says below which sequence, those may go, too.
-LATE_MAX = 1024
+# gigabyte of chunks. Where nobody says below which sequence, those may go, too. On a fast link to a
+# slow server more come: LATE_FACTOR times as many as came between any two counts one by one.
+LATE_MAX, LATE_FACTOR = 1024, 2
 
 HeldBelow = Callable[[int, int], Awaitable[dict[str, Held]]]
 
@@ -80,7 +81,7 @@ async def purge_in_slices(
         return cut.purged
     rest = await held(cut.there.messages, cut.below)
     below = sum(of.messages for of in rest.values())
-    if below > cut.slice + LATE_MAX:
+    if below > cut.slice + cut.late_max:
         # Most of what came later does not match.
         cut.know(cut.there.messages - below)
         await cut.slices()
@@ -105,6 +106,7 @@ class _Cut:
         self.below = there.end if below_seq is None else below_seq
         self.late_max = 0 if below_seq is None else LATE_MAX
         self.purged = 0
+        self.unanswered = False  # a slice was: the server stalls
         self.know(max(there.end - self.below, 0))
 
     def know(self, newer: int) -> None:
@@ -119,13 +121,26 @@ class _Cut:
             if self.there.messages - stays <= self.slice + self.late_max:
                 return
             keep = self.there.messages - self.slice
-            await self.purge(self.where[2], keep=keep)
+            await self._slice(keep)
             await asyncio.sleep(PAUSE_S)
             before, self.there = self.there.end, await matching(*self.where)
             if self.there.end < before:
                 raise Unavailable(f"{self.where[1]} lost its end")
+            if self.late_max:
+                self.late_max = max(self.late_max, LATE_FACTOR * (self.there.end - before))
             if not self.there.counted:
                 return
+
+    async def _slice(self, keep: int) -> None:
+        """All but so many. One that gets no answer is not the end: whoever asked for the purge
+        would begin anew, and not know how much comes while this server stalls. The next count says
+        it. A second one is the end."""
+        try:
+            await self.purge(self.where[2], keep=keep)
+        except Unavailable:
+            if self.unanswered or self.where[0].life != self.life:
+                raise
+            self.unanswered = True
 
     async def purge(self, subject: str, **which: int) -> None:
         """One request, of the same life of the server."""
