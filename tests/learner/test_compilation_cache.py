@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import pytest
@@ -12,7 +13,7 @@ from jax._src.lru_cache import LRUCache
 
 import diloco_learner.__main__ as learner
 from diloco_learner.settings import Settings
-from diloco_learner.training import compilation_cache
+from diloco_learner.training import compilation_cache, platforms
 from diloco_learner.training.compilation_cache import KEPT_BYTES_MAX, keep_on_disk
 
 # Compiles as many programs as it is told, and says how many of them it found on the disk.
@@ -153,6 +154,21 @@ def test_hosts_of_an_island_keep_none_and_read_none(tmp_path: Path) -> None:
     for given in ({}, more):
         assert found(started(tmp_path, programs=2, how="of an island", **given))[0] == 0
         assert sizes(tmp_path) == kept
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_jax_is_told_whether_a_process_is_alone(
+    alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, object] = {}
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    monkeypatch.setattr(jax.config, "update", told.__setitem__)
+    monkeypatch.setattr(platforms, "settle", lambda: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    monkeypatch.setattr(compilation_cache, "keep_on_disk", lambda *_: "")
+    settings = SimpleNamespace(threads=0, compiled=tmp_path, cache_bytes_max=1)
+    learner._set_up_jax(cast(Settings, settings), alone=alone)
+    assert told.get("jax_enable_compilation_cache", True) is alone
 
 
 @pytest.mark.parametrize(("hosts", "alone"), [("1", True), ("2", False)])
