@@ -8,8 +8,6 @@ played until one breaks a promise. Exit status 1 if one goes unseen.
 """
 
 import argparse
-import importlib.abc
-import importlib.machinery
 import json
 import multiprocessing
 import os
@@ -17,17 +15,18 @@ import platform
 import sys
 import time
 import tomllib
-import types
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
+from faulty.faults import FAULT, SOURCE, Faulty, Finder
 
 ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
 DATA = Path(__file__).with_suffix(".toml")
 # Worlds played before a mutant counts as one that they do not see, at one to twenty seconds each.
 # A fault that needs more of them needs a test, or a world of its own.
@@ -97,43 +96,6 @@ def mutants(path: Path = DATA) -> list[Mutant]:
     return found
 
 
-class Loader(importlib.machinery.SourceFileLoader):
-    """Loads one module with a fault in it."""
-
-    def __init__(self, fullname: str, path: str, source: str) -> None:
-        super().__init__(fullname, path)
-        self.source = source
-
-    def get_code(self, fullname: str) -> types.CodeType:
-        return compile(self.source, self.path, "exec")
-
-
-class Faulty(Protocol):
-    """A module with a fault in it, however it was made."""
-
-    @property
-    def module(self) -> str: ...
-
-    def source(self) -> str: ...
-
-
-class Finder(importlib.abc.MetaPathFinder):
-    """Puts the fault in place when its module is imported."""
-
-    def __init__(self, mutant: Faulty) -> None:
-        self.mutant = mutant
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.mutant.module:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        assert spec is not None and spec.origin is not None, f"{fullname} is not installed"
-        spec.loader = Loader(fullname, spec.origin, self.mutant.source())
-        return spec
-
-
 def breaks(seed: int, world: dict[str, Any]) -> str:
     """What one world breaks, with these options of its own, in short; "" for nothing."""
     from diloco_simulator.worlds.case import Case
@@ -189,11 +151,14 @@ def control(seed: int, world: dict[str, Any], answers: Any) -> None:
 
 
 def put(mutant: Faulty) -> None:
-    """What is imported from now on has the fault."""
+    """What is imported from now on has the fault, also in processes that a test starts."""
     if mutant.module.startswith(SHARED):
         for name in [n for n in sys.modules if n.startswith(SHARED)]:
             del sys.modules[name]
     sys.meta_path.insert(0, Finder(mutant))
+    os.environ[FAULT], os.environ[SOURCE] = mutant.module, mutant.source()
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / "faulty"), before]))
 
 
 def quietly(root: Path) -> float:

@@ -1,10 +1,13 @@
 """The mutations of `make mutants` fit the code as it is, and are put in place as they say."""
 
 import importlib
+import os
+import subprocess
 import sys
 
 import mutants
 import pytest
+from faulty.faults import FAULT, SOURCE
 
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.world import WorldResult
@@ -67,3 +70,14 @@ def test_a_world_that_falls_over_a_fault_has_seen_it(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("diloco_simulator.worlds.world.played", played)
     assert mutants.seen_by_worlds(2, {}) == ("crash: ValueError('of seed 0')", 1)
+
+
+def test_a_process_that_a_test_starts_has_the_fault_too() -> None:
+    """Islands of several devices and hosts are tested in processes of their own."""
+    found = os.pathsep.join([str(mutants.HERE / "faulty"), os.environ.get("PYTHONPATH", "")])
+    given = {FAULT: "diloco_shared.durable", SOURCE: "faulty = 'yes'", "PYTHONPATH": found}
+    asks = "import diloco_shared.durable as d; print(getattr(d, 'faulty', 'no'))"
+    for more, what in ((given, "yes"), ({"PYTHONPATH": found}, "no")):
+        process = [sys.executable, "-c", asks]
+        told = subprocess.run(process, env=os.environ | more, capture_output=True, text=True)
+        assert told.stdout.strip() == what, told.stderr
