@@ -74,9 +74,12 @@ class Rates:
         place.hears(stamp, self.each)
 
     def _behind(self, place: Place, stamp: Stamp) -> None:
-        """Of several shards the slowest counts, and one that is behind may not have spoken yet."""
+        """Of several shards the slowest counts, and one that is behind may not have spoken yet.
+        Each says how much of the budget is used as of its own rounds: the one that is behind may
+        say more than the others."""
         if stamp.steps < place.least_steps(self.each):
-            place.least, place.steps = stamp, 0
+            fraction = min(stamp.fraction, place.least.fraction)
+            place.least, place.steps = stamp.model_copy(update={"fraction": fraction}), 0
 
     def adopted(self, life: str, epoch: int, stamp: Stamp) -> None:
         """It has adopted a fragment: of one shard it knows now how far the run is."""

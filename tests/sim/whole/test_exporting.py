@@ -168,7 +168,7 @@ def test_models_are_let_write_and_what_they_write_is_read(letting: Rates) -> Non
 def test_whatever_a_sample_meets_its_reader_is_told(letting: Rates) -> None:
     for trouble, status in (("FAILS", 422), ("NOT_STARTED", 422), ("DIES", 200), ("HANGS", 200)):
         letting(**{trouble: 1.0})
-        found = world(seed=3)
+        found = world(seed=6)
         assert found.violations == [], trouble
         assert found.counts[f"samples answered with {status}"], trouble
         if status == 200:
