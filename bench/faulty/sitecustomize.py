@@ -7,7 +7,8 @@ import os
 import sys
 from dataclasses import dataclass
 
-from faults import FAULT, SOURCE, Finder
+# This folder is on the path of such a process, and the one above it is not.
+from faults import FAULT, SOURCE, Finder  # type: ignore[import-not-found]
 
 
 @dataclass(frozen=True)
