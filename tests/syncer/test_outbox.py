@@ -128,6 +128,24 @@ async def test_the_same_publication_may_be_asked_for_twice() -> None:
     assert len(await bus.fetch(stream, f"{subject}.m")) == 1
 
 
+async def test_what_up_lets_go_while_it_is_looked_at_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have been counted before it went, and nobody shall write a snapshot for that."""
+    bus, d = await hub(), driver()
+    look, told = looking(bus, Outbox(context(d.spec, bus)), d)
+    owed, looks = ["a purge"], look.storage.look
+
+    async def meanwhile() -> None:
+        await looks()
+        owed.clear()
+
+    monkeypatch.setattr(look.storage, "look", meanwhile)
+    look.waits = lambda: bool(owed)
+    await look.look(0.0)
+    assert {e.kind: e.waits for e in told if isinstance(e, StreamSeen)}["UP"]
+
+
 @pytest.mark.parametrize("waits", [True, False])
 async def test_of_up_it_is_told_whether_it_waits_for_standbys(*, waits: bool) -> None:
     bus, d = await hub(5000), driver()

@@ -21,7 +21,8 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history import follow_io as follow
 from diloco_syncer.history.follow_io import Follower, Replaced
-from diloco_syncer.history.tape_io import Tape
+from diloco_syncer.history.tape_io import Deposed, Tape
+from diloco_syncer.leadership import candidate_io
 from diloco_syncer.leadership.candidate_io import Candidate
 from diloco_syncer.merging import numbers_io as numbers
 from diloco_syncer.snapshots.finding_io import Finder
@@ -292,6 +293,38 @@ async def test_nobody_begins_anew_while_a_snapshot_is_put_in_place(
     monkeypatch.setattr(candidate, "_follow", follow)
     await candidate._stand_by()
     assert seen == [[], [standby.executed]], "it is there when the next one looks"
+
+
+@pytest.mark.parametrize("put_back", [True, False])
+async def test_who_lost_only_its_lease_breaks_its_snapshot_off_if_the_hub_may_be_another(
+    put_back: bool, standby: Standby, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a backup the lease may be another's, and may be read before the tape."""
+    keeper: Any = SimpleNamespace(leading=False, fit=lambda _: None)
+    place = context(SPEC, standby.bus, folder=tmp_path, checkpoint_root=str(tmp_path))
+    candidate = Candidate(place, keeper, lambda *_: None)
+    broken = list[str]()
+
+    class Leads:
+        numbers = SimpleNamespace(store=None, break_off=lambda: broken.append("snapshot"))
+
+        async def run(self) -> str:
+            if put_back:
+                standby.bus.broker.restart()
+            raise Deposed("the lease is not ours any more")
+
+    async def quiet() -> None:
+        broken.append("waited for")
+
+    async def tell(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(candidate_io, "Leader", lambda *_: Leads())
+    monkeypatch.setattr(candidate, "_quiet", quiet)
+    monkeypatch.setattr(candidate, "tell", tell)
+    recovered: Any = SimpleNamespace(history=SimpleNamespace(seq=1))
+    assert await candidate._lead((Tape(standby.bus, "r"), recovered)) == ""
+    assert broken == (["snapshot", "waited for"] if put_back else [])
 
 
 def test_what_is_broken_off_leaves_nothing_and_is_no_fault_of_the_disk(

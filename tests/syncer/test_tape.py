@@ -94,8 +94,26 @@ async def test_a_hub_that_was_put_back_may_have_more_records_than_a_leader_had_w
     further = r"record 2 on tape\.r\.0 is not ours: our newest is 1"
     with pytest.raises(TapeReplaced, match=further):
         await tape.look_back()
-    with pytest.raises(Deposed, match="another leader is at work"):
+    with pytest.raises(TapeReplaced, match="or the hub was put back"):
         await tape.append(term(2, "a"))
+
+
+@pytest.mark.parametrize("added", [0, 2])
+async def test_who_was_appending_when_the_hub_was_put_back_knows_it(
+    added: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record finds another place than it expects, as when another leader is at work."""
+    bus, tape = await led()
+    await tape.append(term(2, "a"))
+
+    async def goes_down(*_: object, **__: object) -> int:
+        monkeypatch.undo()
+        await put_back(bus, lost=1, added=added)
+        raise Unavailable("the message server went away")
+
+    monkeypatch.setattr(bus, "append", goes_down)
+    with pytest.raises(TapeReplaced, match=r"record \d on .* is not ours.*was put back"):
+        await tape.append(term(3, "a"))
 
 
 async def test_what_is_appended_while_a_leader_looks_back_is_its_own() -> None:

@@ -217,6 +217,11 @@ class Tape:
                     log.warning("the tape takes no record", error=str(error))
                 await asyncio.sleep(RETRY_S)
 
+    @property
+    def replaceable(self) -> bool:
+        """A server has begun a new life since our newest record was seen there last."""
+        return self.bus.life != self.life
+
     async def look_back(self, *, at_once: bool = False) -> None:
         """Once a server has begun a new life: it may be a hub that was put back from a backup, and
         have less, or others' records where this process believes the end is, or beyond it.
@@ -226,8 +231,9 @@ class Tape:
         """
         if not self.bus.connected:  # an append would wait for whatever server comes
             raise Unavailable("the message server is away")
-        if (life := self.bus.life) == self.life and not at_once:
+        if not (self.replaceable or at_once):
             return
+        life = self.bus.life
         end, appending = self.end, self.appending_since
         stored = await self.bus.last(self.stream, self.subject)
         if (end, appending) != (self.end, self.appending_since):
@@ -236,7 +242,9 @@ class Tape:
         other = stored is not None and seq == end and not self._is_tail(stored)
         if not self.emptied and (seq < end or other):
             raise TapeReplaced(f"record {end} on {self.subject} is gone, or is another one")
-        if seq > end and not appending:  # else it may be ours, of an attempt without an answer
+        if seq > end:
+            if appending:
+                return  # it may be ours, of an attempt without an answer: `_settle` finds out
             raise TapeReplaced(f"record {seq} on {self.subject} is not ours: our newest is {end}")
         self.life = life
 
@@ -253,7 +261,8 @@ class Tape:
             return str(error)
 
     async def _settle(self, payload: bytes, conflict: bool) -> int:
-        """Sequence of our record if it is the tail, 0 if it is not there; Deposed otherwise."""
+        """Sequence of our record if it is the tail, 0 if it is not there; Deposed otherwise, and
+        TapeReplaced where a hub that was put back may be why."""
         try:
             tail = await self.bus.last(self.stream, self.subject)
         except BusError:
@@ -263,7 +272,7 @@ class Tape:
             return 0
         if tail.payload == payload:
             return tail.seq
-        raise Deposed(
-            f"record {tail.seq} on {self.subject} is not ours (we expected the end at {self.end}"
-            f"{', refused' if conflict else ''}): another leader is at work"
-        )
+        text = f"record {tail.seq} on {self.subject} is not ours (we expected the end at {self.end}"
+        if tail.seq < self.end or self.replaceable:
+            raise TapeReplaced(f"{text}): another leader is at work, or the hub was put back")
+        raise Deposed(f"{text}{', refused' if conflict else ''}): another leader is at work")

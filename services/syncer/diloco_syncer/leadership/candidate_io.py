@@ -102,17 +102,21 @@ class Candidate:
             self.context, tape, self.keeper, recovered, lambda seq: self.show("", "", seq)
         )
         deposed: BaseException | None = None
+        replaced = False  # the hub may have been put back
         try:
             return await in_a_task(self.leader.run())
         except* Deposed as group:
-            deposed = leaves(group)[0]
-            if isinstance(deposed, TapeReplaced):
+            ends = leaves(group)
+            # The lease may be another's then as well, and may be read before the tape.
+            replaced = tape.replaceable or any(isinstance(end, TapeReplaced) for end in ends)
+            deposed = ends[0]
+            if replaced:
                 self.leader.numbers.break_off()
         finally:
             # What ended it keeps its frames for a while; a standby loads a store of its own next.
             self.leader.numbers.store = None
             self.leader = None
-        if isinstance(deposed, TapeReplaced):
+        if replaced:
             await self._quiet()
         # Nothing of this term is kept: the next life begins at the snapshot and the tape.
         self.keeper.fit("deposed, reads the tape again")

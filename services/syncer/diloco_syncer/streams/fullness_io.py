@@ -82,9 +82,11 @@ class Fullness:
 
     async def look(self, now: float) -> None:
         """Look once. Raises BusError."""
+        waits = self.waits()
         await self.storage.look()
+        waits |= self.waits()  # what was purged meanwhile may have been counted before
         for kind, use in self.storage.streams.items():
-            self.put(StreamSeen(kind, use.bytes, use.limit, kind == "UP" and self.waits()))
+            self.put(StreamSeen(kind, use.bytes, use.limit, kind == "UP" and waits))
         self._judge("DN", self._publications(), now)
         self._judge("TAPE", self._tape(), now)
         self._judge("UP", self._contributions(), now)
