@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from learner.data.test_corpus import data, one
+from learner.data.test_corpus import data, one, unused_for_long
 from shared.corpora.texts import folder_of
 
 from diloco_learner.data.cache import CorpusCache
@@ -154,8 +154,7 @@ class Old:
     def left(self) -> None:
         """Nobody uses it any more."""
         self.closed()
-        before = self.folder.stat().st_mtime - 3601
-        os.utime(self.folder, (before, before))
+        unused_for_long(self.folder)
 
 
 def test_corpora_that_nobody_uses_give_way_to_a_text(
@@ -299,6 +298,44 @@ def test_a_corpus_that_is_in_use_stays_until_it_is_not(
     assert len(cut) == 6 and old.folder.exists()
     del cut
     assert len(one(load(data(old.new), cache=old.cache)).train)
+
+
+@pytest.mark.parametrize("used", ["now", "lately", "no more"])
+def test_a_smaller_limit_of_another_learner_removes_no_corpus_that_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: str
+) -> None:
+    """A learner that only opened its own corpus removed one that another learner trained on."""
+    old = Old(tmp_path, monkeypatch)
+    old.disk.size *= 4
+    if used == "now":
+        unused_for_long(old.folder)  # its reader has it open all the same
+    elif used == "lately":
+        old.closed()
+    else:
+        old.left()
+    small = CorpusCache(old.cache.folder, bytes_max=1)
+    for _ in range(2):  # when it is prepared, and when it is opened
+        one(load(data(old.new), cache=small))
+    assert old.folder.exists() == (used != "no more")
+
+
+def test_a_mixture_above_the_limit_is_prepared_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its corpora was removed for the next one, whenever the mixture was opened."""
+    old = Old(tmp_path, monkeypatch)
+    old.disk.size *= 4
+    small = CorpusCache(old.cache.folder, bytes_max=1)
+    both = [{"source": str(text), "weight": 1} for text in (old.text, old.new)]
+    mixture = Data.model_validate({"mixture": both, "validation_fraction": 0.2})
+    old.left()
+    load(mixture, cache=small)
+    gc.collect()
+    for folder in filter(Path.is_dir, small.folder.iterdir()):
+        unused_for_long(folder)
+    monkeypatch.setattr("diloco_learner.data.cache.prepare_locked", None)  # not once more
+    assert isinstance(load(mixture, cache=small), Mixture)
+    assert sum(folder.is_dir() for folder in small.folder.iterdir()) == 2
 
 
 def test_no_corpus_is_removed_for_a_text_that_would_not_fit_all_the_same(
