@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from learner.data.test_corpus import data, one, unused_for_long
-from shared.corpora.texts import folder_of
+from shared.corpora.texts import folder_of, prepared
 
 from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import load
 from diloco_learner.data.room import Room, _wanted
+from diloco_learner.data.unused import bytes_of
 from diloco_shared.budget.terms import shown
 from diloco_shared.corpora.mix import Mixture
 from diloco_shared.corpora.prepare import _Writer
@@ -282,6 +283,28 @@ def test_a_check_makes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             load(data(folder_of(tmp_path / "another", 60)), cache=checks)
     assert old.folder.exists()
     assert len(one(load(data(old.new), cache=old.cache)).train)
+
+
+def test_a_check_that_finds_no_room_keeps_no_learner_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What did not do for the check was remembered, and the learner's was not an eighth more."""
+    monkeypatch.setattr("diloco_shared.corpora.prepare.CHUNK_BYTES", 100)
+    text, cache = folder_of(tmp_path / "text", 200), CorpusCache(tmp_path / "cache")
+    little = one(load(data(folder_of(tmp_path / "little", 8)), cache=cache)).folder
+    assert little is not None
+    unused_for_long(little)
+    prepared(text, tmp_path / "elsewhere")
+    holds = bytes_of(little)
+    tokens = sum(path.stat().st_size for path in (tmp_path / "elsewhere").glob("*.bin"))
+    # With a quarter left to others it has room where `little` goes, and a little too few if not.
+    Disk(monkeypatch, holds + tokens * 4 // 3 - holds // 2)
+    checks = CorpusCache(cache.folder, makes_room=False)
+    with pytest.raises(ValueError, match="which a learner removes") as refused:
+        load(data(text), cache=checks)
+    assert len(one(load(data(text), cache=cache)).train)
+    assert not little.exists()
+    assert "tried again" not in str(refused.value), "nothing says when"
 
 
 def test_a_corpus_that_is_in_use_stays_until_it_is_not(

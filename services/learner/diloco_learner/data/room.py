@@ -9,7 +9,8 @@ nobody uses give way, unless all of them would not do. So the room that they hol
 They go one by one, and none before others would find too little: a small text may need none of it.
 Learners try a run again every half minute: a text that found no room is not begun again before
 there is more, or a day is over, or an hour if a quota was at its end. (The file may be removed as
-well.) That is known to all learners who share the cache, and after a restart.
+well.) That is known to all learners who share the cache, and after a restart. A check removes no
+corpus: where it finds no room and a learner may, it leaves nothing that would keep a learner back.
 """
 
 import errno
@@ -166,7 +167,8 @@ class Room:
             self.had = written + free + self._gives_way()
 
     def short(self, name: str, error: OSError) -> str:
-        """What to say of a corpus that found no room and has `ended`; it is remembered."""
+        """What to say of a corpus that found no room and has `ended`. It is remembered, unless a
+        learner could have made room where this one may not."""
         takes = self.written * self.total / self.done if self.done else 0.0
         # What it had did not do. What was free at first may do, if others have given it back: that
         # is known only where the whole of it would have fitted.
@@ -179,23 +181,35 @@ class Room:
         had = f"of which {shown(self.written)} found room" if quota else self._had()
         if self.unused:
             had += f" ({self._held_by_others(quota=quota)})"
+        # A learner makes none for a text that is at the end of a quota.
+        remembers = self.makes_room or quota or not self.unused
         name = name if len(name) <= NAME_CHARS else f"...{name[-NAME_CHARS:]}"
         # What the reader is to know first, and what may be long last: the end may be cut off.
         text = (
             f"the corpus of {name!r} has no room ({error.strerror}): it takes "
-            f"{f'about {shown(takes)}' if takes else 'more'}, {had}. It is tried again once "
-            # What is free on the file system says nothing of a quota.
-            f"{f'{shown(_wanted(failed))} are free, or ' if failed and not quota else ''}"
-            f"{'an hour' if quota else 'a day'} is over; remove {self.kept.name} in DILOCO_CORPORA "
-            "to try at once. Make room, name as source what 'diloco data prepare' wrote elsewhere, "
+            f"{f'about {shown(takes)}' if takes else 'more'}, {had}. "
+            f"{self._again(failed, quota=quota) if remembers else ''}"
+            "Make room, name as source what 'diloco data prepare' wrote elsewhere, "
             f"or let DILOCO_CORPORA be another folder than {self.cache}"
         )
+        if remembers:
+            self._remember({"free": failed, "again_s": again_s, "why": text})
+        return text
+
+    def _again(self, failed: int, *, quota: bool) -> str:
+        # What is free on the file system says nothing of a quota.
+        once = f"{shown(_wanted(failed))} are free, or " if failed and not quota else ""
+        return (
+            f"It is tried again once {once}{'an hour' if quota else 'a day'} is over; "
+            f"remove {self.kept.name} in DILOCO_CORPORA to try at once. "
+        )
+
+    def _remember(self, body: dict[str, object]) -> None:
         with suppress(OSError):  # then it is begun again, and stops again
-            replace(self.kept, json.dumps({"free": failed, "again_s": again_s, "why": text}))
+            replace(self.kept, json.dumps(body))
             remembered = sorted(self.cache.glob(".*.short"), key=lambda p: p.stat().st_mtime_ns)
             for path in remembered[:-SHORT_MAX]:
                 path.unlink(missing_ok=True)
-        return text
 
     def _had(self) -> str:
         return f"{shown(self.spare)} are left to others, and it could have {shown(self.had)}"
