@@ -203,16 +203,45 @@ def test_a_disk_that_stays_full_takes_one_corpus_and_no_more(
     assert old.folder.exists() and not any(path.exists() for path in others)
 
 
+def unused_corpora(cache: Path, many: int) -> list[Path]:
+    """Of 1000 bytes each; they go in this order."""
+    folders = [cache / (name * 32) for name in "abcde"[:many]]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "train-00000.bin").write_bytes(bytes(1000))
+    return folders
+
+
+def test_others_find_more_room_once_corpora_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a large text took what one corpus after another gave, the disk was nearly full."""
+    folders, free = unused_corpora(tmp_path, 5), is_free(monkeypatch, 400)
+    room = Room(tmp_path / ("f" * 32))
+
+    def left_where(told: int) -> int:
+        free[:] = [told]
+        room.look(1, 2)
+        return sum(folder.exists() for folder in folders)
+
+    assert left_where(100) == 5, "a quarter of what was free"
+    assert left_where(99) == 3, "a quarter of all that it could have: 1350"
+    assert left_where(2099) == left_where(1350) == 3
+    assert left_where(1349) == left_where(2349) == 2
+    monkeypatch.setattr("diloco_learner.data.room.let_go", lambda path: False)
+    assert left_where(1300) == 2
+    monkeypatch.setattr("diloco_learner.data.room.unused", None)  # no more is looked for
+    assert left_where(100) == 2
+
+
 def test_what_was_let_go_counts_as_free_before_the_file_system_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Look after look removed the next corpus, until there was none, and the text was refused."""
     now, free = [0.0], is_free(monkeypatch, 1000, 100)
     monkeypatch.setattr("diloco_shared.ambient.monotonic", lambda: now[0])
-    folders = [tmp_path / (name * 32) for name in "abcde"]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "train-00000.bin").write_bytes(bytes(1000))
+    monkeypatch.setattr("diloco_learner.data.room.SPARE_BYTES", 250)
+    folders = unused_corpora(tmp_path, 5)
     room = Room(tmp_path / ("f" * 32))
 
     def left_after_a_look() -> int:

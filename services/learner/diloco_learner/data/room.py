@@ -7,6 +7,7 @@ Streams of a hub, snapshots and checkpoints may lie on the same disk, and must n
 whoever prepares a corpus stops while some room is left. Before that, corpora of the cache that
 nobody uses give way, unless all of them would not do. So the room that they hold counts as free.
 They go one by one, and none before others would find too little: a small text may need none of it.
+Once they go, more is made free than that: a large text would keep the disk nearly full for hours.
 Learners try a run again every half minute: a text that found no room is not begun again before
 there is more, or a day is over, or an hour if a quota was at its end. (The file may be removed as
 well.) That is known to all learners who share the cache, and after a restart. A check removes no
@@ -78,6 +79,8 @@ class Room:
         # 0 where the file system does not tell
         self.free = 0 if self.begins is None else self.begins + self._gives_way()
         self.spare = min(SPARE_BYTES, (self.begins or 0) // SPARE_SHARE)
+        # Below this much free, corpora that nobody uses go; from the first one on it may be more.
+        self.wanted = self.spare
         self.every = LOOK_CHUNKS if self.spare >= LARGE_BYTES else 1
         self.chunks, self.done, self.total = 0, 0, 0
         self.written, self.had = 0, self.free
@@ -122,27 +125,32 @@ class Room:
         self.chunks += 1
         if self.chunks % self.every == 0:
             free = self._free()
-            if free is not None and free < self.spare and not self._made(free):
+            if free is not None and free < self.wanted and not self._made(free):
                 raise Full
 
     def _made(self, free: int) -> bool:
-        """Whether others have their room again, of which so much is `free`: what nobody uses goes.
+        """Whether others have their room, of which so much is `free`: what nobody uses goes.
 
-        It stays where all of it would not do: somebody may want it again, which takes hours.
+        It stays where all of it would not do: somebody may want it again, which takes hours. Others
+        then find as much as if what it held had been free from the first.
         """
+        self.wanted = self.spare
         if not self.makes_room:
             return False
         to_come = self.total - self.done
         takes = bytes_of(self.folder) * to_come // self.done if self.done else 0
         found = {path: bytes_of(path) for path in unused(self.cache, self.folder)}
         if free + sum(found.values()) < self.spare + takes:
-            return False
+            return free >= self.spare
+        wanted = max(self.spare, min(SPARE_BYTES, self.free // SPARE_SHARE))
         for path, size in found.items():
-            if free >= self.spare:
+            if free >= wanted:
                 break
             if self._gone(path):
                 self.coming, self.let_go_at = self.coming + size, ambient.monotonic()
                 free += size
+        if free >= wanted:  # or nothing more gives way, and it would be looked for at each chunk
+            self.wanted = wanted
         return free >= self.spare
 
     def first_made(self, error: OSError) -> bool:
