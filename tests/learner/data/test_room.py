@@ -169,8 +169,9 @@ def test_corpora_that_nobody_uses_give_way_to_a_text(
     assert f"removed the prepared corpus {old.folder}: another one needed its room" in old.told
 
 
+@pytest.mark.parametrize("late", [False, True])  # the file system tells of what was let go
 def test_a_disk_that_old_corpora_fill_takes_a_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """The first file that is written finds no byte: there is no look before that."""
     old = Old(tmp_path, monkeypatch)
@@ -182,9 +183,14 @@ def test_a_disk_that_old_corpora_fill_takes_a_text(
 
     whole = _Writer.closed
     monkeypatch.setattr(_Writer, "closed", closed)
+    left = list[int]()
+    monkeypatch.setattr(Room, "found", lambda room: left.append(room.spare))
+    if late:
+        is_free(monkeypatch, 0)
     small = folder_of(tmp_path / "small", 20)
     assert len(one(load(data(small), cache=old.cache)).train)
     assert not old.folder.exists()
+    assert left == [old.takes // 4], "the second attempt leaves room to others"
 
 
 def test_a_disk_that_stays_full_takes_one_corpus_and_no_more(
@@ -232,6 +238,61 @@ def test_others_find_more_room_once_corpora_go(
     assert left_where(1300) == 2
     monkeypatch.setattr("diloco_learner.data.room.unused", None)  # no more is looked for
     assert left_where(100) == 2
+
+
+def test_no_second_corpus_goes_for_a_text_that_is_known_not_to_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk each day's attempt took one of them, though all would not have done."""
+    monkeypatch.setattr("diloco_learner.data.room.FIRST_BYTES", 500)
+    folders, free = unused_corpora(tmp_path, 3), is_free(monkeypatch, 0)
+    folder, full = tmp_path / ("f" * 32), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def attempt(before: Room | None = None) -> Room:
+        room = Room(folder, before=before)
+        room.lock.touch()
+        room.check()
+        return room
+
+    def next_day() -> None:
+        (kept,) = tmp_path.glob(".*.short")
+        os.utime(kept, (kept.stat().st_mtime - 86_400,) * 2)
+
+    first = attempt()
+    assert first.first_made(full)
+    free[:] = [1000]
+    second = attempt(first)
+    second.look(1, 10)
+    second.ended(600)  # of 6000
+    second.short("text", full)
+    free[:] = [0]
+    for _ in range(2):
+        next_day()
+        later = attempt()
+        later.ended(0)
+        assert not later.first_made(full), "there are 2000"
+        later.short("text", full)
+    assert [path.exists() for path in folders] == [False, True, True]
+    next_day()
+    with monkeypatch.context() as patch:
+        patch.setattr("diloco_learner.data.room.free_bytes", lambda cache: None)
+        assert attempt().first_made(full), "nobody knows"
+    free[:] = [7000]  # three quarters of it, and what the last one holds, may do
+    assert attempt().first_made(full)
+
+
+def test_a_second_attempt_knows_what_was_let_go_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the disk for full, and so left nothing to others."""
+    unused_corpora(tmp_path, 2)
+    free, folder = is_free(monkeypatch, 0), tmp_path / ("f" * 32)
+    first = Room(folder)
+    assert first.first_made(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    for told in 0, 600, 1000:  # later, in part, at once
+        free[:] = [told]
+        room = Room(folder, before=first)
+        assert (room.begins, room.spare, room.free) == (1000, 250, 2000)
 
 
 def test_what_was_let_go_counts_as_free_before_the_file_system_tells(

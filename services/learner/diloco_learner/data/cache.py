@@ -125,12 +125,12 @@ class CorpusCache:
         fraction: float,
         check: Callable[[], object],
         *,
-        again: bool = True,
+        before: Room | None = None,
     ) -> None:
-        """Of a text that is not prepared; `again`: it may be begun once more. Raises ValueError and
-        OSError."""
+        """Of a text that is not prepared; `before`: of the first attempt, which is followed by one
+        more at most. Raises ValueError and OSError."""
         removed(folder)  # what somebody left who was killed is no room that others took
-        room = Room(folder, self.tell, makes_room=self.makes_room)
+        room = Room(folder, self.tell, makes_room=self.makes_room, before=before)
         told = _told(source.name, self.tell)
         room.check()
 
@@ -147,8 +147,8 @@ class CorpusCache:
             room.ended(bytes_of(folder))
             removed(folder)  # a full disk would stay full
             if isinstance(error, OSError) and error.errno in NO_ROOM:
-                if again and room.first_made(error):
-                    self._prepare(source, tokenizer, folder, fraction, check, again=False)
+                if before is None and room.first_made(error):
+                    self._prepare(source, tokenizer, folder, fraction, check, before=room)
                     return
                 raise ValueError(room.short(source.name, error)) from None
             raise

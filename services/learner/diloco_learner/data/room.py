@@ -1,7 +1,7 @@
 """Whether the disk has room for a corpus that is made of text; nobody knows how much it takes.
 
     CACHE/.<key>.short  that there was none: how many bytes did not do, for how long it is not tried
-                        again, and what is said of it
+                        again, what is said of it, and how many it takes, if much of it was written
 
 Streams of a hub, snapshots and checkpoints may lie on the same disk, and must not find it full. So
 whoever prepares a corpus stops while some room is left. Before that, corpora of the cache that
@@ -62,7 +62,8 @@ class Full(OSError):
 
 class Room:
     """For one corpus, from before it is begun. `folder`: that it gets. `tell` is called with what
-    is removed for it, in words; `makes_room`: whether anything may be."""
+    is removed for it, in words; `makes_room`: whether anything may be. `before`: of the attempt
+    that `first_made` room for this one."""
 
     def __init__(
         self,
@@ -70,12 +71,17 @@ class Room:
         tell: Callable[[str], None] | None = None,
         *,
         makes_room: bool = True,
+        before: "Room | None" = None,
     ) -> None:
         self.folder, self.cache, self.tell = folder, folder.parent, tell
         self.makes_room = makes_room
         self.kept = folder.parent / f".{folder.name}.short"
         self.lock = folder.parent / f".{folder.name}.lock"
-        self.begins, self.unused = free_bytes(self.cache), self._unused()
+        # What the file system told last; what of that let go it has not told yet, and since when.
+        self.told, self.coming, self.let_go_at = 0, 0, 0.0
+        if before is not None:
+            self.told, self.coming, self.let_go_at = before.told, before.coming, before.let_go_at
+        self.begins, self.unused = self._free(), self._unused()
         # 0 where the file system does not tell
         self.free = 0 if self.begins is None else self.begins + self._gives_way()
         self.spare = min(SPARE_BYTES, (self.begins or 0) // SPARE_SHARE)
@@ -84,8 +90,7 @@ class Room:
         self.every = LOOK_CHUNKS if self.spare >= LARGE_BYTES else 1
         self.chunks, self.done, self.total = 0, 0, 0
         self.written, self.had = 0, self.free
-        # What the file system told last; what of that let go it has not told yet, and since when.
-        self.told, self.coming, self.let_go_at = self.begins or 0, 0, 0.0
+        self.takes = 0  # as an earlier attempt found; 0 where none came far enough to know
 
     def _unused(self) -> int:
         """What corpora hold that nobody uses."""
@@ -112,6 +117,7 @@ class Room:
                 body = json.loads(file.read(SHORT_BYTES_MAX))
             free, why = int(body["free"]), str(body["why"])
             again_s = float(body.get("again_s", AGAIN_S))  # earlier builds knew one time alone
+            self.takes = int(body.get("takes", 0))  # nor did they keep this
             # The lock was made just now: that is the disk's own clock, whoever shares the disk.
             age_s = self.lock.stat().st_mtime - self.kept.stat().st_mtime
         except (OSError, ValueError, KeyError, TypeError):
@@ -146,8 +152,7 @@ class Room:
         for path, size in found.items():
             if free >= wanted:
                 break
-            if self._gone(path):
-                self.coming, self.let_go_at = self.coming + size, ambient.monotonic()
+            if self._gone(path, size):
                 free += size
         if free >= wanted:  # or nothing more gives way, and it would be looked for at each chunk
             self.wanted = wanted
@@ -155,17 +160,27 @@ class Room:
 
     def first_made(self, error: OSError) -> bool:
         """Whether one that nobody uses has gone, for a corpus that `ended` with its first bytes: it
-        can be begun once more."""
+        can be begun once more.
+
+        None goes where all of them would not do, as far as an earlier attempt knows: each attempt
+        would take one, and there is one each day.
+        """
         full = error.errno == errno.ENOSPC and not isinstance(error, Full)
         if not full or self.written >= FIRST_BYTES or not self.makes_room:
             return False
-        return any(map(self._gone, unused(self.cache, self.folder)[:1]))
+        if self.begins is not None and self.free < self.spare + self.takes:
+            return False
+        first = unused(self.cache, self.folder)[:1]
+        return any(self._gone(path, bytes_of(path)) for path in first)
 
-    def _gone(self, path: Path) -> bool:
-        gone = let_go(path)
-        if gone and self.tell is not None:
+    def _gone(self, path: Path, size: int) -> bool:
+        """Whether it gave way, of so many bytes."""
+        if not let_go(path):
+            return False
+        self.coming, self.let_go_at = self.coming + size, ambient.monotonic()
+        if self.tell is not None:
             self.tell(f"removed the prepared corpus {path}: another one needed its room")
-        return gone
+        return True
 
     def ended(self, written: int) -> None:
         """So many bytes of it are there, before they are removed. Others may have taken room too,
@@ -201,7 +216,9 @@ class Room:
             f"or let DILOCO_CORPORA be another folder than {self.cache}"
         )
         if remembers:
-            self._remember({"free": failed, "again_s": again_s, "why": text})
+            # Of its first bytes most may be in buffers yet.
+            known = int(takes) if self.written >= FIRST_BYTES else self.takes
+            self._remember({"free": failed, "again_s": again_s, "why": text, "takes": known})
         return text
 
     def _again(self, failed: int, *, quota: bool) -> str:
