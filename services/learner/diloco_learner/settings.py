@@ -100,7 +100,8 @@ class Settings(WorkerSettings):
     corpora_bytes_max: int = Field(
         64 << 30,
         ge=1 << 20,
-        description="The least recently used of them are removed above so many bytes.",
+        description="Above so many bytes, those that nobody uses are removed, the least recently "
+        "used first.",
     )
     cache: str = Field(
         "",

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from learner.data.test_corpus import data, one
-from shared.corpora.texts import folder_of
+from learner.data.test_corpus import data, one, unused_for_long
+from shared.corpora.texts import folder_of, prepared
 
 from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import load
 from diloco_learner.data.room import Room, _wanted
+from diloco_learner.data.unused import bytes_of
 from diloco_shared.budget.terms import shown
 from diloco_shared.corpora.mix import Mixture
 from diloco_shared.corpora.prepare import _Writer
@@ -154,8 +155,7 @@ class Old:
     def left(self) -> None:
         """Nobody uses it any more."""
         self.closed()
-        before = self.folder.stat().st_mtime - 3601
-        os.utime(self.folder, (before, before))
+        unused_for_long(self.folder)
 
 
 def test_corpora_that_nobody_uses_give_way_to_a_text(
@@ -169,8 +169,9 @@ def test_corpora_that_nobody_uses_give_way_to_a_text(
     assert f"removed the prepared corpus {old.folder}: another one needed its room" in old.told
 
 
+@pytest.mark.parametrize("late", [False, True])  # the file system tells of what was let go
 def test_a_disk_that_old_corpora_fill_takes_a_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """The first file that is written finds no byte: there is no look before that."""
     old = Old(tmp_path, monkeypatch)
@@ -182,9 +183,14 @@ def test_a_disk_that_old_corpora_fill_takes_a_text(
 
     whole = _Writer.closed
     monkeypatch.setattr(_Writer, "closed", closed)
+    left = list[int]()
+    monkeypatch.setattr(Room, "found", lambda room: left.append(room.spare))
+    if late:
+        is_free(monkeypatch, 0)
     small = folder_of(tmp_path / "small", 20)
     assert len(one(load(data(small), cache=old.cache)).train)
     assert not old.folder.exists()
+    assert left == [old.takes // 4], "the second attempt leaves room to others"
 
 
 def test_a_disk_that_stays_full_takes_one_corpus_and_no_more(
@@ -203,16 +209,100 @@ def test_a_disk_that_stays_full_takes_one_corpus_and_no_more(
     assert old.folder.exists() and not any(path.exists() for path in others)
 
 
+def unused_corpora(cache: Path, many: int) -> list[Path]:
+    """Of 1000 bytes each; they go in this order."""
+    folders = [cache / (name * 32) for name in "abcde"[:many]]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "train-00000.bin").write_bytes(bytes(1000))
+    return folders
+
+
+def test_others_find_more_room_once_corpora_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a large text took what one corpus after another gave, the disk was nearly full."""
+    folders, free = unused_corpora(tmp_path, 5), is_free(monkeypatch, 400)
+    room = Room(tmp_path / ("f" * 32))
+
+    def left_where(told: int) -> int:
+        free[:] = [told]
+        room.look(1, 2)
+        return sum(folder.exists() for folder in folders)
+
+    assert left_where(100) == 5, "a quarter of what was free"
+    assert left_where(99) == 3, "a quarter of all that it could have: 1350"
+    assert left_where(2099) == left_where(1350) == 3
+    assert left_where(1349) == left_where(2349) == 2
+    monkeypatch.setattr("diloco_learner.data.room.let_go", lambda path: False)
+    assert left_where(1300) == 2
+    monkeypatch.setattr("diloco_learner.data.room.unused", None)  # no more is looked for
+    assert left_where(100) == 2
+
+
+def test_no_second_corpus_goes_for_a_text_that_is_known_not_to_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk each day's attempt took one of them, though all would not have done."""
+    monkeypatch.setattr("diloco_learner.data.room.FIRST_BYTES", 500)
+    folders, free = unused_corpora(tmp_path, 3), is_free(monkeypatch, 0)
+    folder, full = tmp_path / ("f" * 32), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def attempt(before: Room | None = None) -> Room:
+        room = Room(folder, before=before)
+        room.lock.touch()
+        room.check()
+        return room
+
+    def next_day() -> None:
+        (kept,) = tmp_path.glob(".*.short")
+        os.utime(kept, (kept.stat().st_mtime - 86_400,) * 2)
+
+    first = attempt()
+    assert first.first_made(full)
+    free[:] = [1000]
+    second = attempt(first)
+    second.look(1, 10)
+    second.ended(600)  # of 6000
+    second.short("text", full)
+    free[:] = [0]
+    for _ in range(2):
+        next_day()
+        later = attempt()
+        later.ended(0)
+        assert not later.first_made(full), "there are 2000"
+        later.short("text", full)
+    assert [path.exists() for path in folders] == [False, True, True]
+    next_day()
+    with monkeypatch.context() as patch:
+        patch.setattr("diloco_learner.data.room.free_bytes", lambda cache: None)
+        assert attempt().first_made(full), "nobody knows"
+    free[:] = [7000]  # three quarters of it, and what the last one holds, may do
+    assert attempt().first_made(full)
+
+
+def test_a_second_attempt_knows_what_was_let_go_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the disk for full, and so left nothing to others."""
+    unused_corpora(tmp_path, 2)
+    free, folder = is_free(monkeypatch, 0), tmp_path / ("f" * 32)
+    first = Room(folder)
+    assert first.first_made(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    for told in 0, 600, 1000:  # later, in part, at once
+        free[:] = [told]
+        room = Room(folder, before=first)
+        assert (room.begins, room.spare, room.free) == (1000, 250, 2000)
+
+
 def test_what_was_let_go_counts_as_free_before_the_file_system_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Look after look removed the next corpus, until there was none, and the text was refused."""
     now, free = [0.0], is_free(monkeypatch, 1000, 100)
     monkeypatch.setattr("diloco_shared.ambient.monotonic", lambda: now[0])
-    folders = [tmp_path / (name * 32) for name in "abcde"]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "train-00000.bin").write_bytes(bytes(1000))
+    monkeypatch.setattr("diloco_learner.data.room.SPARE_BYTES", 250)
+    folders = unused_corpora(tmp_path, 5)
     room = Room(tmp_path / ("f" * 32))
 
     def left_after_a_look() -> int:
@@ -285,6 +375,28 @@ def test_a_check_makes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(one(load(data(old.new), cache=old.cache)).train)
 
 
+def test_a_check_that_finds_no_room_keeps_no_learner_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What did not do for the check was remembered, and the learner's was not an eighth more."""
+    monkeypatch.setattr("diloco_shared.corpora.prepare.CHUNK_BYTES", 100)
+    text, cache = folder_of(tmp_path / "text", 200), CorpusCache(tmp_path / "cache")
+    little = one(load(data(folder_of(tmp_path / "little", 8)), cache=cache)).folder
+    assert little is not None
+    unused_for_long(little)
+    prepared(text, tmp_path / "elsewhere")
+    holds = bytes_of(little)
+    tokens = sum(path.stat().st_size for path in (tmp_path / "elsewhere").glob("*.bin"))
+    # With a quarter left to others it has room where `little` goes, and a little too few if not.
+    Disk(monkeypatch, holds + tokens * 4 // 3 - holds // 2)
+    checks = CorpusCache(cache.folder, makes_room=False)
+    with pytest.raises(ValueError, match="which a learner removes") as refused:
+        load(data(text), cache=checks)
+    assert len(one(load(data(text), cache=cache)).train)
+    assert not little.exists()
+    assert "tried again" not in str(refused.value), "nothing says when"
+
+
 def test_a_corpus_that_is_in_use_stays_until_it_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +411,44 @@ def test_a_corpus_that_is_in_use_stays_until_it_is_not(
     assert len(cut) == 6 and old.folder.exists()
     del cut
     assert len(one(load(data(old.new), cache=old.cache)).train)
+
+
+@pytest.mark.parametrize("used", ["now", "lately", "no more"])
+def test_a_smaller_limit_of_another_learner_removes_no_corpus_that_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: str
+) -> None:
+    """A learner that only opened its own corpus removed one that another learner trained on."""
+    old = Old(tmp_path, monkeypatch)
+    old.disk.size *= 4
+    if used == "now":
+        unused_for_long(old.folder)  # its reader has it open all the same
+    elif used == "lately":
+        old.closed()
+    else:
+        old.left()
+    small = CorpusCache(old.cache.folder, bytes_max=1)
+    for _ in range(2):  # when it is prepared, and when it is opened
+        one(load(data(old.new), cache=small))
+    assert old.folder.exists() == (used != "no more")
+
+
+def test_a_mixture_above_the_limit_is_prepared_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its corpora was removed for the next one, whenever the mixture was opened."""
+    old = Old(tmp_path, monkeypatch)
+    old.disk.size *= 4
+    small = CorpusCache(old.cache.folder, bytes_max=1)
+    both = [{"source": str(text), "weight": 1} for text in (old.text, old.new)]
+    mixture = Data.model_validate({"mixture": both, "validation_fraction": 0.2})
+    old.left()
+    load(mixture, cache=small)
+    gc.collect()
+    for folder in filter(Path.is_dir, small.folder.iterdir()):
+        unused_for_long(folder)
+    monkeypatch.setattr("diloco_learner.data.cache.prepare_locked", None)  # not once more
+    assert isinstance(load(mixture, cache=small), Mixture)
+    assert sum(folder.is_dir() for folder in small.folder.iterdir()) == 2
 
 
 def test_no_corpus_is_removed_for_a_text_that_would_not_fit_all_the_same(

@@ -6,9 +6,8 @@
     CACHE/digests.json  of files of tokens that somebody else made: see `digests`
 
 The text is known by its files' names, sizes and times. Whoever comes while another one prepares
-waits for it. What is over the cache's limit is removed, the least recently used first; whoever has
-it open keeps what he has, since the system keeps a file's content for as long as it is open. Where
-a text finds no room, corpora that nobody uses are removed before it is refused: see `unused`.
+waits for it. Over the cache's limit, corpora that nobody uses are removed, the least recently used
+first. They are removed too where a text finds no room, before it is refused: see `unused`.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from diloco_learner.data.digests import KeptDigests
 from diloco_learner.data.room import NO_ROOM, Room
-from diloco_learner.data.unused import bytes_of, hold, kept
+from diloco_learner.data.unused import bytes_of, hold, kept, let_go
 from diloco_shared.corpora.folders import Busy, locked
 from diloco_shared.corpora.prepare import Progress, prepare_locked, removed
 from diloco_shared.corpora.prepared import FORMAT, INDEX, Corpus, is_prepared, open_corpus, whole
@@ -58,7 +57,7 @@ _OPEN: WeakValueDictionary[tuple[Path, int, int], Corpus] = WeakValueDictionary(
 
 @dataclass(frozen=True, slots=True)
 class CorpusCache:
-    """A folder of prepared corpora, of at most `bytes_max` together, but for the newest one.
+    """A folder of prepared corpora, of at most `bytes_max` together, but for those in use.
 
     `tell` is called with what takes long, in words. `makes_room`: whether corpora that nobody uses
     give way to a text.
@@ -126,12 +125,12 @@ class CorpusCache:
         fraction: float,
         check: Callable[[], object],
         *,
-        again: bool = True,
+        before: Room | None = None,
     ) -> None:
-        """Of a text that is not prepared; `again`: it may be begun once more. Raises ValueError and
-        OSError."""
+        """Of a text that is not prepared; `before`: of the first attempt, which is followed by one
+        more at most. Raises ValueError and OSError."""
         removed(folder)  # what somebody left who was killed is no room that others took
-        room = Room(folder, self.tell, makes_room=self.makes_room)
+        room = Room(folder, self.tell, makes_room=self.makes_room, before=before)
         told = _told(source.name, self.tell)
         room.check()
 
@@ -148,8 +147,8 @@ class CorpusCache:
             room.ended(bytes_of(folder))
             removed(folder)  # a full disk would stay full
             if isinstance(error, OSError) and error.errno in NO_ROOM:
-                if again and room.first_made(error):
-                    self._prepare(source, tokenizer, folder, fraction, check, again=False)
+                if before is None and room.first_made(error):
+                    self._prepare(source, tokenizer, folder, fraction, check, before=room)
                     return
                 raise ValueError(room.short(source.name, error)) from None
             raise
@@ -172,18 +171,17 @@ class CorpusCache:
         return True
 
     def _bound(self, newest: Path) -> None:
-        """Remove what has not been used for longest, until the rest is within the limit."""
+        """Remove what nobody uses, the least recently used first, until the limit is kept.
+
+        What is in use may be another learner's, whose limit is another one, or of the same mixture.
+        To remove it would free nothing while it is open, and it would be prepared anew for hours.
+        """
         sizes = {path: bytes_of(path) for path in kept(self.folder)}
         total = sum(sizes.values())
         for path in sizes:
             if total <= self.bytes_max:
                 return
-            if path == newest:
-                continue
-            try:
-                with locked(path, wait=False):
-                    removed(path)
-            except Busy:
+            if path == newest or not let_go(path):
                 continue
             total -= sizes[path]
             if self.tell is not None:
