@@ -4,12 +4,17 @@ Everything that a world plays asks here and nowhere else; then hours of it take 
 plays the same world again. Sockets and child processes, which no world plays, use `time` itself.
 """
 
+import os
 import secrets
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
+
+# Where the system does not tell, a process was started when it came here.
+_IMPORTED_AT = time.monotonic()
 
 
 class Ambient(Protocol):
@@ -20,6 +25,9 @@ class Ambient(Protocol):
 
     def wall(self) -> float:
         """Seconds since 1970, as this machine's clock has them: others' differ."""
+
+    def started(self) -> float:
+        """When this process was started, by `monotonic`."""
 
     def token(self, size: int) -> str:
         """`size` random bytes in hex that nobody can guess."""
@@ -36,6 +44,16 @@ class System:
 
     def wall(self) -> float:
         return time.time()
+
+    def started(self) -> float:
+        """`man proc`: field 22 of stat."""
+        try:
+            fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+            after_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+            age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - after_boot_s
+        except (OSError, ValueError, IndexError, AttributeError):
+            return _IMPORTED_AT
+        return time.monotonic() - max(age_s, 0.0)
 
     def token(self, size: int) -> str:
         return secrets.token_hex(size)
@@ -55,6 +73,11 @@ def monotonic() -> float:
 def wall() -> float:
     """Seconds since 1970, as this machine's clock has them: others' differ."""
     return _ambient.wall()
+
+
+def started() -> float:
+    """When this process was started, by `monotonic`."""
+    return _ambient.started()
 
 
 def token(size: int) -> str:

@@ -69,6 +69,7 @@ class Hosted:
             owner.children.append(self)
         self.name = name
         self.skew_s = skew_s  # its wall clock is off by that much
+        self.started = ORIGIN + loop.now  # by its clock
         self.frozen = self.killed = False
         self.silent_since = math.inf  # it is gone, or stands still
         self.thawed_at = 0.0  # the last time
@@ -413,6 +414,11 @@ class VirtualAmbient:
         """Of a process its own: it stands still with it."""
         hosted = _HOSTED.get()
         return ORIGIN + self.loop.now if hosted is None else hosted.monotonic
+
+    def started(self) -> float:
+        """Of a process; the world itself was always there."""
+        hosted = _HOSTED.get()
+        return ORIGIN if hosted is None else hosted.started
 
     def wall(self) -> float:
         """With the skew of the host's clock."""

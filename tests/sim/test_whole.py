@@ -2,17 +2,38 @@
 
 import asyncio
 from random import Random
+from typing import Any
 
 import pytest
 
 from diloco_simulator.virtual_loop import Hosted, VirtualLoop, play
 from diloco_simulator.worlds import watched_run, world
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.options import Options
 from diloco_syncer.messages.outbox_io import Outbox
 
 
 def test_a_seed_is_a_run() -> None:
     one, again = world.one(11), world.one(11)
     assert (one.counts, one.rounds, one.virtual_s) == (again.counts, again.rounds, again.virtual_s)
+
+
+def test_what_is_stored_and_when_is_the_same_in_each_play(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in one process, where nothing lies at the same place in memory twice. In this world a
+    syncer waits for several answers when it loses its connection."""
+    seen, stored = list[tuple[Any, ...]](), world.World._stored
+
+    def noted(of: world.World, stream: str, message: Any) -> None:
+        seen.append((of.loop.now, stream, message.subject, message.seq))
+        stored(of, stream, message)
+
+    monkeypatch.setattr(world.World, "_stored", noted)
+    plays = list[list[tuple[Any, ...]]]()
+    for _ in range(4):
+        world.played(Case.drawn(1010, Options.drawn(1010)))
+        plays.append(seen.copy())
+        seen.clear()
+    assert plays[0] and all(play == plays[0] for play in plays)
 
 
 def test_a_fault_of_the_product_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

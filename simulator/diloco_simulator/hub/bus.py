@@ -59,7 +59,7 @@ class MemoryBus(StreamKv):
         self._up = asyncio.Event()
         self._up.set()
         self._closed = False
-        self._deliveries: set[Deliveries] = set()
+        self._deliveries: dict[Deliveries, None] = {}  # in the same order in each play
         self._subscribed: set[int] = set()  # at the broker
 
     # --- connection ---------------------------------------------------------------------------
@@ -155,12 +155,12 @@ class MemoryBus(StreamKv):
         self, subject: str, *, limit: int = 1024
     ) -> AsyncIterator[AsyncIterator[Delivery]]:
         waiting = Deliveries(subject, limit, self.traffic)
-        self._deliveries.add(waiting)
+        self._deliveries[waiting] = None
         try:
             with self._receives(subject, waiting.put):
                 yield waiting
         finally:
-            self._deliveries.discard(waiting)
+            self._deliveries.pop(waiting, None)
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float = 2.0) -> bytes:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

@@ -40,7 +40,8 @@ class FarBus(MemoryBus):
         self.out, self.into = Way(link, out=True), Way(link, out=False)
         self.patience = Patience(net.loop)
         self.broken = False  # the connection is lost, and will be there again
-        self.waiting: set[asyncio.Future[Any]] = set()  # for answers
+        # For answers, in the same order in each play.
+        self.waiting: dict[asyncio.Future[Any], None] = {}
 
     @property
     def ways(self) -> list[Way]:
@@ -72,11 +73,11 @@ class FarBus(MemoryBus):
         answer: asyncio.Future[T] = self.net.loop.create_future()
         self.net.send(self.out, SMALL + size, partial(self._carried_out, work, answer))
         self.patience.wait(answer, timeout_s, subject)
-        self.waiting.add(answer)
+        self.waiting[answer] = None
         try:
             return await answer
         finally:
-            self.waiting.discard(answer)
+            self.waiting.pop(answer, None)
 
     async def _again(self, timeout_s: float, subject: str) -> None:
         try:

@@ -9,7 +9,6 @@ import structlog
 from diloco_learner.context import RunContext
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.recovery.recovery import Recovery, before_training, recovery_times
-from diloco_learner.training.computing_io import process_started
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_shared import ambient
 from diloco_shared.bus.port import BusError
@@ -56,7 +55,7 @@ class Reporter:
         self.moved = asyncio.Event()
         self.last: Progress | None = None
         self.recovery: Recovery | None = None
-        self.started_at = process_started()
+        self.started_at = ambient.started()
         self.stepping_at: float | None = None
         self.state_bytes = 0  # of the optimizer's state, once it is known
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import resource
 import sys
 import threading
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -359,14 +357,13 @@ def _resident_peak() -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# How long the train loop spent on anything but its own computation (invariant I8), and since when
-# this process runs.
+# How long the train loop spent on anything but its own computation (invariant I8).
 
 
 class WaitClock:
     """A context manager around every call of the train loop that could wait; adds up seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = ambient.monotonic) -> None:
         self.clock = clock
         self.seconds = 0.0
         self._since = 0.0
@@ -381,18 +378,3 @@ class WaitClock:
         trace: TracebackType | None,
     ) -> None:
         self.seconds += self.clock() - self._since
-
-
-# Where the system does not tell, a process was started when it came here.
-_IMPORTED_AT = ambient.monotonic()
-
-
-def process_started() -> float:
-    """When this process was started, on the monotonic clock (`man proc`: field 22 of stat)."""
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        after_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - after_boot_s
-    except (OSError, ValueError, IndexError, AttributeError):
-        return _IMPORTED_AT
-    return ambient.monotonic() - max(age_s, 0.0)
