@@ -260,9 +260,10 @@ def test_who_left_is_judged_by_what_the_product_did_to_it() -> None:
     report = Report(lambda invariant, text: None)
     of = SimpleNamespace(ended_at=10.0, merges=SimpleNamespace(versions=[3]))
 
-    def looked(last_told: bool, **left: Any) -> int:
+    def looked(last_told: bool, *, forced: bool = False, **left: Any) -> int:
         watch: Any = SimpleNamespace(
             of=[of],
+            stops=SimpleNamespace(told={0} if forced else set()),
             ended="finished",
             healed_at=5.0,
             report=report,
@@ -281,4 +282,5 @@ def test_who_left_is_judged_by_what_the_product_did_to_it() -> None:
     assert looked(False, **dismissed) == 1 and "no last evaluation was told" in told[0]
     assert looked(True, **dismissed) == 1 and not told
     assert looked(True, **dismissed, evaluates=True) == 1 and "is dismissed over" in told[0]
+    assert looked(True, forced=True, **dismissed, evaluates=True) == 1 and not told
     assert looked(True, **dismissed, evaluates=True, at=10.0 + LAST_EVALUATION_S) == 1 and not told

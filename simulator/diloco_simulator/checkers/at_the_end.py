@@ -92,6 +92,8 @@ def _evaluated(watch: RunWatch, *, told: bool) -> None:
     watch.report.looked("liveness")
     if not told:
         watch.broken("liveness", f"{', '.join(stayed)} left, and no last evaluation was told")
+    if watch.stops.told:  # the coordinator had ended it, and nobody was waited for
+        return
     for m, e in stayed.items():
         if e.dismissed and e.evaluates and e.at < ended_at + LAST_EVALUATION_S:
             watch.broken("liveness", f"{m} is dismissed over the last evaluation")
