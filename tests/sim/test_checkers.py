@@ -254,6 +254,21 @@ def test_who_has_heard_of_a_round_that_was_lost_may_go_by_it() -> None:
     assert rates.report.looks == {"rates": 3}
 
 
+def test_in_an_epoch_that_replaces_a_lost_history_less_of_the_budget_may_be_used() -> None:
+    """By as many steps: of several shards none tells it apart by these."""
+    told: list[str] = []
+    spec = spec_of(Options.calm(fragments=4, budget="tokens", shards=2), 1)
+    inner = spec.inner.model_copy(update={"warmup_steps": 0})
+    spec = spec.model_copy(update={"inner": inner})
+    rates = Rates(Report(lambda invariant, text: told.append(invariant)), spec)
+    rates.begins("a", 0, stamped(1, 1.0))
+    rates.enters("a", 9, stamped(1, 0.2))
+    rates.told("a", 9, stamped(2, 0.1))
+    peak = inner.learning_rate * spec.algorithm.inner_rate_factor
+    rates.steps("a", inner_rate(inner, peak, 0.0, 0.15))
+    assert not told
+
+
 def test_who_left_is_judged_by_what_the_product_did_to_it() -> None:
     """Whoever stayed to the end, or was dismissed then: over the last evaluation nobody is."""
     told: list[str] = []

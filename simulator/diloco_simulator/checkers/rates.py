@@ -77,9 +77,11 @@ class Rates:
         """Of several shards the slowest counts, and one that is behind may not have spoken yet.
         Each says how much of the budget is used as of its own rounds: the one that is behind may
         say more than the others."""
+        fraction = min(stamp.fraction, place.least.fraction)
         if stamp.steps < place.least_steps(self.each):
-            fraction = min(stamp.fraction, place.least.fraction)
-            place.least, place.steps = stamp.model_copy(update={"fraction": fraction}), 0
+            place.least, place.steps = stamp, 0
+        # Be it of as many steps: in an epoch that replaces a lost history less may be used by then.
+        place.least = place.least.model_copy(update={"fraction": fraction})
 
     def adopted(self, life: str, epoch: int, stamp: Stamp) -> None:
         """It has adopted a fragment: of one shard it knows now how far the run is."""
