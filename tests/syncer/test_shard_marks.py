@@ -151,6 +151,24 @@ def test_a_shard_that_is_over_gives_its_part_of_a_mark_that_it_hears_of_later(
     assert not second.machine.user_requests.checkpoints.making
 
 
+def test_while_no_learner_is_there_to_tell_a_shard_looks_by_itself(pair: list[Any]) -> None:
+    """Whoever asks for a checkpoint then waited for its part, and had none after ten minutes."""
+    second = pair[1]
+    second.first_mark = 0
+    lease_s = second.machine.roster.lease_s
+    for _ in range(3):
+        second.step("a", 0)
+        looks = [e for e in second.wait(lease_s / 2) if isinstance(e, FindMark)]
+        assert not looks, "a learner is there, and would tell"
+    assert [e for e in second.wait(lease_s + LOOK_S) if isinstance(e, FindMark)]
+    assert marks(second) == []
+    second.first_mark = 1
+    assert captured(second.wait(LOOK_S)) == [1] and marks(second) == [(1, "begun")]
+    second.give(Kept(1))
+    seen = [*second.step("a", 0), *second.wait(lease_s / 2)]
+    assert not [e for e in seen if isinstance(e, FindMark)]
+
+
 def test_a_look_that_the_hub_does_not_answer_is_waited_for(pair: list[Any]) -> None:
     """Without asking again and again what is due."""
     second = over(pair[1])
@@ -266,7 +284,9 @@ def test_no_mark_is_set_while_a_part_of_the_end_before_is_written(pair: list[Any
 def test_a_shard_that_is_not_over_looks_when_it_is_told(pair: list[Any]) -> None:
     second = pair[1]
     second.first_mark = 1
-    assert not [e for e in second.wait(3 * LOOK_S) if isinstance(e, FindMark)]
+    for _ in range(30):
+        seen = [*second.step("a", 0), *second.wait(LOOK_S / 10)]
+        assert not [e for e in seen if isinstance(e, FindMark)]
 
 
 def wished(checkpoint: int, restore: Restore | None = None) -> Wanted:

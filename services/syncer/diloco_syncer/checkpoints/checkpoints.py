@@ -11,8 +11,9 @@ and the ledger counts them.
 
 With several syncer shards the first begins; the others set their mark when a message of a learner
 tells of it, before they record a round that it may be part of. A learner may lie: they look for the
-mark on the first shard's tape, and record nothing meanwhile. One that is over, whose tape takes no
-mark, looks by itself: nothing that was sent after the mark is in its state, so that is its part.
+mark on the first shard's tape, and record nothing meanwhile. While no learner is there to tell,
+they look by themselves. So does one that is over, whose tape takes no mark: nothing that was sent
+after the mark is in its state, so that is its part.
 A mark has a number that only grows.
 The tape may lose a mark, by a power cut or because the hub was put back from a backup; learners
 have met it all the same, and parts of it are written. So the first shard begins above all numbers
@@ -43,8 +44,8 @@ from diloco_syncer.events import (
 from diloco_syncer.history.history import History
 from diloco_syncer.members.roster import Roster
 
-# Between two looks of a shard that is over, in seconds, until the run is left: its learners may
-# have met a mark and gone, and the first shard waits.
+# Between two looks of a shard by itself, in seconds: of one that is over until the run is left,
+# since its learners may have met a mark and gone, and the first shard waits.
 LOOK_S = 10.0
 
 
@@ -75,7 +76,8 @@ class CheckpointDecisions:
         self.open = 0  # the mark there of a checkpoint that is being made
         self.gave = (0, 0)  # epoch and number of the newest that this shard, over, gave a part of
         self.given = True  # it lies there
-        self.look_at = 0.0  # for marks of after this shard's end
+        self.untold = False  # no learner is there that could tell of a mark
+        self.look_at = 0.0  # for marks, where nobody tells of them
         self.last_look = ""  # when all shards are over: "due", "begun", then "done"
         # What became of it after the end of the run, whose tape takes no record of it.
         self.ended: tuple[CheckpointState, str] | None = None
@@ -106,15 +108,22 @@ class CheckpointDecisions:
     def deadline(self) -> float | None:
         """When `advance` is due at the latest; None once it waits for its own part alone, or for
         what a look finds."""
-        if self._over:
-            return None if self.claims.looking else self.look_at
-        return self.until if self.number and not (self.sealing or self.waited) else None
+        waits = self.number and not (self.sealing or self.waited)
+        if waits and not self._over:
+            return self.until
+        return self.look_at if self._looks_itself and not self.claims.looking else None
 
     @property
     def _over(self) -> bool:
         """Whether this is another shard than the first, with a state, and at its end."""
         h = self.history
         return bool(h.shard and h.initialised and h.outcome)
+
+    @property
+    def _looks_itself(self) -> bool:
+        """Whether nobody will tell this shard of a mark, be there one."""
+        h = self.history
+        return self._over or (self.untold and bool(h.shard and h.initialised and not h.outcome))
 
     def state(self) -> tuple[CheckpointState, str]:
         """For people: (state, why) of the newest."""
@@ -267,7 +276,8 @@ class CheckpointDecisions:
 
     def _look(self, now: float) -> list[Effect]:
         if self.history.shard:
-            anyway = self._over and now >= self.look_at
+            self.untold = not self.roster.live(now)
+            anyway = self._looks_itself and now >= self.look_at
             if not self.claims.look(anyway=anyway):
                 return []
             self.look_at = now + LOOK_S
