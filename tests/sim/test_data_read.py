@@ -167,6 +167,18 @@ def test_a_contribution_says_how_far_its_learner_has_read(seen: Seen) -> None:
     assert seen.named("has read nothing")
 
 
+def test_whoever_leases_a_shard_at_its_end_says_that_it_is_read_ever_after(seen: Seen) -> None:
+    """Also once it is somebody else's, since it is merged: it may hear of that late."""
+    seen.reads("a/0", (5, 0, 2), (5, 0, 3))
+    seen.leased(5, "", (0, 4), now=3.0)
+    seen.leased(5, "a/1", (0, 4), now=4.0)
+    seen.leased(7, "a/1", now=4.0)
+    seen.reads("a/1", (7, 0, 0))
+    seen.leased(5, "", (1, 0), now=5.0)
+    seen.says("a/1", Cursor(shard=7, sequences=1, finished=((5, 0),)))
+    assert seen.told == []
+
+
 def test_of_leases_from_a_backup_nobody_knows_how_far_they_were_read(seen: Seen) -> None:
     seen.data.put_back([lease(5, "a/0")], 3.0)
     seen.reads("a/0", (5, 0, 2), (5, 0, 3), (5, 1, 0))

@@ -124,6 +124,8 @@ class DataRead:
         self.beat_s = BEAT_S + BEATS * spec.membership.heartbeat_s
         self.readers: dict[str, Reader] = {}
         self.leases: dict[int, Lease] = {}
+        # (life, shard, pass) that it leased, or kept on a hub that was put back, read to its end.
+        self.at_end = set[tuple[str, int, int]]()
         self.free_since = dict.fromkeys(range(self.shards), 0.0)
         self.known = KnownPlace(size)
         self.merged = [MergedData(self, n) for n in range(spec.algorithm.shards)]
@@ -142,6 +144,8 @@ class DataRead:
         """The hub was, from a backup, which has these."""
         self.put_back_at = now
         self.leases = {record.shard: Lease(record, now, loaded=True) for record in leases}
+        for lease in self.leases.values():
+            self._ended(lease)
         held = {shard for shard, lease in self.leases.items() if lease.life}
         self.free_since = {s: math.inf if s in held else now for s in self.free_since}
         self.doubted.clear()
@@ -156,6 +160,7 @@ class DataRead:
         if record.holder:
             self._in_order(record, was, now)
         lease = self.leases[shard] = Lease(record, now, self._led_since(now))
+        self._ended(lease)
         reads = self.readers.get(lease.life, Reader()).stretch
         # Also one that it had lost, as to a run that goes back: it reads on for want of another.
         lost = was is not None and was.life != lease.life
@@ -168,6 +173,11 @@ class DataRead:
                 self.broken(f"{lease.life} holds {held} data shards")
         elif self.free_since[shard] == math.inf:
             self.free_since[shard] = now
+
+    def _ended(self, lease: Lease) -> None:
+        passes, sequences = lease.record.began
+        if lease.record.holder and sequences == self.size(lease.record.shard):
+            self.at_end.add((lease.life, lease.record.shard, passes))
 
     def _follows(self, record: ShardLease, was: Lease | None) -> None:
         """It begins behind what is merged, or what its holder gives up after it was read."""
@@ -363,17 +373,7 @@ class DataRead:
 
     def _finished(self, life: str, reader: Reader, shard: int, passes: int) -> None:
         last = shard, passes, self.size(shard) - 1
-        lease = self.leases.get(shard)
-        at_end = (
-            lease is not None
-            and lease.life == life
-            and lease.record.began
-            == (
-                passes,
-                self.size(shard),
-            )
-        )
-        if last not in reader.log and not at_end:
+        if last not in reader.log and (life, shard, passes) not in self.at_end:
             self.broken(
                 f"{life} says that it has read data shard {shard} to its end in pass {passes}"
             )
