@@ -7,7 +7,15 @@ import pytest
 from diloco_learner.events import Contribute
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import ShardLease
-from diloco_simulator.checkers.data import BEAT_S, HELD_MAX, OLD_S, SEEN_S, DataRead
+from diloco_simulator.checkers.data import (
+    BEAT_S,
+    GOING_BACK_S,
+    HELD_MAX,
+    OLD_S,
+    SEEN_S,
+    TOLD_S,
+    DataRead,
+)
 from diloco_simulator.checkers.promises import Report
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
@@ -165,6 +173,25 @@ def test_a_contribution_says_how_far_its_learner_has_read(seen: Seen) -> None:
     assert seen.named("a/0 says that it has read data shard 9 to its end in pass 0")
     seen.says("a/0", None)
     assert seen.named("has read nothing")
+
+
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_what_is_merged_is_read_again_only_where_the_run_is_going_back(
+    seen: Seen, *, goes_back: bool
+) -> None:
+    """Its leader gives the data shards back as they were, and then writes down that it does."""
+    seen.data.merged[0].merged[7] = {(0, 0): (1.0, True), (0, 1): (1.0, True)}
+    at = int(2 * TOLD_S)
+    seen.led(at)
+    seen.leased(7, "b/0", now=at)
+    seen.reads("b/0", (7, 0, 0), now=at)
+    assert seen.told == []
+    if goes_back:
+        seen.data.went_back()
+    for _ in range(2):
+        seen.data.look(at + GOING_BACK_S)
+    text = "b/0 reads data shard 7 from 0 in pass 0 again, which is merged up to (0, 2)"
+    assert seen.told == ([] if goes_back else [text])
 
 
 def test_whoever_leases_a_shard_at_its_end_says_that_it_is_read_ever_after(seen: Seen) -> None:

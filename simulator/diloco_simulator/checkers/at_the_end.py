@@ -1,5 +1,6 @@
 """What must be true of a run once it is over and everybody has left it."""
 
+import math
 from typing import TYPE_CHECKING
 
 from diloco_shared.protocol import subjects
@@ -20,6 +21,7 @@ STEPS = 60.0
 def look(observer: "Observer") -> None:
     """At what the hub still has, and at what was seen of everybody."""
     watch = observer.watch
+    watch.data.look(math.inf)
     for of in watch.of:
         held = _held(observer, of)
         of.limits.down(held, of.terms + len(of.epochs), of.restores + of.rebirths)

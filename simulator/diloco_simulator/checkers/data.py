@@ -41,6 +41,9 @@ BEAT_S, BEATS = 2.0, 2
 # By a word of who is gone that is older nobody takes a shard, once it has no lease of a learner any
 # more: it was sought, and the hub asked, perhaps in vain and by who stood still.
 OLD_S = 60.0
+# A leader that goes back to a checkpoint gives the data shards back as they were then, and then
+# writes down that it goes back: after answers of the hub that may take that long.
+GOING_BACK_S = 60.0
 # Nobody leads who has said nothing for so long. Where processes have credentials of their own, the
 # leader gives the leases.
 SILENT_S = 10.0
@@ -132,6 +135,8 @@ class DataRead:
         self.beats: deque[tuple[float, frozenset[str]]] = deque(maxlen=4096)
         self.leaders: dict[int, Led] = {}  # of each shard of the syncer that was ever led
         self.doubted: list[tuple[float, str, ShardLease]] = []  # takeovers that a beat must explain
+        # What was read again, unless the run is going back; and when.
+        self.again: list[tuple[float, str]] = []
         self.healed_at = math.inf
         self.put_back_at = -math.inf
 
@@ -212,6 +217,7 @@ class DataRead:
             led = self.leaders[shard] = Led(term, now)
         led.until = now
         self.beats.append((now, frozenset(live)))
+        self.look(now)
         waiting, self.doubted = self.doubted, []
         for at, learner, record in waiting:
             if learner not in live:
@@ -314,7 +320,7 @@ class DataRead:
         if not lease.begun and (passes, n) == at:
             lease.begun = True
             self.reached("read for another time" if passes else "read for the first time")
-            self._not_twice(life, read, lease)
+            self._not_twice(life, read, lease, now)
             return stretch
         if (passes, n) == at or (n == 0 and at == (passes - 1, self.size(shard))):
             self.reached("begun twice" if lease.begun else "begun behind an end")
@@ -328,12 +334,23 @@ class DataRead:
         lease.begun = True
         return stretch
 
-    def _not_twice(self, life: str, read: Read, lease: Lease) -> None:
+    def _not_twice(self, life: str, read: Read, lease: Lease, now: float) -> None:
         if lease.since - self.put_back_at <= PUT_BACK_S or lease.since < lease.led_since + TOLD_S:
             return
         told = self._told(read[0], lease.since - TOLD_S)
         if read[1:] < told:
-            self.broken(f"{life} reads data shard {_at(read)} again, which is merged up to {told}")
+            text = f"{life} reads data shard {_at(read)} again, which is merged up to {told}"
+            self.again.append((now, text))
+
+    def went_back(self) -> None:
+        """The tape says so."""
+        self.again.clear()
+
+    def look(self, now: float) -> None:
+        """At what nobody has explained by now."""
+        for _, text in [found for found in self.again if found[0] <= now - GOING_BACK_S]:
+            self.broken(text)
+        self.again = [found for found in self.again if found[0] > now - GOING_BACK_S]
 
     def _for_want(self, life: str, stretch: Stretch, now: float) -> None:
         """It reads what others read, or its own once more: only while nothing is free."""
