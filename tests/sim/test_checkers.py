@@ -1,7 +1,7 @@
 """Checkers by themselves: what they are shown, they see."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.numerics.schedule import inner_rate
 from diloco_shared.protocol.messages import (
     Stamp,
+    TapeEnd,
     TapeRebirth,
     TapeRound,
     TapeSetting,
@@ -20,6 +21,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_simulator.checkers import at_the_end, promises
+from diloco_simulator.checkers.budget import BudgetUsed, Used
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
 from diloco_simulator.checkers.limits import LeaderLimits
@@ -229,6 +231,22 @@ def test_who_had_no_time_to_be_merged_again_is_not_judged(
 
 def stamped(round_: int, fraction: float) -> Stamp:
     return Stamp(round=round_, steps=8 * round_, fraction=fraction, fraction_per_step=0.01)
+
+
+@pytest.mark.parametrize("finishing", [6, -1])
+def test_a_stop_that_comes_while_the_end_is_on_its_way_changes_nothing(finishing: int) -> None:
+    """The budget is used, and the last round closed; else the user cut the run short."""
+    told: list[str] = []
+    spec, tokens = spec_of(Options.calm(), 1), cast(Any, None)
+    used = BudgetUsed(Report(lambda invariant, text: told.append(text)), spec, tokens)
+    used.owned = 1
+    used.states = [Used(next_round=7, finishing=finishing)]
+    stop = TapeSetting(term=1, name="stopping", value=1, reason="asked", at=1.0)
+    used.record(stop, None, 1.0)
+    end: Any = {"term": 1, "outcome": "finished", "reason": "", "versions": (7,), "at": 2.0}
+    used.record(TapeEnd.model_validate({**end, "counts": ()}), None, 2.0)
+    cut = ["the run ends before round 7, not before round 8"]
+    assert told == ([] if finishing >= 0 else cut)
 
 
 def test_who_has_heard_of_a_round_that_was_lost_may_go_by_it() -> None:

@@ -42,6 +42,7 @@ class Used:
     finishing: int = -1  # the first round behind the budget; -1: not yet
     perhaps: int = -1  # the same, where a restore may have found the budget used
     stopping: bool = False
+    cut: bool = False  # by the user, before the budget was used
     term: int = 0
     at: float = 0.0  # of this record, by the clock of whoever led
     since: float = 0.0  # when the hub took the record before the first round, in virtual seconds
@@ -81,8 +82,9 @@ class BudgetUsed:
             case TapeRestore() if mark is not None:
                 used = self._back(record, mark, used)
             case TapeSetting(name="stopping"):
-                finishing = used.finishing if used.finishing >= 0 else used.next_round
-                used = replace(used, stopping=True, finishing=finishing)
+                cut = used.finishing < 0
+                finishing = used.next_round if cut else used.finishing
+                used = replace(used, stopping=True, cut=used.cut or cut, finishing=finishing)
             case TapeEnd():
                 self._end(record, used)
         self.states.append(used)
@@ -110,6 +112,7 @@ class BudgetUsed:
             finishing=n if over else -1,
             perhaps=-1 if self.rounds else n,
             stopping=used.stopping,
+            cut=used.cut,
             term=used.term,
             at=record.at,
         )
@@ -180,6 +183,7 @@ class BudgetUsed:
                 self.report(BUDGET, f"the run is {record.outcome}, and nobody stopped it")
             return
         ends = [first + self.owned for first in (used.finishing, used.perhaps) if first >= 0]
-        if used.next_round not in ends or used.stopping:
+        # A stop may be on its way to the tape while the end is decided.
+        if used.next_round not in ends or used.cut:
             due = f"round {ends[0]}" if ends else "its budget is used"
             self.report(BUDGET, f"the run ends before round {used.next_round}, not before {due}")
