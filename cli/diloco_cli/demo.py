@@ -149,7 +149,7 @@ def run_demo(data: Path, *, port: int, steps: int, limit_s: float, console: Cons
         data, learners=3, port=port, chaos=True, threads=1, throwaway=True, pause_s=AWAY_S
     )
     demo = Demo(stack, console, steps, began + limit_s)
-    asyncio.run(until_stopped(demo.run()))
+    asyncio.run(until_stopped(demo.run(), ending=lambda: stack.stopping))
     if not demo.watched:
         raise CliError("interrupted before the end: nothing is reported", INTERRUPTED)
     if not demo.over:

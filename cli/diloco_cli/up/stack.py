@@ -92,6 +92,7 @@ class Stack:
         self.nats_restarts = 0
         self.stop_s = LEARNERS_STOP_S
         self.up = asyncio.Event()
+        self.stopping = False
 
     def told(self, text: str) -> None:
         """Something a person should know."""
@@ -331,7 +332,8 @@ class Stack:
         return self.children[: 1 + self.syncers], self.children[1 + self.syncers :]
 
     async def _stopped(self) -> None:
-        """Stop everything; asked again meanwhile, stop it at once. Nothing is left behind."""
+        """Stop everything; cancelled meanwhile, stop it at once. Nothing is left behind."""
+        self.stopping = True
         stopping = asyncio.create_task(self._stop())
         while not stopping.done():
             try:
