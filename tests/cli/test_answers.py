@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,10 @@ import pytest
 import diloco_cli.api
 from diloco_cli.words import CONFLICT, FAILED, NO_CLUSTER, UNKNOWN
 from diloco_client import Client
+from diloco_coordinator.api.views import brief_view, run_view
+from diloco_shared.checking import check
+from diloco_shared.protocol.records import RunPhase, RunRecord
+from diloco_shared.spec.run import written
 
 Diloco = Callable[..., tuple[int, str, str]]
 Handle = Callable[[httpx.Request], httpx.Response]
@@ -55,6 +60,51 @@ def test_a_loop_of_deletions_ends_where_the_run_is_gone(server: Server, diloco: 
     assert diloco("delete", "gone", "--if-present")[0] == UNKNOWN, "that is no coordinator"
     server.handle = lambda _: httpx.Response(204)
     assert diloco("delete", "gone", "--if-present") == (0, "run gone is deleted\n", "")
+
+
+@pytest.fixture
+def run_toml(tmp_path: Path) -> str:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "demo"\n[budget]\nsteps = 96\n', encoding="utf-8")
+    return str(file)
+
+
+def half(phase: RunPhase) -> dict[str, Any]:
+    """What is told of a run whose coordinator died while it was submitted, or deleted."""
+    spec = written(check({"name": "demo", "budget": {"steps": 96}}))
+    record = RunRecord(
+        name="demo", spec=spec, desired="running", quorum=1, created_at=1.0, phase=phase
+    )
+    return run_view(record, None, brief_view(record, None, (), []))
+
+
+def test_half_a_submission_is_no_run_that_exists(
+    server: Server, diloco: Diloco, run_toml: str
+) -> None:
+    """Nobody works for it. Another submission takes it up."""
+    taken = {"title": "The name is taken", "detail": "choose"}
+    views, answers = [half("submitting"), half("there")], [httpx.Response(201, json=half("there"))]
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json=views.pop(0))
+        return answers.pop(0)
+
+    server.handle = handle
+    submit = ("submit", run_toml, "--if-absent")
+    assert diloco(*submit)[0] == 0 and server.asked == ["GET /v1/runs/demo", "POST /v1/runs"]
+    assert diloco(*submit)[0] == 0 and len(server.asked) == 3 and not answers
+    views, answers = [half("submitting")] * 2, [httpx.Response(409, json=taken)]
+    status, _, err = diloco(*submit)
+    assert status == CONFLICT and "choose" in err, "another coordinator is at it, and may yet die"
+
+
+def test_a_run_that_is_being_deleted_is_none_that_exists(
+    server: Server, diloco: Diloco, run_toml: str
+) -> None:
+    server.handle = lambda _: httpx.Response(200, json=half("deleting"))
+    status, out, err = diloco("submit", run_toml, "--if-absent")
+    assert (status, out) == (CONFLICT, "") and "if that was cut off, delete it again" in err
 
 
 def test_events_of_a_run_that_never_was_are_an_error(server: Server, diloco: Diloco) -> None:

@@ -18,6 +18,7 @@ from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.view import run_lines, state_line, unread_lines
 from diloco_cli.words import (
+    CONFLICT,
     INVALID,
     NO_CLUSTER,
     CliError,
@@ -35,6 +36,9 @@ app = typer.Typer()
 
 # The title of the answer that says so.
 NO_RUN = "No such run"
+# Reason codes of a run that is there for nobody: its submission, or its removal, is under way, or
+# was cut off half way.
+_SUBMITTING, _DELETING = "submitting", "deleting"
 
 
 @app.command()
@@ -79,7 +83,16 @@ def _created(
     except ApiError as error:
         if not (if_absent and error.status == 409):  # another command was as quick
             raise
-        return client.run(str(spec["name"]))
+        run = client.run(str(spec["name"]))
+        if _half(run):
+            raise  # nobody knows yet whether it will be there
+        return run
+
+
+def _half(run: dict[str, Any]) -> str:
+    """Whether it is there for nobody, and why: one of the codes above. "" for any other run."""
+    codes = run.get("reason_codes", [])  # a coordinator before 0.3 says none
+    return codes[0] if codes in ([_SUBMITTING], [_DELETING]) else ""
 
 
 def _unsendable(value: Any, path: str) -> Iterator[str]:
@@ -118,16 +131,21 @@ def _put(client: Client, spec: dict[str, Any], root: Path, *, quiet: bool) -> No
 
 
 def _there(client: Client, spec: dict[str, Any]) -> dict[str, Any] | None:
-    """The run of this name, if there is one."""
+    """The run of this name, if there is one. Half a submission is none: another one takes it up.
+    CliError for a run that is being deleted."""
     name = spec.get("name")
     if not isinstance(name, str) or not re.fullmatch(ID_PATTERN, name):
         return None  # whoever checks the tables says so
     try:
-        return client.run(name)
+        run = client.run(name)
     except ApiError as error:
         if error.status == 404:
             return None
         raise
+    if (half := _half(run)) == _DELETING:
+        text = f"run {name} is there, and is no run to go on with: {run['reason']}"
+        raise CliError(text, CONFLICT)
+    return None if half else run
 
 
 def _begin_from(spec: dict[str, Any], run: str) -> None:
