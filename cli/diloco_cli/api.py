@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from diloco_cli.cluster import Where, endpoint_of, token_of
@@ -30,6 +31,16 @@ def connect(where: Where) -> Iterator[Client]:
             yield client
         except (ApiError, Unreachable) as error:
             raise explained(error, where) from None
+
+
+def answers(data: Path) -> bool:
+    """Whether the coordinator of the cluster in `data` is ready. It knows that cluster's token. The
+    coordinator of another cluster does not, which may have been quicker to take the port."""
+    try:
+        with connect(Where(data=data)) as client:
+            return client.ready() and bool(client.access())
+    except CliError:
+        return False
 
 
 def _client(where: Where) -> Client:

@@ -1,6 +1,7 @@
 """What commands say of answers that are lost, late, of something else, or of a run that is gone."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ import httpx
 import pytest
 
 import diloco_cli.api
+from diloco_cli.api import answers
+from diloco_cli.commands.local import _ready
+from diloco_cli.up.folder import Folder
 from diloco_cli.words import CONFLICT, FAILED, NO_CLUSTER, UNKNOWN
 from diloco_client import Client
 from diloco_coordinator.api.views import brief_view, run_view
@@ -60,6 +64,33 @@ def test_a_loop_of_deletions_ends_where_the_run_is_gone(server: Server, diloco: 
     assert diloco("delete", "gone", "--if-present")[0] == UNKNOWN, "that is no coordinator"
     server.handle = lambda _: httpx.Response(204)
     assert diloco("delete", "gone", "--if-present") == (0, "run gone is deleted\n", "")
+
+
+def test_a_cluster_is_ready_once_its_own_coordinator_answers(
+    server: Server, tmp_path: Path
+) -> None:
+    """Two clusters that begin at once find the same port free. One of them gets it."""
+    folder = Folder(tmp_path)
+    folder.announce(url="http://127.0.0.1:8400")
+    theirs, ready = "other", 200
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/readyz":
+            return httpx.Response(ready)
+        known = request.headers["Authorization"] == f"Bearer {theirs}"
+        return httpx.Response(200 if known else 401, json={"name": "admin", "title": "?"})
+
+    def both() -> set[bool]:
+        return {answers(tmp_path), _ready(tmp_path, os.getpid())}
+
+    server.handle = handle
+    assert both() == {False}, "the coordinator has not made its token yet"
+    mine = folder.secret("admin-token")
+    assert both() == {False}, "that is another cluster's coordinator"
+    theirs = mine
+    assert both() == {True} and not _ready(tmp_path, os.getpid() + 1)
+    ready = 503
+    assert both() == {False}
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
-from diloco_cli.api import connect
-from diloco_cli.cluster import ENDING, HERE, Where, endpoint_of, own
+from diloco_cli.api import answers
+from diloco_cli.cluster import ENDING, HERE, endpoint_of, own
 from diloco_cli.commands.options import Checkpoints, DataRoot, Folder, Json, show
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
@@ -29,9 +29,10 @@ from diloco_shared.spec.run import PRESETS, RunSpec
 app = typer.Typer()
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the API, 0: any.")]
-# Starting takes some seconds. Stopping takes as long as the cluster says that it may; so long where
-# it says nothing, since it has just begun.
-START_S, DOWN_S = 60.0, 60.0
+# Starting takes some seconds. A cluster whose coordinator does not answer gives up by itself after
+# a minute, and says why, so it is heard first. Stopping takes as long as the cluster says that it
+# may; so long where it says nothing, since it has just begun.
+START_S, DOWN_S = 90.0, 60.0
 # A busy machine takes so much longer than anybody grants.
 DOWN_MORE_S = 5.0
 # The demo's training must be over by then, so that the whole takes less than five minutes; it takes
@@ -146,10 +147,7 @@ def _down(data: Path) -> str:
 
 def _ready(data: Path, pid: int) -> bool:
     try:
-        if endpoint_of(data)["pid"] != pid:
-            return False
-        with connect(Where(data=data)) as client:
-            return client.ready()
+        return endpoint_of(data)["pid"] == pid and answers(data)
     except CliError:
         return False
 
