@@ -24,6 +24,7 @@ from diloco_client.answers import (
     LIST_S,
     PAGE,
     REMOVE_S,
+    ROUNDS_S,
     SUBMIT_S,
     began_anew,
     part,
@@ -240,7 +241,8 @@ class Client:
     def each_round(self, name: str, after: int = 0, newest: int = 0) -> Iterator[dict[str, Any]]:
         """As `rounds`, page by page: a long run has more than anybody keeps in memory."""
         wanted = {"after": after} | ({"newest": newest} if newest else {})
-        yield from self._pages(f"/v1/runs/{part(name)}/rounds", "rounds", wanted)
+        path = f"/v1/runs/{part(name)}/rounds"
+        yield from self._pages(path, "rounds", wanted, wait_s=ROUNDS_S)
 
     def metrics(self, name: str) -> dict[str, Any]:
         """The losses of a run, and other figures of it."""
@@ -559,10 +561,12 @@ class Client:
     def _ended(self, why: str) -> Unreachable:
         return Unreachable(f"a stream from {self.url}{self._through()} ended, although {why}")
 
-    def _pages(self, path: str, key: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _pages(
+        self, path: str, key: str, params: dict[str, Any], *, wait_s: float = 0.0
+    ) -> Iterator[dict[str, Any]]:
         while True:
             asked = {**params, "limit": 1000}
-            page = self._call("GET", path, has=(key, "next"), params=asked)
+            page = self._call("GET", path, wait_s=wait_s, has=(key, "next"), params=asked)
             yield from page[key]
             if page["next"] is None:
                 return

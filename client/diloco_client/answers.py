@@ -21,6 +21,9 @@ CHECKPOINT_S = 2 * 30.0 + MARGIN_S
 LIST_S = 30.0 + 60.0 + MARGIN_S
 # A checkpoint is removed, file by file: 300 seconds, after its place was asked twice.
 REMOVE_S = 2 * 30.0 + 300.0 + MARGIN_S
+# Closed rounds are read. The oldest lie beside the run's checkpoints: that place is asked where it
+# is and what is in it, or twice what is in it, to find where the newest rounds begin.
+ROUNDS_S = 2 * 30.0 + MARGIN_S
 # A run begins, from a checkpoint perhaps: its place is asked twice, its text is counted, and the
 # message server makes its streams.
 SUBMIT_S = 2 * 30.0 + 60.0 + MARGIN_S
