@@ -123,6 +123,8 @@ UNREADABLE = 409
 # What a coordinator does that is there and tells no rounds: it reads them there.
 WAITS = "it may be waiting for the message server, so try again in a few seconds"
 T = TypeVar("T")
+# Between two questions to a cluster that is restarted, in seconds.
+AGAIN_S = 1.0
 
 
 def passes(error: ApiError | Unreachable) -> bool:
@@ -178,3 +180,9 @@ class Patience:
             return None
         self.answered_at = time.monotonic()
         return found
+
+    def insist(self, what: Callable[[], T]) -> T:
+        """The answer, asked for until it comes. Raises what it raised once that lasts."""
+        while (found := self.ask(lambda: (what(),))) is None:
+            time.sleep(AGAIN_S)
+        return found[0]

@@ -11,6 +11,7 @@ import pytest
 
 import diloco_cli.api
 from diloco_cli.api import answers
+from diloco_cli.commands import runs
 from diloco_cli.commands.local import _ready
 from diloco_cli.up.folder import Folder
 from diloco_cli.words import CONFLICT, FAILED, NO_CLUSTER, UNKNOWN
@@ -91,6 +92,58 @@ def test_a_cluster_is_ready_once_its_own_coordinator_answers(
     assert both() == {True} and not _ready(tmp_path, os.getpid() + 1)
     ready = 503
     assert both() == {False}
+
+
+class Restarting:
+    """A cluster with one run, whose rounds come one a page. What it says of them, in turn."""
+
+    def __init__(self, run: dict[str, Any], rounds: list[dict[str, Any]], *said: Any) -> None:
+        told = {"events": [], "next": 0}
+        self.answers = {"/v1/runs": {"runs": [run], "next": None}, "/v1/events": told}
+        self.rounds, self.said, self.after = rounds, [*said], list[int]()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/rounds"):
+            return httpx.Response(200, json=self.answers[request.url.path])
+        self.after.append(int(request.url.params["after"]))
+        match self.said.pop(0) if self.said else 200:
+            case 200:
+                first, *rest = [r for r in self.rounds if r["seq"] > self.after[-1]]
+                page = {"rounds": [first], "next": first["seq"] if rest else None}
+                return httpx.Response(200, json=page)
+            case int(status):
+                return httpx.Response(status, json={"title": "No answer", "detail": "restarted"})
+            case error:
+                raise error
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_one_page_that_does_not_come_throws_no_other_away(
+    server: Server,
+    diloco: Diloco,
+    run: Any,
+    rounds: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    lasts: bool,
+) -> None:
+    """A long run has thousands of pages, and a coordinator may be started anew meanwhile."""
+    monkeypatch.setattr(diloco_cli.api, "AGAIN_S", 0.0)
+    monkeypatch.setattr(runs, "PATIENCE_S", -1.0 if lasts else 150.0)
+    gone = 503, httpx.ConnectError("refused"), httpx.ReadTimeout("late")
+    server.handle = cluster = Restarting(run, rounds, 200, *gone)
+    status, out, _ = diloco("report", "--json")
+    assert status == 0 and (json.loads(out)["others_asked"] is None) == lasts
+    first, *others = [r["seq"] for r in rounds[:-1]]
+    assert cluster.after == ([0, first] if lasts else [0, first, first, first, first, *others])
+
+
+def test_rounds_of_which_none_come_are_told_of_at_once(
+    server: Server, diloco: Diloco, run: Any, rounds: Any
+) -> None:
+    """Nothing was read that would be lost."""
+    server.handle = cluster = Restarting(run, rounds, 503)
+    status, out, _ = diloco("report")
+    assert status == 0 and "the rounds cannot be read now" in out and cluster.after == [0]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.api import connect, newest_rounds, only_run, rounds_or_why
+from diloco_cli.api import Patience, connect, newest_rounds, only_run, rounds_or_why
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import DataRoot, Json, Run, anywhere, first_of, show
 from diloco_cli.from_run import names_a_run, put_weights
@@ -34,6 +34,10 @@ from diloco_shared.spec.run import OF_RUN
 
 app = typer.Typer()
 
+# The rounds of a long run are read for minutes. What was read is not thrown away while a
+# coordinator, or its message server, is started anew: that takes less than so many seconds. One
+# page may be waited for longer than for a minute, and is then asked for once more.
+PATIENCE_S = 150.0
 # The title of the answer that says so.
 NO_RUN = "No such run"
 # Reason codes of a run that is there for nobody: its submission, or its removal, is under way, or
@@ -309,7 +313,8 @@ def report(
     with connect(where) as client, meanwhile("reads every round of the run", quiet=as_json):
         found = only_run(client, run)
         events = readable(client.events(found["name"]))
-        rounds = client.each_round(found["name"]) if found["status"] else iter(())
+        insist = Patience(PATIENCE_S).insist
+        rounds = client.each_round(found["name"], further=insist) if found["status"] else iter(())
         tallied = partial(Tally.of, found, rounds, events)
         read, unread = rounds_or_why(lambda: [tallied()], damaged=html is None)
     if unread and html is not None:
