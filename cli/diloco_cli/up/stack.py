@@ -93,6 +93,7 @@ class Stack:
         self.stop_s = LEARNERS_STOP_S
         self.up = asyncio.Event()
         self.stopping = False
+        self.resuming: asyncio.TimerHandle | None = None  # the end of the message server's hang
 
     def told(self, text: str) -> None:
         """Something a person should know."""
@@ -309,8 +310,14 @@ class Stack:
                 self.nats.resume()
 
         def hang(seconds: float) -> None:
+            """Of several at once the one that lasts longest ends it."""
             self.nats.pause()
-            loop.call_later(seconds, resume)
+            ends_at, known = loop.time() + seconds, self.resuming
+            if known is not None and known.when() >= ends_at:
+                return
+            if known is not None:
+                known.cancel()
+            self.resuming = loop.call_at(ends_at, resume)
 
         return Abilities(kill=kill, hang=hang)
 
