@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from diloco_cli.cluster import Where, endpoint_of, token_of
@@ -30,6 +31,16 @@ def connect(where: Where) -> Iterator[Client]:
             yield client
         except (ApiError, Unreachable) as error:
             raise explained(error, where) from None
+
+
+def answers(data: Path) -> bool:
+    """Whether the coordinator of the cluster in `data` is ready. It knows that cluster's token. The
+    coordinator of another cluster does not, which may have been quicker to take the port."""
+    try:
+        with connect(Where(data=data)) as client:
+            return client.ready() and bool(client.access())
+    except CliError:
+        return False
 
 
 def _client(where: Where) -> Client:
@@ -112,6 +123,8 @@ UNREADABLE = 409
 # What a coordinator does that is there and tells no rounds: it reads them there.
 WAITS = "it may be waiting for the message server, so try again in a few seconds"
 T = TypeVar("T")
+# Between two questions to a cluster that is restarted, in seconds.
+AGAIN_S = 1.0
 
 
 def passes(error: ApiError | Unreachable) -> bool:
@@ -167,3 +180,9 @@ class Patience:
             return None
         self.answered_at = time.monotonic()
         return found
+
+    def insist(self, what: Callable[[], T]) -> T:
+        """The answer, asked for until it comes. Raises what it raised once that lasts."""
+        while (found := self.ask(lambda: (what(),))) is None:
+            time.sleep(AGAIN_S)
+        return found[0]

@@ -12,6 +12,8 @@ from diloco_cli.words import NO_CLUSTER, REFUSED, CliError, why
 
 HERE = Path("diloco-data")
 ENDPOINT = "endpoint.json"
+# What that file is called while the cluster stops.
+ENDING = "ending.json"
 # Names a file of the administrator's token that something else writes, as to the coordinator.
 TOKEN_FILE = "DILOCO_ADMIN_TOKEN_FILE"
 # What names a cluster elsewhere, to commands that speak to its coordinator.

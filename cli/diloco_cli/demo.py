@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from diloco_cli.api import connect
+from diloco_cli.api import answers, connect
 from diloco_cli.cluster import Where
 from diloco_cli.lines import columns, shaped
 from diloco_cli.live import Screen
@@ -19,7 +19,6 @@ from diloco_cli.page import page
 from diloco_cli.report import report, versions
 from diloco_cli.seen import Seen
 from diloco_cli.tally import Tally
-from diloco_cli.up.attended import answers
 from diloco_cli.up.stack import Stack, started
 from diloco_cli.words import FAILED, INTERRUPTED, CliError, counted, why
 from diloco_client import ApiError, Client, Unreachable
@@ -149,7 +148,7 @@ def run_demo(data: Path, *, port: int, steps: int, limit_s: float, console: Cons
         data, learners=3, port=port, chaos=True, threads=1, throwaway=True, pause_s=AWAY_S
     )
     demo = Demo(stack, console, steps, began + limit_s)
-    asyncio.run(until_stopped(demo.run()))
+    asyncio.run(until_stopped(demo.run(), ending=lambda: stack.stopping))
     if not demo.watched:
         raise CliError("interrupted before the end: nothing is reported", INTERRUPTED)
     if not demo.over:

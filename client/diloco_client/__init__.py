@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,10 @@ from diloco_client.answers import (
     LIST_S,
     PAGE,
     REMOVE_S,
+    ROUNDS_S,
     SUBMIT_S,
+    Asking,
+    at_once,
     began_anew,
     part,
     read,
@@ -237,10 +241,14 @@ class Client:
         # A coordinator before 0.3 tells of all.
         return [*deque(self.each_round(name, after, asked), newest or None)]
 
-    def each_round(self, name: str, after: int = 0, newest: int = 0) -> Iterator[dict[str, Any]]:
-        """As `rounds`, page by page: a long run has more than anybody keeps in memory."""
+    def each_round(
+        self, name: str, after: int = 0, newest: int = 0, *, further: Asking = at_once
+    ) -> Iterator[dict[str, Any]]:
+        """As `rounds`, page by page: a long run has more than anybody keeps in memory. `further`
+        asks for every page but the first: whoever has read many may ask again for one."""
         wanted = {"after": after} | ({"newest": newest} if newest else {})
-        yield from self._pages(f"/v1/runs/{part(name)}/rounds", "rounds", wanted)
+        path = f"/v1/runs/{part(name)}/rounds"
+        yield from self._pages(path, "rounds", wanted, wait_s=ROUNDS_S, further=further)
 
     def metrics(self, name: str) -> dict[str, Any]:
         """The losses of a run, and other figures of it."""
@@ -559,11 +567,20 @@ class Client:
     def _ended(self, why: str) -> Unreachable:
         return Unreachable(f"a stream from {self.url}{self._through()} ended, although {why}")
 
-    def _pages(self, path: str, key: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _pages(
+        self,
+        path: str,
+        key: str,
+        params: dict[str, Any],
+        *,
+        wait_s: float = 0.0,
+        further: Asking = at_once,
+    ) -> Iterator[dict[str, Any]]:
+        get = partial(self._call, "GET", path, wait_s=wait_s, has=(key, "next"))
+        ask: Asking = at_once
         while True:
-            asked = {**params, "limit": 1000}
-            page = self._call("GET", path, has=(key, "next"), params=asked)
+            page = ask(partial(get, params={**params, "limit": 1000}))
             yield from page[key]
             if page["next"] is None:
                 return
-            params = {**params, "after": page["next"]}
+            params, ask = {**params, "after": page["next"]}, further

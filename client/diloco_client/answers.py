@@ -1,5 +1,6 @@
 """What comes of a request, an answer or an error, and how long it is waited for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +22,9 @@ CHECKPOINT_S = 2 * 30.0 + MARGIN_S
 LIST_S = 30.0 + 60.0 + MARGIN_S
 # A checkpoint is removed, file by file: 300 seconds, after its place was asked twice.
 REMOVE_S = 2 * 30.0 + 300.0 + MARGIN_S
+# Closed rounds are read. The oldest lie beside the run's checkpoints: that place is asked where it
+# is and what is in it, or twice what is in it, to find where the newest rounds begin.
+ROUNDS_S = 2 * 30.0 + MARGIN_S
 # A run begins, from a checkpoint perhaps: its place is asked twice, its text is counted, and the
 # message server makes its streams.
 SUBMIT_S = 2 * 30.0 + 60.0 + MARGIN_S
@@ -29,6 +33,15 @@ SUBMIT_S = 2 * 30.0 + 60.0 + MARGIN_S
 DELETE_S = 600.0
 # Checkpoints are listed by so many: each is a manifest to read within the 60 seconds.
 PAGE = 100
+
+
+# Asks for a page by calling what it is given, as often as it likes.
+Asking = Callable[[Callable[[], dict[str, Any]]], dict[str, Any]]
+
+
+def at_once(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """An `Asking` that asks once."""
+    return ask()
 
 
 # Where a reader of events stands: the number of the newest one that it has read, and that event's

@@ -1,15 +1,25 @@
 """What commands say of answers that are lost, late, of something else, or of a run that is gone."""
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 import diloco_cli.api
+from diloco_cli.api import answers
+from diloco_cli.commands import runs
+from diloco_cli.commands.local import _ready
+from diloco_cli.up.folder import Folder
 from diloco_cli.words import CONFLICT, FAILED, NO_CLUSTER, UNKNOWN
 from diloco_client import Client
+from diloco_coordinator.api.views import brief_view, run_view
+from diloco_shared.checking import check
+from diloco_shared.protocol.records import RunPhase, RunRecord
+from diloco_shared.spec.run import written
 
 Diloco = Callable[..., tuple[int, str, str]]
 Handle = Callable[[httpx.Request], httpx.Response]
@@ -55,6 +65,130 @@ def test_a_loop_of_deletions_ends_where_the_run_is_gone(server: Server, diloco: 
     assert diloco("delete", "gone", "--if-present")[0] == UNKNOWN, "that is no coordinator"
     server.handle = lambda _: httpx.Response(204)
     assert diloco("delete", "gone", "--if-present") == (0, "run gone is deleted\n", "")
+
+
+def test_a_cluster_is_ready_once_its_own_coordinator_answers(
+    server: Server, tmp_path: Path
+) -> None:
+    """Two clusters that begin at once find the same port free. One of them gets it."""
+    folder = Folder(tmp_path)
+    folder.announce(url="http://127.0.0.1:8400")
+    theirs, ready = "other", 200
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/readyz":
+            return httpx.Response(ready)
+        known = request.headers["Authorization"] == f"Bearer {theirs}"
+        return httpx.Response(200 if known else 401, json={"name": "admin", "title": "?"})
+
+    def both() -> set[bool]:
+        return {answers(tmp_path), _ready(tmp_path, os.getpid())}
+
+    server.handle = handle
+    assert both() == {False}, "the coordinator has not made its token yet"
+    mine = folder.secret("admin-token")
+    assert both() == {False}, "that is another cluster's coordinator"
+    theirs = mine
+    assert both() == {True} and not _ready(tmp_path, os.getpid() + 1)
+    ready = 503
+    assert both() == {False}
+
+
+class Restarting:
+    """A cluster with one run, whose rounds come one a page. What it says of them, in turn."""
+
+    def __init__(self, run: dict[str, Any], rounds: list[dict[str, Any]], *said: Any) -> None:
+        told = {"events": [], "next": 0}
+        self.answers = {"/v1/runs": {"runs": [run], "next": None}, "/v1/events": told}
+        self.rounds, self.said, self.after = rounds, [*said], list[int]()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/rounds"):
+            return httpx.Response(200, json=self.answers[request.url.path])
+        self.after.append(int(request.url.params["after"]))
+        match self.said.pop(0) if self.said else 200:
+            case 200:
+                first, *rest = [r for r in self.rounds if r["seq"] > self.after[-1]]
+                page = {"rounds": [first], "next": first["seq"] if rest else None}
+                return httpx.Response(200, json=page)
+            case int(status):
+                return httpx.Response(status, json={"title": "No answer", "detail": "restarted"})
+            case error:
+                raise error
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_one_page_that_does_not_come_throws_no_other_away(
+    server: Server,
+    diloco: Diloco,
+    run: Any,
+    rounds: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    lasts: bool,
+) -> None:
+    """A long run has thousands of pages, and a coordinator may be started anew meanwhile."""
+    monkeypatch.setattr(diloco_cli.api, "AGAIN_S", 0.0)
+    monkeypatch.setattr(runs, "PATIENCE_S", -1.0 if lasts else 150.0)
+    gone = 503, httpx.ConnectError("refused"), httpx.ReadTimeout("late")
+    server.handle = cluster = Restarting(run, rounds, 200, *gone)
+    status, out, _ = diloco("report", "--json")
+    assert status == 0 and (json.loads(out)["others_asked"] is None) == lasts
+    first, *others = [r["seq"] for r in rounds[:-1]]
+    assert cluster.after == ([0, first] if lasts else [0, first, first, first, first, *others])
+
+
+def test_rounds_of_which_none_come_are_told_of_at_once(
+    server: Server, diloco: Diloco, run: Any, rounds: Any
+) -> None:
+    """Nothing was read that would be lost."""
+    server.handle = cluster = Restarting(run, rounds, 503)
+    status, out, _ = diloco("report")
+    assert status == 0 and "the rounds cannot be read now" in out and cluster.after == [0]
+
+
+@pytest.fixture
+def run_toml(tmp_path: Path) -> str:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "demo"\n[budget]\nsteps = 96\n', encoding="utf-8")
+    return str(file)
+
+
+def half(phase: RunPhase) -> dict[str, Any]:
+    """What is told of a run whose coordinator died while it was submitted, or deleted."""
+    spec = written(check({"name": "demo", "budget": {"steps": 96}}))
+    record = RunRecord(
+        name="demo", spec=spec, desired="running", quorum=1, created_at=1.0, phase=phase
+    )
+    return run_view(record, None, brief_view(record, None, (), []))
+
+
+def test_half_a_submission_is_no_run_that_exists(
+    server: Server, diloco: Diloco, run_toml: str
+) -> None:
+    """Nobody works for it. Another submission takes it up."""
+    taken = {"title": "The name is taken", "detail": "choose"}
+    views, answers = [half("submitting"), half("there")], [httpx.Response(201, json=half("there"))]
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json=views.pop(0))
+        return answers.pop(0)
+
+    server.handle = handle
+    submit = ("submit", run_toml, "--if-absent")
+    assert diloco(*submit)[0] == 0 and server.asked == ["GET /v1/runs/demo", "POST /v1/runs"]
+    assert diloco(*submit)[0] == 0 and len(server.asked) == 3 and not answers
+    views, answers = [half("submitting")] * 2, [httpx.Response(409, json=taken)]
+    status, _, err = diloco(*submit)
+    assert status == CONFLICT and "choose" in err, "another coordinator is at it, and may yet die"
+
+
+def test_a_run_that_is_being_deleted_is_none_that_exists(
+    server: Server, diloco: Diloco, run_toml: str
+) -> None:
+    server.handle = lambda _: httpx.Response(200, json=half("deleting"))
+    status, out, err = diloco("submit", run_toml, "--if-absent")
+    assert (status, out) == (CONFLICT, "") and "if that was cut off, delete it again" in err
 
 
 def test_events_of_a_run_that_never_was_are_an_error(server: Server, diloco: Diloco) -> None:

@@ -225,7 +225,7 @@ def test_a_coordinator_that_took_the_request_is_not_said_to_be_away(
     monkeypatch.setattr(server, "handle", waits)
     status, out, _ = diloco("status")
     assert status == 0 and out.startswith("run demo: finished")
-    why = "the coordinator at http://far:1 took the request, and has not answered it within 10 s: "
+    why = "the coordinator at http://far:1 took the request, and has not answered it within 70 s: "
     rounds = "it may be waiting for the message server, so try again in a few seconds"
     other = "it may be busy, or wait for something itself, so try again in a few seconds"
     assert out.endswith(f"the rounds cannot be read now: {why}{rounds}\n")

@@ -82,3 +82,28 @@ async def test_the_supervisor_becomes_a_member_once_the_server_answers(
         "the supervisor is no member yet: nobody there",
         "the supervisor is no member yet: not yet",
     ]
+
+
+@pytest.mark.parametrize(("lasts", "ends_at"), [((10.0, 10.0), 14.0), ((10.0, 1.0), 10.0)])
+async def test_a_hang_of_the_message_server_is_over_with_the_last_of_those_that_were_asked_for(
+    tmp_path: Path, lasts: tuple[float, float], ends_at: float
+) -> None:
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    began, resumed = loop.time(), list[float]()
+
+    def resume() -> None:
+        resumed.append(loop.time() - began)
+        over.set()
+
+    stack = stack_of(tmp_path, running=True, pause=lambda: None, resume=resume)
+    first, second = stack._abilities(), stack._abilities()  # of two lives as a member
+    assert first.hang and second.hang
+    first.hang(lasts[0])
+    await asyncio.sleep(4.0)
+    second.hang(lasts[1])
+    await over.wait()
+    assert resumed == [pytest.approx(ends_at)]
+    second.hang(1.0)
+    over.clear()
+    await over.wait()
+    assert resumed[1:] == [pytest.approx(ends_at + 1.0)]

@@ -1,7 +1,9 @@
 """How `diloco up` ends: what learners are granted, what they are told of it, and what is seen."""
 
 import asyncio
+import io
 import os
+import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from diloco_cli.up.folder import DETACHED_OUT, Folder
 from diloco_cli.up.process import STOP_S, Child
 from diloco_cli.up.stack import CLOSING_S, LEARNERS_STOP_S, Stack, _stop_s
 from diloco_cli.words import INVALID, CliError
+from diloco_shared.process.stopping import until_stopped
 
 
 def stack_of(path: Path, learners: int = 1) -> Stack:
@@ -145,7 +148,73 @@ def test_diloco_down_waits_for_as_long_as_the_cluster_says(tmp_path: Path) -> No
     assert _ends_s(tmp_path) == DOWN_S, "of an earlier release"
     folder.announce(url="http://127.0.0.1:1", ends_s=323.0)
     assert _ends_s(tmp_path) == 323.0
+    folder.withdraw()
+    assert _ends_s(tmp_path) == 323.0, "it stops already, and is told so once more"
     folder.release()
+    assert _ends_s(tmp_path) == DOWN_S, "the next one says it itself"
+
+
+async def test_whoever_stops_it_once_more_kills_nobody(tmp_path: Path) -> None:
+    """As `diloco down` does in another terminal, and a service manager behind it."""
+    done: list[str] = []
+    saves, told = asyncio.Event(), asyncio.Event()
+
+    class Saving:
+        name, pid = "learner-1", 1
+
+        async def stop(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)  # while it saves its state
+            asyncio.get_running_loop().call_later(0.05, told.set)
+            await told.wait()
+            done.append("saved")
+
+        def kill(self) -> None:
+            done.append("killed")
+
+    class Started(Stack):
+        async def run(self) -> None:
+            saves.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await self._stopped()
+
+    async def stopped(**_: Any) -> None:
+        done.append("message server")
+
+    stack = Started(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    stack.nats = SimpleNamespace(stop=stopped)  # type: ignore[assignment]
+    stack.syncers, stack.children = -1, [Saving()]  # type: ignore[list-item]
+
+    async def down() -> None:
+        await saves.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    first = asyncio.create_task(down())
+    console = Console(file=io.StringIO())
+    await until_stopped(attended.attend(stack, console), ending=lambda: stack.stopping)
+    await first
+    assert done == ["saved", "message server"]
+
+
+def test_what_is_started_in_the_background_has_as_long_as_it_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, waited = Folder(tmp_path), list[float]()
+    folder.announce(url="http://127.0.0.1:1", ends_s=323.0)
+
+    class Slow:
+        pid = 1
+
+        def terminate(self) -> None:
+            folder.withdraw()
+            folder.release()
+
+        def wait(self, seconds: float) -> None:
+            waited.append(seconds)
+
+    local._stop(Slow(), tmp_path)  # type: ignore[arg-type]
+    assert waited == [323.0 + local.DOWN_MORE_S]
 
 
 def begun(
@@ -184,6 +253,7 @@ def test_what_is_started_in_the_background_is_stopped_by_ctrl_c(
 
 def test_what_does_not_stop_soon_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "DOWN_S", 0.01)
+    monkeypatch.setattr(local, "DOWN_MORE_S", 0.0)
     data = tmp_path / "my data"
     child, why = begun(monkeypatch, data, "trap '' TERM; echo ready; while :; do sleep 0.05; done")
     try:

@@ -1,12 +1,14 @@
 """Commands about this machine: its cluster, the demo, configuration."""
 
 import asyncio
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +17,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
-from diloco_cli.api import connect
-from diloco_cli.cluster import HERE, Where, endpoint_of, own
+from diloco_cli.api import answers
+from diloco_cli.cluster import ENDING, HERE, endpoint_of, own
 from diloco_cli.commands.options import Checkpoints, DataRoot, Folder, Json, show
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
@@ -27,9 +29,10 @@ from diloco_shared.spec.run import PRESETS, RunSpec
 app = typer.Typer()
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the API, 0: any.")]
-# Starting takes some seconds. Stopping takes as long as the cluster says that it may; so long where
-# it says nothing, since it has just begun or stops already.
-START_S, DOWN_S = 60.0, 60.0
+# Starting takes some seconds. A cluster whose coordinator does not answer gives up by itself after
+# a minute, and says why, so it is heard first. Stopping takes as long as the cluster says that it
+# may; so long where it says nothing, since it has just begun.
+START_S, DOWN_S = 90.0, 60.0
 # A busy machine takes so much longer than anybody grants.
 DOWN_MORE_S = 5.0
 # The demo's training must be over by then, so that the whole takes less than five minutes; it takes
@@ -78,7 +81,7 @@ def up(
         devices_per_learner=devices_per_learner,
         hosts_per_learner=hosts_per_learner,
     )
-    asyncio.run(until_stopped(attend(stack, Console())))
+    asyncio.run(until_stopped(attend(stack, Console()), ending=lambda: stack.stopping))
     say("Stopped.")
 
 
@@ -127,10 +130,11 @@ def _detached(data: Path, given: list[str]) -> None:
 
 def _stop(child: "subprocess.Popen[bytes]", data: Path) -> None:
     """What nobody waits for any more does not go on unseen: it is stopped, or CliError names it."""
+    within_s = _ends_s(data) + DOWN_MORE_S
     child.terminate()
     try:
-        with meanwhile("stops what was started"):
-            child.wait(DOWN_S)
+        with meanwhile(f"stops what was started, within {within_s:.0f} s"):
+            child.wait(within_s)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         text = f"process {child.pid} is still stopping; {_down(data)} waits for it"
         raise CliError(text, INTERRUPTED) from None
@@ -143,10 +147,7 @@ def _down(data: Path) -> str:
 
 def _ready(data: Path, pid: int) -> bool:
     try:
-        if endpoint_of(data)["pid"] != pid:
-            return False
-        with connect(Where(data=data)) as client:
-            return client.ready()
+        return endpoint_of(data)["pid"] == pid and answers(data)
     except CliError:
         return False
 
@@ -178,11 +179,13 @@ def down(data: Folder = HERE) -> None:
 
 
 def _ends_s(data: Path) -> float:
-    """So long the cluster of a folder takes to stop at most, in seconds."""
-    try:
+    """So long the cluster of a folder takes to stop at most, in seconds; also while it stops."""
+    unsaid = (CliError, OSError, KeyError, TypeError, ValueError)  # or of an earlier release
+    with suppress(*unsaid):
         return float(endpoint_of(data)["ends_s"])
-    except (CliError, KeyError, TypeError, ValueError):  # or of an earlier release
-        return DOWN_S
+    with suppress(*unsaid):
+        return float(json.loads((data / ENDING).read_text(encoding="utf-8"))["ends_s"])
+    return DOWN_S
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.api import connect, newest_rounds, only_run, rounds_or_why
+from diloco_cli.api import Patience, connect, newest_rounds, only_run, rounds_or_why
 from diloco_cli.cluster import Where
 from diloco_cli.commands.options import DataRoot, Json, Run, anywhere, first_of, show
 from diloco_cli.from_run import names_a_run, put_weights
@@ -18,6 +18,7 @@ from diloco_cli.meanwhile import meanwhile
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.view import run_lines, state_line, unread_lines
 from diloco_cli.words import (
+    CONFLICT,
     INVALID,
     NO_CLUSTER,
     CliError,
@@ -33,8 +34,15 @@ from diloco_shared.spec.run import OF_RUN
 
 app = typer.Typer()
 
+# The rounds of a long run are read for minutes. What was read is not thrown away while a
+# coordinator, or its message server, is started anew: that takes less than so many seconds. One
+# page may be waited for longer than for a minute, and is then asked for once more.
+PATIENCE_S = 150.0
 # The title of the answer that says so.
 NO_RUN = "No such run"
+# Reason codes of a run that is there for nobody: its submission, or its removal, is under way, or
+# was cut off half way.
+_SUBMITTING, _DELETING = "submitting", "deleting"
 
 
 @app.command()
@@ -79,7 +87,16 @@ def _created(
     except ApiError as error:
         if not (if_absent and error.status == 409):  # another command was as quick
             raise
-        return client.run(str(spec["name"]))
+        run = client.run(str(spec["name"]))
+        if _half(run):
+            raise  # nobody knows yet whether it will be there
+        return run
+
+
+def _half(run: dict[str, Any]) -> str:
+    """Whether it is there for nobody, and why: one of the codes above. "" for any other run."""
+    codes = run.get("reason_codes", [])  # a coordinator before 0.3 says none
+    return codes[0] if codes in ([_SUBMITTING], [_DELETING]) else ""
 
 
 def _unsendable(value: Any, path: str) -> Iterator[str]:
@@ -118,16 +135,21 @@ def _put(client: Client, spec: dict[str, Any], root: Path, *, quiet: bool) -> No
 
 
 def _there(client: Client, spec: dict[str, Any]) -> dict[str, Any] | None:
-    """The run of this name, if there is one."""
+    """The run of this name, if there is one. Half a submission is none: another one takes it up.
+    CliError for a run that is being deleted."""
     name = spec.get("name")
     if not isinstance(name, str) or not re.fullmatch(ID_PATTERN, name):
         return None  # whoever checks the tables says so
     try:
-        return client.run(name)
+        run = client.run(name)
     except ApiError as error:
         if error.status == 404:
             return None
         raise
+    if (half := _half(run)) == _DELETING:
+        text = f"run {name} is there, and is no run to go on with: {run['reason']}"
+        raise CliError(text, CONFLICT)
+    return None if half else run
 
 
 def _begin_from(spec: dict[str, Any], run: str) -> None:
@@ -291,7 +313,8 @@ def report(
     with connect(where) as client, meanwhile("reads every round of the run", quiet=as_json):
         found = only_run(client, run)
         events = readable(client.events(found["name"]))
-        rounds = client.each_round(found["name"]) if found["status"] else iter(())
+        insist = Patience(PATIENCE_S).insist
+        rounds = client.each_round(found["name"], further=insist) if found["status"] else iter(())
         tallied = partial(Tally.of, found, rounds, events)
         read, unread = rounds_or_why(lambda: [tallied()], damaged=html is None)
     if unread and html is not None:

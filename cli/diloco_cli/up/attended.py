@@ -4,11 +4,10 @@ import asyncio
 import math
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
-from diloco_cli.api import Patience, connect
+from diloco_cli.api import Patience, answers, connect
 from diloco_cli.cluster import Where
 from diloco_cli.live import SILENT_S, Screen
 from diloco_cli.meanwhile import meanwhile
@@ -38,15 +37,6 @@ async def attend(stack: Stack, console: Console) -> None:
     for result in reversed(results):
         if isinstance(result, Exception):
             raise result
-
-
-def answers(data: Path) -> bool:
-    """Whether the coordinator of the stack in `data` is ready."""
-    try:
-        with connect(Where(data=data)) as probe:
-            return probe.ready()
-    except CliError:
-        return False
 
 
 async def _look_on(stack: Stack, console: Console) -> None:

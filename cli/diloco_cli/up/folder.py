@@ -9,10 +9,11 @@ import secrets
 import shutil
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.cluster import ENDPOINT, TOKEN_FILE, own
+from diloco_cli.cluster import ENDING, ENDPOINT, TOKEN_FILE, own
 from diloco_cli.words import CONFLICT, FAILED, CliError
 from diloco_shared.durable import replace
 
@@ -118,6 +119,8 @@ class Folder:
 
     def release(self) -> None:
         if self._lock >= 0:
+            with suppress(OSError):  # the next one to end here replaces it
+                (self.path / ENDING).unlink()
             os.close(self._lock)
             self._lock = -1
 
@@ -142,7 +145,9 @@ class Folder:
             raise unusable(self.path, error) from None
 
     def withdraw(self) -> None:
-        (self.path / ENDPOINT).unlink(missing_ok=True)
+        """Nobody finds the cluster any more, but for whoever waits for its end."""
+        with suppress(FileNotFoundError):
+            (self.path / ENDPOINT).replace(self.path / ENDING)
 
 
 def in_use(path: Path, holder: int | str) -> CliError:

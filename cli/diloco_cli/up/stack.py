@@ -92,6 +92,8 @@ class Stack:
         self.nats_restarts = 0
         self.stop_s = LEARNERS_STOP_S
         self.up = asyncio.Event()
+        self.stopping = False
+        self.resuming: asyncio.TimerHandle | None = None  # the end of the message server's hang
 
     def told(self, text: str) -> None:
         """Something a person should know."""
@@ -308,8 +310,14 @@ class Stack:
                 self.nats.resume()
 
         def hang(seconds: float) -> None:
+            """Of several at once the one that lasts longest ends it."""
             self.nats.pause()
-            loop.call_later(seconds, resume)
+            ends_at, known = loop.time() + seconds, self.resuming
+            if known is not None and known.when() >= ends_at:
+                return
+            if known is not None:
+                known.cancel()
+            self.resuming = loop.call_at(ends_at, resume)
 
         return Abilities(kill=kill, hang=hang)
 
@@ -331,7 +339,8 @@ class Stack:
         return self.children[: 1 + self.syncers], self.children[1 + self.syncers :]
 
     async def _stopped(self) -> None:
-        """Stop everything; asked again meanwhile, stop it at once. Nothing is left behind."""
+        """Stop everything; cancelled meanwhile, stop it at once. Nothing is left behind."""
+        self.stopping = True
         stopping = asyncio.create_task(self._stop())
         while not stopping.done():
             try:

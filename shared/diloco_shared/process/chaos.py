@@ -79,6 +79,7 @@ class FaultAgent:
         self.answer_s = ANSWER_S
         self.armed: list[Fault] = []
         self.accepted: dict[str, str] = {}  # by id: when each comes, of the newest
+        self.slowing: list[Fault] = []  # those that last, the newest last
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -185,14 +186,20 @@ class FaultAgent:
                     hung(False)
                 await self._tell("fault-healed", fault)
             case "slow":
-                assert self.abilities.slow is not None
-                self.abilities.slow(fault.factor)
-                await asyncio.sleep(fault.duration_s)
-                self.abilities.slow(1.0)
+                await self._slow(fault)
                 await self._tell("fault-healed", fault)
             case "nan":
                 assert self.abilities.nan is not None
                 self.abilities.nan()
+
+    async def _slow(self, fault: Fault) -> None:
+        """Of several at once the newest counts; once it is over, the one before it."""
+        assert self.abilities.slow is not None
+        self.slowing.append(fault)
+        self.abilities.slow(fault.factor)
+        await asyncio.sleep(fault.duration_s)
+        self.slowing.remove(fault)
+        self.abilities.slow(self.slowing[-1].factor if self.slowing else 1.0)
 
     async def _hang(self, duration_s: float) -> None:
         """Stop every thread of this process; returns once it runs again."""

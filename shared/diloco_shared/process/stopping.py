@@ -22,21 +22,27 @@ def stop_signals() -> list[int]:
 
 
 async def until_stopped(
-    work: Coroutine[object, object, None], *, once: bool = False
+    work: Coroutine[object, object, None],
+    *,
+    once: bool = False,
+    ending: Callable[[], bool] = lambda: False,
 ) -> frozenset[int]:
     """Run `work`; a stop signal cancels it and returns once it has cleaned up.
 
-    Another signal cuts the cleaning up short, unless only the first one counts (`once`). Returns
-    the numbers of all that came.
+    Ctrl-C (SIGINT) after that cuts the cleaning up short, unless only the first signal counts
+    (`once`). SIGTERM and SIGHUP never do: a repeat of them may be of somebody who does not know of
+    the first one, or of a terminal that is closed. What manages services sends SIGKILL where it
+    wants an end at once. `ending`: whether `work` cleans up already, for a reason of its own.
+    Returns the numbers of all signals that came.
     """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     came: set[int] = set()
 
     def stop(number: int) -> None:
-        first = not came
+        first = not came and not ending()
         came.add(number)
-        if first or not once:
+        if first or (number == signal.SIGINT and not once):
             task.cancel()
 
     numbers = stop_signals()

@@ -11,6 +11,7 @@ from waiting import until
 from diloco_client import Client, Silent, answers
 from diloco_coordinator.api import runs_io, vaults_io
 from diloco_coordinator.exports.child_io import ExportFault
+from diloco_shared.protocol import subjects
 from diloco_shared.spec.run import Data
 
 SPEC: dict[str, Any] = {
@@ -51,6 +52,8 @@ class Exporter:
 
 
 CALLS: dict[str, Callable[[Client], Any]] = {
+    "rounds": lambda c: c.rounds("demo"),
+    "newest rounds": lambda c: c.rounds("demo", newest=2),
     "show": lambda c: c.show_checkpoint("demo", 3),
     "list": lambda c: c.all_checkpoints("demo"),
     "list all": lambda c: c.checkpoints(),
@@ -66,8 +69,8 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_whoever_asks_for_a_checkpoint_waits_until_the_coordinator_gives_up(
-    name: str, world: Any, kept: Any, status: Any, monkeypatch: pytest.MonkeyPatch
+async def test_whoever_asks_for_what_is_kept_waits_until_the_coordinator_gives_up(
+    name: str, world: Any, kept: Any, closed: Any, status: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And hears from it what does not answer."""
     seconds, answered = [], vaults_io._answered
@@ -81,6 +84,8 @@ async def test_whoever_asks_for_a_checkpoint_waits_until_the_coordinator_gives_u
     async with world.coordinator() as desk:
         kept((await desk.ask("POST", "/v1/runs", SPEC)).json()["spec"], 3)
         kept({**SPEC, "name": "gone", "id": "ab12"}, 1)
+        await world.tape("demo", *(closed(n) for n in range(4)))
+        await world.bus.purge(subjects.tape_stream("demo"), ">", below_seq=4)  # it is archived
         await world.says(status())
         await until(lambda: desk.registry.statuses)
         monkeypatch.setattr(vaults_io, "_answered", noted)

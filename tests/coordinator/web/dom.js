@@ -138,6 +138,8 @@ class TextDecoder {
 /* What only somebody who mends the page looks at. */
 const console = { said: [], error: (error) => console.said.push(String(error)) };
 
+const crypto = { getRandomValues: (bytes) => bytes.map(() => Math.floor(Math.random() * 256)) };
+
 /* One timer at most waits: the page's loop. */
 let due = null;
 const setTimeout = (act) => { due = act; return 1; };
@@ -170,7 +172,7 @@ function told(events, after, mark) {
 const server = { away: false, torn: false, differ: 0, answers: {}, asked: [] };
 async function fetch(path, { method, headers, body, signal }) {
   const [place, query] = path.split("?");
-  server.asked.push({ method, path, body: body ? JSON.parse(body) : null, token: headers.Authorization });
+  server.asked.push({ method, path, body: body ? JSON.parse(body) : null, token: headers.Authorization, key: headers["Idempotency-Key"] ?? null });
   if (server.differ && server.asked.length > server.differ) throw new TypeError("asked without end");
   if (server.away) throw new TypeError("network");
   const [status, found] = server.answers[`${method} ${place}`] ?? [404, { title: `no ${method} ${place}` }];

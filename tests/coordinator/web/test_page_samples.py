@@ -65,7 +65,10 @@ def test_without_an_export_the_page_offers_to_make_one(answers: dict[str, Any], 
     page = sampled(answers, run)
     assert page.ask('seen("sampled")').startswith("There is no export yet")
     assert page.ask('buttons("sampling")') == ["Export the newest weights"]
+    page.do('server.away = true; press("sampling", "Export the newest weights")')
+    assert "may have been done all the same" in page.ask('seen("unsampled")')
     page.answers[f"POST /v1/runs/{run}/exports"] = {}
+    page.do("server.away = false")
     page.second()
     page.do('press("sampling", "Export the newest weights")')
     assert page.asked("POST")[-1]["path"] == f"/v1/runs/{run}/exports"

@@ -289,6 +289,24 @@ async def test_slowness_ends_and_its_end_is_told() -> None:
         assert [e.kind for e in await told(bus)] == ["fault-applied", "fault-healed"]
 
 
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("lasts", "becomes"), [((10.0, 3.0), [3, 5, 3, 1]), ((3.0, 10.0), [3, 5, 5, 1])]
+)
+async def test_the_end_of_one_slowness_ends_no_other(
+    lasts: tuple[float, float], becomes: list[int]
+) -> None:
+    victim = Victim()
+    agent = new_agent(victim)
+    async with serving(agent) as bus:
+        for number, (seconds, factor) in enumerate(zip(lasts, (3.0, 5.0), strict=True)):
+            fields = {"id": f"f-{number}", "duration_s": seconds, "factor": factor}
+            assert (await ask(bus, kind="slow", **fields)).accepted
+            await asyncio.sleep(1.0)
+        await asyncio.gather(*agent.tasks)
+        assert victim.done == [f"slow {factor}" for factor in becomes]
+
+
 async def test_waiting_faults_are_bounded() -> None:
     """I12."""
     victim = Victim()

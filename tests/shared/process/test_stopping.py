@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import wait_until
@@ -59,20 +60,43 @@ def running(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("once", [True, False])
-async def test_a_second_signal_counts_unless_only_the_first_one_does(once: bool) -> None:
+TWICE = [
+    ([signal.SIGTERM, signal.SIGINT], False, False),
+    ([signal.SIGINT, signal.SIGINT], False, False),
+    ([signal.SIGTERM, signal.SIGINT], True, True),
+    ([signal.SIGTERM, signal.SIGTERM], False, True),
+    ([signal.SIGINT, signal.SIGTERM], False, True),
+    ([signal.SIGHUP, signal.SIGHUP], False, True),
+]
+
+
+@pytest.mark.parametrize(("sent", "once", "whole"), TWICE)
+async def test_ctrl_c_alone_cuts_the_cleaning_up_short(
+    sent: list[int], once: bool, whole: bool
+) -> None:
     """Whoever asked is told of all that came: an island's host is told by others and by itself."""
+    first, second = sent
+    assert await told(first, second, once=once) == (set(sent), whole)
+    assert await until_stopped(asyncio.sleep(0)) == frozenset()
+
+
+async def told(first: int, second: int, **how: Any) -> tuple[frozenset[int], bool]:
+    """Which signals came, and whether all was cleaned up although a second one came meanwhile."""
     ends: list[str] = []
 
     async def work() -> None:
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(GONE_S)
+            if first:
+                os.kill(os.getpid(), first)
+                await asyncio.sleep(GONE_S)
         finally:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), second)
             await asyncio.sleep(0.05)
             ends.append("cleaned up")
 
-    assert await until_stopped(work(), once=once) == {signal.SIGTERM, signal.SIGINT}
-    assert bool(ends) == once
-    assert await until_stopped(asyncio.sleep(0)) == frozenset()
+    return await until_stopped(work(), **how), bool(ends)
+
+
+@pytest.mark.parametrize(("sent", "whole"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+async def test_what_ends_by_itself_is_as_if_it_had_been_told(sent: int, whole: bool) -> None:
+    assert await told(0, sent, ending=lambda: True) == ({sent}, whole)

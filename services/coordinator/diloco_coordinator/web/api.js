@@ -49,6 +49,13 @@ export function explained(error) {
   return `this page has made a mistake, and the browser's console says where: ${error.message}`;
 }
 
+/* The same of a request that changes something: where no answer came that can be read, it may have been
+   carried out. */
+export function explainedChange(error) {
+  const open = error instanceof Unreachable || error instanceof Unreadable;
+  return explained(error) + (open ? ": what was asked for may have been done all the same, so look before you ask again" : "");
+}
+
 /* A browser throws a TypeError both for a lost link and for a mistake: only here it is the link. */
 async function reached(doing) {
   try {
@@ -90,12 +97,13 @@ export async function stream(path, body, heard, stop) {
   }
 }
 
-export async function call(method, path, body) {
+export async function call(method, path, body, headers = {}) {
   const response = await reached(fetch(path, {
     method,
     headers: {
       Authorization: `Bearer ${sessionStorage.getItem(KEPT)}`,
       ...(body ? { "Content-Type": "application/json" } : {}),
+      ...headers,
     },
     body: body ? JSON.stringify(body) : undefined,
     signal: AbortSignal.timeout(PATIENCE_MS),

@@ -1,6 +1,6 @@
 /* Asks once a second what is new, shows it, and carries out what buttons say. */
 
-import { Refusal, Trouble, Unreachable, call, dropToken, explained, get, hasToken, keepToken, memberPath, runPath, sameRun, takeTokenFromAddress } from "./api.js";
+import { Refusal, Trouble, Unreachable, call, dropToken, explained, explainedChange, get, hasToken, keepToken, memberPath, runPath, sameRun, takeTokenFromAddress } from "./api.js";
 import { $, itIs, make, reconcile, say } from "./dom.js";
 import { offerPlans } from "./plan.js";
 import { lookForExports, offerSamples } from "./sample.js";
@@ -193,20 +193,24 @@ function tell(text) {
   say($("banner"), text);
 }
 
-async function act(method, path, body) {
+async function act(method, path, body, headers) {
   try {
-    await call(method, path, body);
-    tell("");
-    await look();
+    await call(method, path, body, headers);
   } catch (error) {
-    tell(explained(error));
+    return tell(explainedChange(error));
   }
+  tell("");
+  await look().catch(() => {}); // it is done all the same, and the loop tells what is wrong
 }
+
+/* A name of its own for what was confirmed once: whatever repeats the request on its way inflicts nothing
+   twice. randomUUID is for pages alone that came by https. */
+const once = () => ({ "Idempotency-Key": Array.from(crypto.getRandomValues(new Uint8Array(16)), (x) => x.toString(16).padStart(2, "0")).join("") });
 
 const ask = {
   kill: async (id) => {
     if (await sure(`Kill ${id} with SIGKILL, now? What supervises it may start it again.`, "Kill"))
-      await act("POST", "/v1/chaos", { kind: "kill", target: id });
+      await act("POST", "/v1/chaos", { kind: "kill", target: id }, once());
   },
   drain: (id) => act("POST", `${memberPath(id)}/drain`),
   undrain: (id) => act("DELETE", `${memberPath(id)}/drain`),

@@ -1,6 +1,6 @@
 /* A sample of what the run's model writes: of its newest export, piece by piece. */
 
-import { Trouble, call, explained, get, runPath, sameRun, stream } from "./api.js";
+import { Trouble, call, explained, explainedChange, get, runPath, sameRun, stream } from "./api.js";
 import { $, ago, make, percent, say } from "./dom.js";
 
 /* A number of its own for every sample, so that no two of a prompt are the same. */
@@ -91,7 +91,7 @@ export function offerSamples() {
       await call("POST", `${runPath(run.name)}/exports`, {});
       $("sample-export").disabled = true;
     } catch (error) {
-      say($("unsampled"), explained(error));
+      say($("unsampled"), explainedChange(error));
     }
   });
 }
