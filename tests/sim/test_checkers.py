@@ -99,6 +99,51 @@ def test_what_a_robust_merge_gives_is_computed_apart(rule: str, embedding: bool)
     np.testing.assert_allclose(merged, apart, rtol=1e-5)
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_clipped_merge_whose_directions_cancel_is_computed_apart(width: int) -> None:
+    """Of one value, which an even split of signs makes cancel, and of more."""
+    tensor = TensorSpec(name="t", shape=(width,), embedding=False)
+    one = np.arange(1.0, 1.0 + width).astype(np.float32)
+    deltas = [one * np.float32(times) for times in (1.0, 2.0, -2.0, -1e5)]
+    sent = [Delta(1.0, "fp32", encode("fp32", d)) for d in deltas]
+    merged = merge(sent, Layout.build([tensor], 1).fragments[0], "clipped")
+    apart = ruled("clipped", False, [d.astype(np.float64) for d in deltas], [1.0] * 4, 0.0)
+    assert apart is not None
+    np.testing.assert_allclose(merged, apart, rtol=1e-5)
+    np.testing.assert_allclose(apart, one * -0.25)
+
+
+def test_a_clipped_merge_that_is_too_long_is_seen_though_it_cannot_be_computed() -> None:
+    """Directions that cancel all but wholly are a matter of rounding; lengths are not."""
+    told: list[str] = []
+    report, plain = Report(lambda invariant, text: told.append(text)), spec_of(Options.calm(), 1)
+    spec = spec_of(Options.calm(merge="clipped"), 1)
+    piece = Layout.build([TensorSpec(name="t", shape=(2,), embedding=False)], 1).fragments[0]
+    deltas = [np.array(d) for d in ([1.0, 0.0], [-2.0, 0.001], [1e5, 0.0], [-1.0, 0.0])]
+    # By the momentum of 0.5, a merge moved the trace from (2, 2) by so much.
+    for length, run, seen in ((1.4, spec, 0), (2.0, spec, 1), (2.0, plain, 0), (np.nan, spec, 1)):
+        told.clear()
+        numbers = CheckedNumbers(report, run)
+        numbers.pieces = [list(piece)]
+        unknown_F = np.full(2, np.nan)
+        numbers.states.append([(unknown_F, np.full(2, 2.0))])
+        numbers._bound(0, unknown_F, 0.5, deltas)
+        numbers.installed(0, np.ones(2, np.float32), (np.array([1 + length, 1.0]),))
+        assert len(told) == seen and numbers.resumed == 1
+
+
+@pytest.mark.parametrize("rule", ["mean", "clipped", "trimmed", "median"])
+def test_a_merge_of_what_nobody_has_seen_is_not_known(rule: str) -> None:
+    """Not even where it may have been left out as the largest of all."""
+    spec = spec_of(Options.calm(merge=rule), 1)
+    numbers = CheckedNumbers(Report(lambda invariant, text: None), spec)
+    tensor = TensorSpec(name="t", shape=(2,), embedding=False)
+    numbers.pieces = [list(Layout.build([tensor], 1).fragments[0])]
+    deltas = [np.ones(2), np.array([np.nan, 1.0]), np.ones(2)]
+    merged_F = numbers._merged(0, deltas, [np.zeros(2)] * 3, [1.0] * 3, 0.0)
+    assert merged_F is not None and np.isnan(merged_F).all()
+
+
 def test_tokens_of_a_version_that_is_gone_are_merged_no_more() -> None:
     """Also where a round was skipped since: it stands at the version before it."""
     report = Report(lambda invariant, text: None)

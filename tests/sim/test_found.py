@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from diloco_shared.spec.codecs import NAMES
+from diloco_shared.spec.merge_rules import RULES
 from diloco_simulator.worlds import constants, found
 from diloco_simulator.worlds.case import CAST, Case
 from diloco_simulator.worlds.options import Options
@@ -35,6 +36,14 @@ def test_seeds_choose_their_codecs_as_they_always_did() -> None:
         ("int4", "bf16"),
     ]
     assert {name for both in chosen for name in both} == {*NAMES}
+
+
+def test_some_seeds_merge_by_another_rule_and_all_else_of_them_is_as_it_was() -> None:
+    drawn = [Options.drawn(seed) for seed in range(200)]
+    assert {o.merge for o in drawn} == {*RULES}
+    assert sum(o.merge == "rda" for o in drawn) > 100
+    # What these seeds drew before there was a choice.
+    assert [drawn[seed].full_disks for seed in (0, 5, 12, 20)] == [1, 2, 2, 1]
 
 
 def test_a_calm_world_says_nothing_but_its_seed(tmp_path: Path) -> None:

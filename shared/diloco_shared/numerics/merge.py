@@ -3,8 +3,9 @@
     RDA({delta_m, w_m}) = [sum w_m |delta_m| / sum w_m] * phi(sum w_m phi(delta_m) / sum w_m)
 
 with phi(x) = x / |x|, phi(0) = 0, per tensor; embeddings use the weighted mean. Its norm does not
-shrink as M grows, so one outer rate serves all M. Where directions cancel, the mean stands in. Of
-a tensor cut by rows each piece is merged by itself: its rows lie in fragments of other rounds.
+shrink as M grows, so one outer rate serves all M. Where directions cancel, the mean stands in, or
+what else the rule has for that (`MergeRule.instead`). Of a tensor cut by rows each piece is merged
+by itself: its rows lie in fragments of other rounds.
 
 The length that directions lose when they are averaged is mostly noise of small batches. At the end
 of a run, where noise is what is left to lose, a merge may settle (`Nesterov.settled`, from 0 to 1):
@@ -16,10 +17,11 @@ added in fp32 in a fixed order of learners, squares in double precision in fixed
 (sums.py), and scalars by fsum, which rounds once; sum() of floats differs between Python versions.
 The sum of M contributions is off by at most about M * 2^-24 of the sum of their magnitudes.
 Lengths that leave fp32 no room for directions fall back to the mean too. Contributions are decoded
-where they are used: twice under RDA, or once when their norms are known. Beside its outcome a
-merge holds nothing of the fragment's size. A rule that leaves out values of each coordinate
-(`trimmed`, `median`) has all contributions of 2048 coordinates at hand at a time, which are sorted:
-16 KB for each learner and thread, and no more than 64 MB in all.
+where they are used: twice under RDA, or once when their norms are known, and once more where
+directions cancel. Beside its outcome a merge holds nothing of the fragment's size. A rule that
+leaves out values of each coordinate (`trimmed`, `median`) has all contributions of 2048 coordinates
+at hand at a time, which are sorted: 16 KB for each learner and thread, and no more than 64 MB in
+all.
 """
 
 import math
@@ -228,6 +230,30 @@ def _averaged(
         factors = _there(rules_P[p]).factors(shares, norms_PxM[p].tolist())
         ruled_P[p] = factors is not None
         factor_PxM[p] = 0.0 if factors is None else factors
+    length_P = _directed(reading, segments, ruled_P, factor_PxM, out_F, threads)
+    again_P = np.zeros_like(ruled_P)
+    for p in np.flatnonzero(ruled_P).tolist():
+        rule, norms_M = _there(rules_P[p]), norms_PxM[p].tolist()
+        scale = rule.scale(weights, norms_M, float(length_P[p]), settled)
+        ruled_P[p] = scale is not None
+        scale_P[p] = 1.0 if scale is None else scale
+        if scale is None and (instead := rule.instead(shares, norms_M)) is not None:
+            ruled_P[p] = again_P[p] = True
+            factor_PxM[p] = instead
+    if again_P.any():
+        _directed(reading, segments, again_P, factor_PxM, out_F, threads)
+    return Rule(ruled_P, scale_P, share_M)
+
+
+def _directed(
+    reading: Reading,
+    segments: Segments,
+    ruled_P: Flags,
+    factor_PxM: Values,
+    out_F: Values,
+    threads: int,
+) -> Doubles:
+    """Sums of contributions times their factors, of pieces under a rule, into `out_F`; lengths."""
     squares_S = np.zeros(segments.piece_S.size)
 
     def work(first: int, last: int) -> None:
@@ -236,13 +262,8 @@ def _averaged(
         )
 
     parallel_for(work, segments.ranges, threads)
-    length_P = np.sqrt(by_piece(squares_S, segments.piece_S, ruled_P.size))
-    for p in np.flatnonzero(ruled_P).tolist():
-        rule, norms_M = _there(rules_P[p]), norms_PxM[p].tolist()
-        scale = rule.scale(weights, norms_M, float(length_P[p]), settled)
-        ruled_P[p] = scale is not None
-        scale_P[p] = 1.0 if scale is None else scale
-    return Rule(ruled_P, scale_P, share_M)
+    length_P: Doubles = np.sqrt(by_piece(squares_S, segments.piece_S, ruled_P.size))
+    return length_P
 
 
 def _there(rule: MergeRule | None) -> MergeRule:

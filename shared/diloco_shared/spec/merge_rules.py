@@ -3,8 +3,9 @@
 A rule sees lengths and weights, never values. It says what each contribution is multiplied by
 before all are added, and what their sum is multiplied by once its length is known; or how many
 values are left out of every coordinate's mean. The passes over memory (numerics/merge_kernels.py)
-are the same for all rules. Whatever a rule has no answer for is the weighted mean. A rule of your
-own is a class here and a line in RULES; `algorithm.merge` names it.
+are the same for all rules. Whatever a rule has no answer for is the weighted mean: a robust rule
+must have one for everything. A rule of your own is a class here and a line in RULES;
+`algorithm.merge` names it.
 
 `rda` and `mean` are the paper's, and trust every contribution that the gate lets through: one
 learner that lies about its weight, or many times the usual length within the gate's tolerance, can
@@ -53,11 +54,15 @@ class MergeRule:
     def scale(
         self, weights_M: Sequence[float], norms_M: Sequence[float], length: float, settled: float
     ) -> float | None:
-        """What a sum of that length is multiplied by; None: the mean instead.
+        """What a sum of that length is multiplied by; None: `instead` of it.
 
         `settled`: how far the run's end has begun, from 0 to 1 (`Nesterov.settled`).
         """
         return 1.0
+
+    def instead(self, shares_M: Sequence[float], norms_M: Sequence[float]) -> list[float] | None:
+        """Where `scale` is None, what each contribution is multiplied by; None: the mean."""
+        return None
 
 
 def bounded(weights_M: Sequence[float]) -> list[float]:
@@ -118,8 +123,9 @@ class Clipped(Radial):
     """Radial-directional averaging of contributions of which none is longer than the median one.
 
     In a direction all contributions have one length anyway, so this bounds the radius. Embeddings,
-    which have the mean, are clipped one by one. A length that fp32 leaves no room for gives no
-    direction; it does not lead to the mean, which one such contribution would outweigh.
+    which have the mean, are clipped one by one, and so is a tensor whose directions cancel. A
+    length that fp32 leaves no room for gives no direction. Nothing leads to the mean of what was
+    not clipped, which one long contribution would outweigh.
     """
 
     @property
@@ -136,6 +142,13 @@ class Clipped(Radial):
         self, weights_M: Sequence[float], norms_M: Sequence[float], length: float, settled: float
     ) -> float | None:
         return super().scale(weights_M, shortened(norms_M), length, settled)
+
+    def instead(self, shares_M: Sequence[float], norms_M: Sequence[float]) -> list[float] | None:
+        # Who answers last can choose that directions cancel; of a tensor of one value they do so
+        # by themselves. Where all are of one length nothing is clipped: that is the mean.
+        if max(norms_M) == median(norms_M):
+            return None
+        return ClippedMean().factors(shares_M, norms_M)
 
 
 class Trimmed(MergeRule):

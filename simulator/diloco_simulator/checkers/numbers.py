@@ -6,6 +6,7 @@ of the formulas; this one would not.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,12 @@ ROUNDING = 3e-5
 # Directions that cancel to less than this are a matter of rounding: a sum of fp32 vectors is off by
 # some 1e-7 of their lengths, and what is left of them is magnified to their length.
 CANCELLED = 5e-3
+# And to less than this they cancel for certain, which the product sees too: it is within 1e-6.
+GONE = 1e-7
 # As is a delta of which less than this is left of what it was moved by.
 VANISHED = 1e-4
+# Under a robust rule nobody weighs more than so many medians: stated once more, on purpose.
+HEAVIEST = 2.0
 
 
 def vanishes(delta_F: Doubles, moved_F: Doubles) -> bool:
@@ -73,16 +78,46 @@ def radial(deltas: Sequence[Doubles], weights: Sequence[float], settled: float) 
 
     The more it has settled, the less of the length is made up for that the mean direction lost.
     """
-    norms = [float(np.linalg.norm(d)) for d in deltas]
-    directions = [d / n if n > 0 else d for d, n in zip(deltas, norms, strict=True)]
-    direction = weighted(directions, weights)
-    length = float(np.linalg.norm(direction))
     if len(deltas) == 1:
         return deltas[0]
+    direction = mean_direction(deltas, weights)
+    length = float(np.linalg.norm(direction))
     if length < CANCELLED:
         return None
-    radius = sum(w * n for w, n in zip(weights, norms, strict=True)) / sum(weights)
+    radius = sum(w * n for w, n in zip(weights, norms_of(deltas), strict=True)) / sum(weights)
     return direction * (radius / length) * (1 - settled) + direction * radius * settled
+
+
+def norms_of(deltas: Sequence[Doubles]) -> list[float]:
+    """Their lengths."""
+    return [float(np.linalg.norm(d)) for d in deltas]
+
+
+def mean_direction(deltas: Sequence[Doubles], weights: Sequence[float]) -> Doubles:
+    """Mean of deltas that are all of length 1; what has no length has no direction."""
+    directions = [d / n if n > 0 else d for d, n in zip(deltas, norms_of(deltas), strict=True)]
+    return weighted(directions, weights)
+
+
+def clipped(
+    deltas: Sequence[Doubles], weights: Sequence[float], settled: float, *, embedding: bool
+) -> Doubles | None:
+    """The radial average of deltas of which none is longer than the median one; for embeddings,
+    and where directions cancel, their mean. None where it is a matter of rounding."""
+    norms = norms_of(deltas)
+    most = float(np.median(norms))
+    short = [d * (most / n) if n > most else d for d, n in zip(deltas, norms, strict=True)]
+    if embedding or np.linalg.norm(mean_direction(short, weights)) < GONE:
+        return weighted(short, weights)
+    return radial(short, weights, settled)
+
+
+# By rule, how many values it leaves out at each end, of so many learners.
+ROBUST: dict[str, Callable[[int], int]] = {
+    "clipped": lambda learners: 0,
+    "trimmed": lambda learners: max(learners // 5, 1) if learners > 2 else 0,
+    "median": lambda learners: (learners - 1) // 2,
+}
 
 
 def trimmed(deltas: Sequence[Doubles], weights: Sequence[float], left_out: int) -> Doubles:
@@ -102,11 +137,28 @@ def ruled(
     weights: Sequence[float],
     settled: float,
 ) -> Doubles | None:
-    """By the rule of that name; of one that is not the paper's only its decisions are believed."""
+    """By the rule of that name. Of one that nobody has written down here once more, its decisions
+    are believed."""
     if rule == "mean" or len(deltas) == 1:
         return weighted(deltas, weights)
     if rule == "rda":
         return weighted(deltas, weights) if embedding else radial(deltas, weights, settled)
+    if rule not in ROBUST:
+        return believed(rule, embedding, deltas, weights, settled)
+    weights = [min(w, HEAVIEST * float(np.median(weights))) for w in weights]
+    if rule == "clipped":
+        return clipped(deltas, weights, settled, embedding=embedding)
+    return trimmed(deltas, weights, ROBUST[rule](len(deltas)))
+
+
+def believed(
+    rule: str,
+    embedding: bool,
+    deltas: Sequence[Doubles],
+    weights: Sequence[float],
+    settled: float,
+) -> Doubles:
+    """By what a rule of one's own decides: what is checked is that it is carried out."""
     chosen = named(rule)
     assert chosen is not None
     weights = chosen.weights(weights)
@@ -115,13 +167,31 @@ def ruled(
     chosen, total = chosen.embeddings if embedding else chosen, sum(weights)
     if chosen is None:
         return weighted(deltas, weights)
-    norms = [float(np.linalg.norm(d)) for d in deltas]
-    factors = chosen.factors([w / total for w in weights], norms)
+    norms, shares = norms_of(deltas), [w / total for w in weights]
+    factors = chosen.factors(shares, norms)
     if factors is None:
         return weighted(deltas, weights)
-    merged = np.sum([d * f for d, f in zip(deltas, factors, strict=True)], axis=0)
+    merged = combined(deltas, factors)
     scale = chosen.scale(weights, norms, float(np.linalg.norm(merged)), settled)
-    return weighted(deltas, weights) if scale is None else merged * scale
+    if scale is not None:
+        return merged * scale
+    factors = chosen.instead(shares, norms)
+    return weighted(deltas, weights) if factors is None else combined(deltas, factors)
+
+
+def combined(deltas: Sequence[Doubles], factors: Sequence[float]) -> Doubles:
+    """Sum of deltas times their factors."""
+    total: Doubles = np.sum([d * f for d, f in zip(deltas, factors, strict=True)], axis=0)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How long a clipped merge may be that cannot be computed here: a matter of rounding."""
+
+    unknown_F: Doubles  # the master that stands for it
+    momentum: float
+    median_P: tuple[float, ...]  # the median length of what was merged, by piece
 
 
 class CheckedNumbers:
@@ -140,6 +210,7 @@ class CheckedNumbers:
         self.bits: dict[tuple[int, int, int], Values] = {}
         self.exact: dict[str, Values] = {}  # the same, bit for bit, by digest
         self.resumed = 0  # fragments that were taken from a leader
+        self.bounds: dict[int, Bound] = {}  # by fragment
 
     def stored(self, blob: Blob, payload: bytes) -> None:
         """UP takes a contribution, or initial parameters."""
@@ -190,9 +261,32 @@ class CheckedNumbers:
         follows is computed again from there."""
         if self.state and np.isnan(self.state[p][0]).any():
             state = list(self.state)
+            self._bounded(p, state[p], np.asarray(outer[0], np.float64))
             state[p] = (master_F.astype(np.float64), np.asarray(outer[0], np.float64))
             self.states[-1] = state
             self.resumed += 1
+
+    def _bounded(self, p: int, before: tuple[Doubles, Doubles], trace_F: Doubles) -> None:
+        """Reports I9 for a clipped merge of which a piece is longer than the median one."""
+        bound = self.bounds.pop(p, None)
+        if bound is None or bound.unknown_F is not before[0]:
+            return
+        self.report.looked("I9")
+        merged_F = trace_F - bound.momentum * before[1]
+        allowed = ROUNDING * max(1.0, float(np.abs(before[1]).max()))
+        for piece, most in zip(self.pieces[p], bound.median_P, strict=True):
+            long = float(np.linalg.norm(merged_F[piece.offset : piece.offset + piece.size]))
+            if not long <= most * (1 + CANCELLED) + allowed:
+                text = f"a clipped merge of fragment {p} is {long:.2g} long, {most:.2g} at most"
+                self.report("I9", text)
+
+    def _bound(self, p: int, unknown_F: Doubles, momentum: float, deltas: list[Doubles]) -> None:
+        """Of deltas that were merged into what is unknown now."""
+        if self.spec.algorithm.merge != "clipped" or len(deltas) < 2:
+            return
+        cuts = [slice(piece.offset, piece.offset + piece.size) for piece in self.pieces[p]]
+        medians = [float(np.median(norms_of([d[cut] for d in deltas]))) for cut in cuts]
+        self.bounds[p] = Bound(unknown_F, momentum, tuple(medians))
 
     def _round(self, r: TapeRound, before: State) -> State:
         deltas, weights, moved = [], [], []
@@ -223,10 +317,13 @@ class CheckedNumbers:
         begin, rate = algorithm.outer_settle_from, algorithm.outer_rate
         left = 1.0 if r.outer_fraction <= begin else (1 - r.outer_fraction) / (1 - begin)
         merged_F = self._merged(r.fragment, deltas, moved, weights, 1 - left)
+        momentum, rate = algorithm.outer_momentum * left, 1 + (rate - 1) * left
         if merged_F is None:
-            state[r.fragment] = (np.full_like(master_F, np.nan), trace_F)
+            unknown_F = np.full_like(master_F, np.nan)
+            state[r.fragment] = (unknown_F, trace_F)
+            if not np.isnan(master_F).any():
+                self._bound(r.fragment, unknown_F, momentum, deltas)
         else:
-            momentum, rate = algorithm.outer_momentum * left, 1 + (rate - 1) * left
             trace_F = merged_F + momentum * trace_F
             state[r.fragment] = (master_F - rate * (merged_F + momentum * trace_F), trace_F)
         self.expected[(r.epoch, r.fragment, r.version)] = state[r.fragment][0]
@@ -251,6 +348,8 @@ class CheckedNumbers:
         settled: float,
     ) -> Doubles | None:
         """None where it is a matter of rounding. `moved`: what deltas were moved by."""
+        if np.isnan(deltas).any():  # nobody has seen what one was moved by: to be left out it is
+            return np.full_like(deltas[0], np.nan)  # not known well enough either
         parts = []
         for piece in self.pieces[p]:
             cut = slice(piece.offset, piece.offset + piece.size)

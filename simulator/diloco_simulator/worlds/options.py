@@ -103,6 +103,7 @@ class Options:
     told_to_stop: int = 0
     slow_writes: bool = False  # merges wait for what a snapshot has yet to write
     power_losses: int = 0  # of one machine or of all: their disks forget what was not synced
+    merge: str = "rda"  # a run keeps to one rule
 
     @property
     def learners_ever(self) -> int:
@@ -217,7 +218,7 @@ class Seldom:
 
     dice: str  # what they are called
     share: float  # of all worlds
-    choices: tuple[int, ...]  # of those that have it
+    choices: tuple[int | str, ...]  # of those that have it
 
 
 # By option.
@@ -236,6 +237,8 @@ SELDOM = {
     # Syncers' disks write a snapshot for as long as they take.
     "slow_writes": Seldom("slow writes", 0.3, (True,)),
     "full_disks": Seldom("full disks", 0.15, (1, 2)),
+    # Runs that do not merge by the default.
+    "merge": Seldom("merges", 0.2, ("clipped", "clipped", "trimmed", "median", "mean")),
 }
 
 

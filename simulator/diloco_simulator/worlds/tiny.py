@@ -155,6 +155,7 @@ def spec_of(options: Options, seed: int) -> RunSpec:
                 "quorum": options.quorum,
                 "keyframe_every": options.keyframe_every,
                 "codec_up": options.codec_up,
+                "merge": options.merge,
                 "weighting": options.weighting,
                 "codec_down": options.codec_down,
                 "pull_timeout_s_min": 3.0,

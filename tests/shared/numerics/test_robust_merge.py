@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from shared.numerics import plain
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
+from diloco_shared.numerics.arrays import Layout, Piece
 from diloco_shared.numerics.merge import (
+    EMPTY,
     Delta,
     Nesterov,
     Publishing,
     merge,
     merge_and_step,
+    norms,
 )
 from diloco_shared.numerics.merge_kernels import MergeState
 from diloco_shared.numerics.sums import RANGE, STRIDE
@@ -27,6 +29,8 @@ from diloco_shared.spec.merge_rules import WEIGHT_MOST, Clipped, Median, Trimmed
 f32 = np.float32
 quick = examples(40)
 seeds = st.integers(0, 2**32 - 1)
+# Of five values, by learner.
+SIGNS = (-1, -1, 1, 1, 1)
 TRIMMING = {"trimmed": Trimmed(), "median": Median()}
 
 TENSORS = [
@@ -37,13 +41,15 @@ TENSORS = [
 PIECES = Layout.build(TENSORS, 1).fragments[0]
 SIZE = sum(p.size for p in PIECES)
 # Few values, of a tensor and of an embedding, where examples are many.
-SMALL = Layout.build(
-    [
-        TensorSpec(name="t", shape=(9,), embedding=False),
-        TensorSpec(name="u", shape=(4,), embedding=True),
-    ],
-    1,
-).fragments[0]
+FEW = [
+    TensorSpec(name="t", shape=(9,), embedding=False),
+    TensorSpec(name="u", shape=(4,), embedding=True),
+]
+SMALL = Layout.build(FEW, 1).fragments[0]
+# The last tensor has one value, of which a direction is no more than the sign: signs often cancel.
+ALONE = TensorSpec(name="v", shape=(1,), embedding=False)
+SMALLER = Layout.build([*FEW, ALONE], 1).fragments[0]
+SCALAR = Layout.build([ALONE], 1).fragments[0]
 
 
 def encoded(deltas: Sequence[np.ndarray], weights: Sequence[float]) -> list[Delta]:
@@ -132,19 +138,74 @@ def test_the_order_of_learners_does_not_matter(seed: int, order: list[int], rule
         assert again.tobytes() == merged.tobytes()
 
 
+def moved(sent: Sequence[Delta], pieces: Sequence[Piece], rule: str, settled: float) -> np.ndarray:
+    """By how much a merge moves the parameters, when the run's end has begun so far."""
+    zeros = np.zeros(sum(p.size for p in pieces), f32)
+    outer, state = Nesterov(1.0, 0.0, settled), MergeState(zeros, EMPTY, zeros)
+    return -merge_and_step(sent, pieces, rule, outer, Publishing("fp32", True), state).master_F
+
+
 @quick
-@given(seeds, st.floats(0, 1e37), st.floats(1e-6, 1e30), st.floats(0, 1))
+@given(
+    seeds,
+    st.floats(0, 1e37),
+    st.one_of(st.just(2.0), st.floats(1e-6, 1e30)),
+    st.floats(0, 1),
+)
 def test_a_clipped_merge_is_never_longer_than_the_median_contribution(
     seed: int, length: float, weight: float, settled: float
 ) -> None:
-    deltas = normal(seed, 5, 13)
+    deltas = normal(seed, 5, 14)
+    # With twice the weight of the others, the two below zero are as heavy as the three above it.
+    deltas = [
+        np.append(d[:13], f32(sign) * abs(d[13])) for d, sign in zip(deltas, SIGNS, strict=True)
+    ]
     deltas[0] = deltas[0] * f32(length)
-    merged = merge(encoded(deltas, [weight, 1.0, 1.0, 1.0, 1.0]), SMALL, "clipped")
-    for piece in SMALL:
+    sent = encoded(deltas, [weight, 1.0, 1.0, 1.0, 1.0])
+    merged = moved(sent, SMALLER, "clipped", settled)
+    for piece in SMALLER:
         cut = slice(piece.offset, piece.offset + piece.size)
-        norms = sorted(float(np.linalg.norm(d[cut].astype(np.float64))) for d in deltas)
+        lengths = sorted(float(np.linalg.norm(d[cut].astype(np.float64))) for d in deltas)
         assert np.isfinite(merged[cut]).all()
-        assert np.linalg.norm(merged[cut]) <= norms[2] * (1 + 1e-5)
+        assert np.linalg.norm(merged[cut]) <= lengths[2] * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("settled", [0.0, 1.0])
+def test_where_directions_cancel_all_are_clipped_and_the_mean_is_left(settled: float) -> None:
+    """A tensor of one value moves on, by no more than what is usual, whoever answers last."""
+    honest = [f32([x]) for x in (1e-3, 1e-3, -2e-3)]
+    for liar in (-1e-3, -1.5e-3, -1.0, -1e6):
+        sent = encoded([*honest, f32([liar])], [1.0] * 4)
+        usual = float(np.median([1e-3, 1e-3, 2e-3, -liar]))
+        mean = (2e-3 - min(2e-3, usual) - min(-liar, usual)) / 4
+        assert moved(sent, SCALAR, "clipped", settled) == pytest.approx([mean], rel=1e-5)
+    # Of one length, nothing is clipped: the mean.
+    sent = encoded([f32([1.0]), f32([-1.0])], [1.0, 1.0])
+    assert merge(sent, SCALAR, "clipped").tobytes() == merge(sent, SCALAR, "mean").tobytes()
+    frozen = encoded([np.zeros(14, f32)] * 3, [1.0] * 3)
+    assert not moved(frozen, SMALLER, "clipped", settled).any()
+
+
+def test_directions_that_cancel_in_one_tensor_are_clipped_to_the_bit() -> None:
+    """Whether norms are known beforehand or not, by any number of threads."""
+    one, two = normal(13, 2, SIZE)
+    deltas = [one, one * f32(0.5), two, one * f32(-3.0), one * f32(-1024.0)]
+    weights = [1.0, 1.0, 1e-9, 1.0, 1.0]
+    matrix = PIECES[1]
+    cut = slice(matrix.offset, matrix.offset + matrix.size)
+    sent = encoded(deltas, weights)
+    shares = [f32(w / sum(weights)) for w in weights]
+    lengths = [plain.norm(d[cut], matrix.offset) for d in deltas]
+    usual = float(np.median(lengths))
+    factors = [float(s) * min(n, usual) / n for s, n in zip(shares, lengths, strict=True)]
+    expected = plain.combine([d[cut] for d in deltas], factors)
+    known = [
+        Delta(d.weight, d.codec, d.payload, norms_P=norms(d.codec, d.payload, PIECES)) for d in sent
+    ]
+    for threads in (1, 2, 7):
+        for some in (sent, known):
+            merged = merge(some, PIECES, "clipped", threads=threads)
+            assert merged[cut].tobytes() == expected.tobytes()
 
 
 def test_equal_lengths_clipped_are_the_radial_average() -> None:
