@@ -2,20 +2,26 @@
 
 import asyncio
 from functools import partial
+from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jax.numpy as jnp
 import pytest
 import structlog
-from learner.contexts import context, learner
+from learner.contexts import context, learner, uplink
 from pydantic import ValidationError
+from waiting import until
 
 from diloco_cli.up.stack import CLOSING_S
 from diloco_learner.events import Checkpoint, Contribute, Leave
+from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.hosts import following_io
 from diloco_learner.settings import STOP_S, Settings
 from diloco_learner.training.train import ToSend
 from diloco_learner.work_io import QUICK_BYTES_PER_S, RELEASE_S, Work, too_long
+from diloco_shared import ambient
 from diloco_shared.process.stopping import CLOSES_S
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -40,7 +46,8 @@ class Stopping(Work):
         own_disk = SimpleNamespace(took_s=save_s)
         self.up: Any = SimpleNamespace(own_disk=own_disk, send=lambda _: asyncio.sleep(save_s))
         self.checkpoints: Any = SimpleNamespace(room=SimpleNamespace(needed=94 * GB))
-        self.train_loop: Any = SimpleNamespace(exchange=SimpleNamespace(step_s=step_s))
+        exchange = SimpleNamespace(step_s=step_s)
+        self.train_loop: Any = SimpleNamespace(exchange=exchange, left=None)
 
     async def did(self, what: str) -> None:
         self.done[what] = asyncio.get_running_loop().time() - self.began
@@ -99,6 +106,60 @@ async def test_moments_are_saved_though_an_upload_takes_all_the_seconds_there_ar
     assert [entry["event"] for entry in logs] == ["leaves with an upload that is not whole"]
     assert work.done.pop("released") == work.done.pop("ended") == 9.0 - RELEASE_S
     assert work.done == {"Leave": 1.0, "Checkpoint": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ends_s", "takes_s"),
+    [
+        ("restored", inf, 0.0),
+        ("superseded", inf, 0.0),
+        ("finished", inf, 0.0),
+        ("stopped", inf, 0.0),
+        ("withdrawn", inf, 30.0),
+        ("drained", inf, 30.0),
+        ("drained", 4.0, 4.0),
+    ],
+)
+async def test_who_leaves_waits_for_contributions_only_while_a_merge_may_take_them(
+    broker: MemoryBroker,
+    spec: RunSpec,
+    syncer: Any,
+    tmp_path: Path,
+    outcome: str,
+    ends_s: float,
+    takes_s: float,
+) -> None:
+    """Its next life, or run, comes after them; over a slow link each takes minutes. The run may
+    end `ends_s` after it left."""
+    await syncer.prepare()
+    broker.fault = lambda client, operation, subject: (
+        "lose_request" if subject.startswith("up.") else "deliver"
+    )
+    work = Stopping(spec, broker, 0.0, 0.0)
+    work.up, work.built = uplink(broker, spec, tmp_path, (9, 9, 4)), True
+    work.evaluations.stop = lambda: None
+    work.reporter = cast(Any, SimpleNamespace(flush=partial(asyncio.sleep, 0.0)))
+    work.train_loop.left = leave = Leave(outcome, "for that reason")
+    loop = asyncio.get_running_loop()
+    sent = Encoded("fp32", 4, (jnp.zeros(4),))
+    until_s = ambient.monotonic() + 30.0
+    first, second = (
+        ToSend(Contribute(0, 1, n, 2, 3, 0, 1, 0, 9, None, deadline=until_s), sent) for n in (5, 6)
+    )
+    under_way = asyncio.create_task(work.up.send(first))
+    await until(lambda: work.up.contributing)
+    for item in (second, ToSend(leave)):
+        work.mailbox.post(item)
+    if ends_s < inf:
+        loop.call_later(ends_s, partial(work.withdraw, "the run is over", run_over=True))
+    began = loop.time()
+    await Work._clear_out(work)
+    await under_way
+    assert loop.time() - began == pytest.approx(takes_s, abs=0.5)
+    assert not work.up.contributing
+    assert len(await syncer.events("upload-abandoned")) == (2 if takes_s == 30.0 else 0)
+    (told,) = await syncer.events("leave")
+    assert told.text == f"{outcome}: for that reason"
 
 
 @pytest.mark.parametrize(

@@ -351,3 +351,22 @@ async def test_a_life_that_is_over_is_given_nothing_more(
     up.stop_giving()
     await asyncio.wait({other})
     assert handed.gone and not up.giving
+
+
+async def test_a_contribution_that_no_merge_takes_is_sent_no_further(
+    up: Uplink, syncer: Any, broker: MemoryBroker
+) -> None:
+    """And one that is still to be sent is not begun. Whoever waits for it is not cancelled."""
+    await syncer.prepare()
+    broker.fault = lambda client, operation, subject: (
+        "lose_request" if subject.startswith("up.") else "deliver"
+    )
+    sending = asyncio.create_task(up.send(ToSend(contribute(300.0), SENT)))
+    await until(lambda: up.contributing)
+    up.stop_contributing()
+    async with asyncio.timeout(5.0):
+        await sending
+    assert not up.contributing
+    broker.fault = None
+    await up.send(ToSend(contribute(300.0), SENT))
+    assert await uploaded(syncer) == [] == await syncer.events("upload-abandoned")

@@ -206,7 +206,7 @@ class Learner(Worker[Settings]):
         if self.work is not work:
             return  # left meanwhile, or begun again
         if ended:
-            work.withdraw(ended)
+            work.withdraw(ended, run_over=True)
         elif not work.run_ends:
             work.drain(why)
 

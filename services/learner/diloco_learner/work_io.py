@@ -60,6 +60,9 @@ log = structlog.get_logger()
 HAND_S = 0.005
 # In a learner's data folder: one folder per run.
 CHECKPOINTS = "checkpoints"
+# How a learner leaves whose contributions no merge takes any more: their epoch is void, or this
+# life is, or the run has merged its last round.
+VOID = frozenset({"restored", "superseded", *OVER})
 UNSAVED = "leaves without having saved its moments"
 # Of the seconds that a process has to stop, so many are for giving back its shards. The others are
 # for its step and its last checkpoint.
@@ -113,6 +116,7 @@ class Work:
         self.beat: Beat | None = None
         self.beat_at = -math.inf
         self.built, self.stopping = False, ""
+        self.run_over = False  # it was told to leave since nobody merges anything any more
         self.shared: Keeper | None = None  # of its checkpoints, where all hosts write them
         self.train_loop: TrainLoop | None = None
         self.ended: asyncio.Task[Leave] | None = None
@@ -135,9 +139,15 @@ class Work:
         if self.is_over:
             raise LeftBehind("the work for this run is over")
 
-    def withdraw(self, reason: str) -> None:
-        """Leave at the next step boundary although the run may go on."""
-        self.stopping = reason
+    def withdraw(self, reason: str, *, run_over: bool = False) -> None:
+        """Leave at the next step boundary although the run may go on.
+
+        `run_over`: nobody merges anything of the run any more. It may have left already, and wait
+        for what it still sends.
+        """
+        self.stopping, self.run_over = reason, self.run_over or run_over
+        if self.run_over and self.built:
+            self.up.stop_contributing()
         if self.train_loop is not None:
             self.train_loop.stopping = reason
 
@@ -469,6 +479,8 @@ class Work:
         All at once: an upload may take what seconds there are, and the moments are to be saved.
         """
         self.up.stop_giving()
+        if self._is_void:
+            self.up.stop_contributing()
         self.evaluations.stop()  # the last one was told before the train thread left
         await self.reporter.flush()
         sending = list[Coroutine[Any, Any, None]]()
@@ -481,6 +493,12 @@ class Work:
                 item.handle.let_go()
         await asyncio.gather(*sending)
         await self.up.told()
+
+    @property
+    def _is_void(self) -> bool:
+        """Whether no merge takes anything of this life any more."""
+        left = None if self.train_loop is None else self.train_loop.left
+        return self.run_over or (left is not None and left.outcome in VOID)
 
     async def _save(self, item: ToSend) -> None:
         self.unsaved += 1

@@ -86,6 +86,9 @@ class Uplink:
         self.telling: set[asyncio.Task[None]] = set()
         # That send inner state to newcomers, and what each was asked for.
         self.giving: dict[asyncio.Task[Any], Donate] = {}
+        # Each ends one contribution that is under way; as many as rounds may be.
+        self.contributing: set[asyncio.Timeout] = set()
+        self.void = False  # no merge takes what this learner contributes
 
     async def send(self, item: ToSend) -> None:
         """Carry out one effect; what fails is logged and told, never raised."""
@@ -202,6 +205,21 @@ class Uplink:
         await self._append(self.data, name, manifest, seconds, f"{name}/{self.incarnation}")
 
     async def _contribute(self, effect: Contribute, handle: Encoded | SharedUpload) -> None:
+        """Until its deadline, or until it is of no use any more: see `stop_contributing`."""
+        if self.void:
+            return
+        try:
+            async with asyncio.timeout(None) as limit:
+                self.contributing.add(limit)
+                try:
+                    await self._upload(effect, handle)
+                finally:
+                    self.contributing.discard(limit)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+
+    async def _upload(self, effect: Contribute, handle: Encoded | SharedUpload) -> None:
         e = effect
         subject = subjects.contribution(
             self.run, self.learner, e.epoch, e.fragment, e.round, e.term
@@ -306,6 +324,18 @@ class Uplink:
         """This learner leaves: its newcomers ask another donor, nobody waits for megabytes."""
         for task in self.giving:
             task.cancel()
+
+    def stop_contributing(self) -> None:
+        """No merge takes anything of this learner any more: what is on its way ends, and what is
+        still to be sent is not begun. The next life, or run, waits for no megabytes.
+
+        It ends within its own task, which goes on: whoever waits for it is not cancelled with it.
+        """
+        self.void = True
+        if self.contributing:
+            log.info("contributes no more", given_up=len(self.contributing))
+        while self.contributing:
+            self.contributing.pop().reschedule(-math.inf)
 
     async def _checkpoint(self, effect: Checkpoint, pieces: Any) -> None:
         """One at a time; the sequence grows across incarnations. `pieces`: whatever its
