@@ -20,7 +20,7 @@ from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.hosts import following_io
 from diloco_learner.settings import STOP_S, Settings
 from diloco_learner.training.train import ToSend
-from diloco_learner.work_io import QUICK_BYTES_PER_S, RELEASE_S, Work, too_long
+from diloco_learner.work_io import QUICK_BYTES_PER_S, RELEASE_S, UNSAVED, Work, too_long
 from diloco_shared import ambient
 from diloco_shared.process.stopping import CLOSES_S
 from diloco_shared.spec.run import RunSpec
@@ -53,7 +53,7 @@ class Stopping(Work):
         self.done[what] = asyncio.get_running_loop().time() - self.began
 
     async def _clear_out(self) -> None:
-        await self._save(ToSend(Checkpoint(0, 1, (0, 0, 0), final=True)))
+        await self._carry(ToSend(Checkpoint(0, 1, (0, 0, 0), final=True)))
         await self.did("saved")
 
     async def stopped(self, stop_s: float) -> list[str]:
@@ -237,3 +237,80 @@ def test_a_host_that_is_told_to_stop_stays_for_the_islands_last_step(
     monkeypatch.setattr(following_io, "end", lambda why, status: waited.append(status))
     following_io._stop(told, 55.0)
     assert waited == [55.0 + CLOSES_S, 0]
+
+
+def of_disk(broker: MemoryBroker, spec: RunSpec, folder: Path) -> Stopping:
+    """One that has left by itself, with an uplink of its own and checkpoints in a folder."""
+    work = Stopping(spec, broker, 0.0, 0.0)
+    work.up = uplink(broker, spec, folder, (9, 9, 4))
+    work.evaluations.stop = lambda: None
+    look = {"flush": partial(asyncio.sleep, 0.0), "look": lambda: None}
+    work.reporter = cast(Any, SimpleNamespace(**look))
+    work.computing = cast(Any, SimpleNamespace(handed=asyncio.sleep))
+    work._clear_out = partial(Work._clear_out, work)  # type: ignore[method-assign]
+    work.stop_s = 9.0
+    return work
+
+
+async def handing(work: Work) -> None:
+    """As long as the train thread hands things out, and whatever is under way."""
+    async with asyncio.TaskGroup() as work.tasks:
+        await work._hand()
+
+
+@pytest.mark.parametrize("by", ["who clears out", "who hands on"])
+async def test_who_is_told_to_stop_while_it_leaves_waits_for_what_it_still_says_and_saves(
+    broker: MemoryBroker, spec: RunSpec, syncer: Any, tmp_path: Path, by: str
+) -> None:
+    """It has handed all of it out by then; its process ends as soon as this says that it is done,
+    whatever a thread still writes."""
+    await syncer.prepare()
+    work = of_disk(broker, spec, tmp_path)
+    disk, begun, written = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def slow(size: int, save: Any, sequence: int, *_: Any, beside_s: float) -> None:
+        begun.set()
+        await disk.wait()
+        written.append(sequence)
+
+    work.up.own_disk, slow.took_s = slow, 0.1  # type: ignore[attr-defined]
+    work.up.tell_soon("some-kind", "said before", {})
+    checkpoint = Checkpoint(0, 1, (0, 0, 0), final=True)
+    for effect in (checkpoint, Leave("drained", "assigned elsewhere")):
+        work.mailbox.post(ToSend(effect, []))
+    leaving = asyncio.create_task(handing(work) if by == "who hands on" else work._clear_out())
+    await begun.wait()
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    stopping = asyncio.create_task(work._withdraw_now())
+    asyncio.get_running_loop().call_later(3.0, disk.set)
+    with structlog.testing.capture_logs() as logs:
+        await stopping
+    assert work.done == {"released": 3.0, "ended": 3.0}
+    assert len(written) == 1 and not work._unsaved
+    assert not [entry for entry in logs if entry["log_level"] == "warning"]
+    assert len(await syncer.events("leave")) == len(await syncer.events("some-kind")) == 1
+
+
+async def test_of_a_last_checkpoint_that_is_not_written_in_time_it_says_so_however_it_began(
+    broker: MemoryBroker, spec: RunSpec, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    work = of_disk(broker, spec, tmp_path)
+    begun = asyncio.Event()
+
+    async def hangs(*_: Any, beside_s: float) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    work.up.own_disk, hangs.took_s = hangs, 0.1  # type: ignore[attr-defined]
+    work.mailbox.post(ToSend(Checkpoint(0, 1, (0, 0, 0), final=True), []))
+    leaving = asyncio.create_task(work._clear_out())
+    await begun.wait()
+    leaving.cancel()
+    with structlog.testing.capture_logs() as logs:
+        await work._withdraw_now()
+    (entry,) = (entry for entry in logs if entry["log_level"] == "warning")
+    assert (entry["event"], entry["during"]) == (UNSAVED, "its last checkpoint")
+    for task in work.carried:
+        task.cancel()

@@ -192,6 +192,22 @@ async def test_what_is_told_soon_is_told_before_leaving(up: Uplink, syncer: Any)
     assert len(await syncer.events("one")) == len(await syncer.events("two")) == 1
 
 
+async def test_what_is_told_soon_is_told_though_whoever_waited_for_it_is_gone(
+    up: Uplink, syncer: Any, broker: MemoryBroker
+) -> None:
+    """Told to stop while it leaves, a process waits for it once more."""
+    await syncer.prepare()
+    broker.fault = lambda client, operation, subject: "lose_request"
+    up.tell_soon("one", "why it ends", {})
+    waiting = asyncio.create_task(up.told())
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    broker.fault = None
+    await up.told()
+    assert len(await syncer.events("one")) == 1
+
+
 async def test_a_checkpoint_that_fails_is_told(up: Uplink, syncer: Any) -> None:
     """A full disk stops no training."""
     await syncer.prepare()

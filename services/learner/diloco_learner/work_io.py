@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,10 +16,10 @@ from diloco_learner.data.leasing_io import Leases
 from diloco_learner.events import (
     BeatSeen,
     Checkpoint,
+    Contribute,
     DonateSeen,
     Evaluate,
     GiveState,
-    KeepPart,
     Leave,
 )
 from diloco_learner.exchange.anchors import AnchorBook
@@ -120,7 +120,9 @@ class Work:
         self.shared: Keeper | None = None  # of its checkpoints, where all hosts write them
         self.train_loop: TrainLoop | None = None
         self.ended: asyncio.Task[Leave] | None = None
-        self.unsaved = 0  # parts of its last checkpoint that are under way
+        # Carried out whether or not anybody waits: as many as the mailbox has handed out, and few
+        # take long. Not the items: a state's memory goes with its task.
+        self.carried: dict[asyncio.Task[None], Any] = {}
         self.tasks: asyncio.TaskGroup
         # That hold, or are to hold, something of a device: see `_apart`.
         self.threads: set[asyncio.Future[Any]] = set()
@@ -468,8 +470,10 @@ class Work:
             for item in self.mailbox.collect():
                 if isinstance(item.effect, Evaluate):
                     self.evaluations.take(item)
-                else:
+                elif isinstance(item.effect, Contribute | GiveState):
                     self._start(self.up.send(item))
+                else:
+                    self._start(self._carry(item))
                 del item  # what it holds is large, and this waits
             await self.computing.handed(HAND_S)
 
@@ -477,18 +481,19 @@ class Work:
         """The last results and the last word of the train thread.
 
         All at once: an upload may take what seconds there are, and the moments are to be saved.
+        Whoever is told to stop while this is under way comes here again, and waits for the rest.
         """
         self.up.stop_giving()
         if self._is_void:
             self.up.stop_contributing()
         self.evaluations.stop()  # the last one was told before the train thread left
         await self.reporter.flush()
-        sending = list[Coroutine[Any, Any, None]]()
+        sending = list[Awaitable[None]](map(asyncio.shield, self.carried))
         for item in self.mailbox.collect():
-            if isinstance(item.effect, Checkpoint | KeepPart):
-                sending.append(self._save(item))
-            elif not isinstance(item.effect, GiveState | Evaluate):
+            if isinstance(item.effect, Contribute):
                 sending.append(self.up.send(item))
+            elif not isinstance(item.effect, GiveState | Evaluate):
+                sending.append(self._carry(item))
             elif isinstance(item.handle, Handed):
                 item.handle.let_go()
         await asyncio.gather(*sending)
@@ -500,10 +505,18 @@ class Work:
         left = None if self.train_loop is None else self.train_loop.left
         return self.run_over or (left is not None and left.outcome in VOID)
 
-    async def _save(self, item: ToSend) -> None:
-        self.unsaved += 1
-        await self.up.send(item)
-        self.unsaved -= 1
+    async def _carry(self, item: ToSend) -> None:
+        """Send it; where whoever waits is cancelled, it goes on: a checkpoint's thread does, too,
+        and nobody else says the last word."""
+        task = asyncio.get_running_loop().create_task(self.up.send(item))
+        self.carried[task] = item.effect
+        task.add_done_callback(self.carried.pop)
+        del item  # the task has it, for as long as it is needed
+        await asyncio.shield(task)
+
+    @property
+    def _unsaved(self) -> bool:
+        return any(isinstance(effect, Checkpoint) for effect in self.carried.values())
 
     async def _withdraw_now(self) -> None:
         """Cancelled: end the train thread, say good-bye, give the shards back.
@@ -522,7 +535,7 @@ class Work:
         except TimeoutError:
             if self.ended is not None and not self.ended.done():
                 log.warning(UNSAVED, during="a step", after_s=within_s)
-            elif self.unsaved:
+            elif self._unsaved:
                 log.warning(UNSAVED, during="its last checkpoint", after_s=within_s)
             elif self.ended is not None:
                 log.warning("leaves with an upload that is not whole", after_s=within_s)

@@ -137,8 +137,9 @@ class Uplink:
         task.add_done_callback(self.telling.discard)
 
     async def told(self) -> None:
-        """Until everything that `tell_soon` began is written or given up."""
-        await asyncio.gather(*self.telling)
+        """Until everything that `tell_soon` began is written or given up. Whoever is cancelled here
+        may come again: none of it ends with that."""
+        await asyncio.gather(*map(asyncio.shield, self.telling))
 
     async def _append(
         self, bus: Bus, subject: str, message: Message, seconds: float, msg_id: str
