@@ -134,7 +134,7 @@ class Work:
         """Nobody works with it any more. The threads that are at work for it all the same: they
         look now and then whether it is over."""
         self.is_over = True
-        return set(self.threads)
+        return self.threads | (self.up.hanging if self.built else set())
 
     def check(self) -> None:
         """Of these threads: raises LeftBehind once it is over."""

@@ -23,7 +23,13 @@ from diloco_learner.events import (
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.hosts.carrying_io import SharedUpload
 from diloco_learner.hosts.giving_io import SharedStateUpload
-from diloco_learner.recovery.checkpoint_io import OwnCheckpoints, Storing, sequence_of, write_part
+from diloco_learner.recovery.checkpoint_io import (
+    Hangs,
+    OwnCheckpoints,
+    Storing,
+    sequence_of,
+    write_part,
+)
 from diloco_learner.recovery.moments import Handed
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
@@ -98,8 +104,6 @@ class Uplink:
                     await self._contribute(item.effect, item.handle)
                 case GiveState():
                     await self._give_state(item.effect, item.handle)
-                case Checkpoint() if isinstance(item.handle, Handed):
-                    await self._checkpoint(item.effect, [item.handle.data])
                 case Checkpoint():
                     await self._checkpoint(item.effect, item.handle)
                 case KeepPart():
@@ -338,15 +342,17 @@ class Uplink:
         while self.contributing:
             self.contributing.pop().reschedule(-math.inf)
 
-    async def _checkpoint(self, effect: Checkpoint, pieces: Any) -> None:
-        """One at a time; the sequence grows across incarnations. `pieces`: whatever its
+    async def _checkpoint(self, effect: Checkpoint, handle: Any) -> None:
+        """One at a time; the sequence grows across incarnations. `handle`: a copy, or whatever its
         checkpoints are made of."""
+        pieces = [handle.data] if isinstance(handle, Handed) else handle
         sequence = sequence_of(effect.epoch, self.incarnation, effect.step)
         async with self.checkpoint_lock:
             known, kept = self.checkpoints.room.failed, self.checkpoints
             try:
                 size, beside_s = kept.room.needed, kept.beside_s
-                await self.own_disk(size, kept.save, sequence, pieces, beside_s=beside_s)
+                what = kept.save, sequence, pieces
+                await self._stored(self.own_disk, handle, size, *what, beside_s=beside_s)
             except OSError as error:  # a full disk: training goes on without it
                 kept.room.failed = kept.room.failed or str(error)  # where it still hangs
                 if known:
@@ -356,13 +362,37 @@ class Uplink:
             finally:
                 kept.let_go(pieces)
 
+    async def _stored(
+        self,
+        place: Storing,
+        handle: Any,
+        size: int,
+        work: Callable[..., Any],
+        *args: Any,
+        **to: Any,
+    ) -> None:
+        """Have `place` take it. A thread that hangs is one more place that a copy is on its way to:
+        else the next would be made beside it, at every interval, only to be refused there."""
+        try:
+            await place(size, work, *args, **to)
+        except Hangs as hung:
+            if isinstance(handle, Handed) and handle.share():
+                hung.thread.add_done_callback(lambda _: handle.let_go())
+            raise
+
+    @property
+    def hanging(self) -> set[asyncio.Future[Any]]:
+        """Threads that were given up, and hold a state, or what of it lies on a device."""
+        return {place.hanging for place in (self.own_disk, self.vault) if place.hanging is not None}
+
     async def _keep_part(self, effect: KeepPart, handed: Handed) -> None:
         """This learner's part of a run-wide checkpoint; without it the others' are complete."""
         root, me, data = self.checkpoint_root, (self.learner, self.incarnation), handed.data
         try:
             if isinstance(data, SharedStateUpload):
                 data = await data.whole()
-            await self.vault(len(data), write_part, self.spec, root, *me, effect, data)
+            what = write_part, self.spec, root, *me, effect, data
+            await self._stored(self.vault, handed, len(data), *what)
         except (OSError, BusError) as error:
             text = f"no part of {self.learner} in checkpoint {effect.number}: {error}"
             await self.tell("checkpoint-failed", text, {"number": effect.number})

@@ -258,6 +258,14 @@ def stored_within_s(size: int) -> float:
     return STORED_S_MIN + size / STORED_BYTES_PER_S
 
 
+class Hangs(OSError):
+    """A place did not answer in time. `thread` holds what it was given, until it is done."""
+
+    def __init__(self, text: str, thread: "asyncio.Task[Any]") -> None:
+        super().__init__(text)
+        self.thread = thread
+
+
 class Storing:
     """One place, for an event loop. What hangs keeps its thread: there is at most one of those."""
 
@@ -268,11 +276,11 @@ class Storing:
     async def __call__(
         self, size: int, work: Callable[..., T], *args: Any, beside_s: float = 0.0
     ) -> T:
-        """Let `work` write or read so many bytes, in a thread; OSError also after too long.
+        """Let `work` write or read so many bytes, in a thread; OSError also after too long: Hangs.
 
         `beside_s`: seconds that it may wait for something else.
         """
-        if self._hanging is not None and not self._hanging.done():
+        if self.hanging is not None:
             raise OSError("an earlier one still hangs there")
         limit_s, began = stored_within_s(size) + beside_s, ambient.monotonic()
         task = asyncio.create_task(asyncio.to_thread(work, *args))
@@ -286,14 +294,19 @@ class Storing:
             self.took_s = max(self.took_s, ambient.monotonic() - began)
             return found
         self._hanging = task
-        task.add_done_callback(_looked_at)
-        raise OSError(f"the place did not answer within {limit_s:.0f} s")
+        task.add_done_callback(self._ended)
+        raise Hangs(f"the place did not answer within {limit_s:.0f} s", task)
 
+    @property
+    def hanging(self) -> "asyncio.Task[Any] | None":
+        """What was given up and is not done."""
+        return None if self._hanging is None or self._hanging.done() else self._hanging
 
-def _looked_at(task: "asyncio.Task[Any]") -> None:
-    """What became of it nobody asks any more."""
-    if not task.cancelled():
-        task.exception()
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        """What became of it nobody asks any more. What it raised knows all that it was given."""
+        self._hanging = None
+        if not task.cancelled():
+            task.exception()
 
 
 class Asking:
