@@ -1,6 +1,7 @@
 """LocalCheckpoints of inner moments: the newest sound one, and why the others were passed over."""
 
 import errno
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,28 @@ def test_of_a_deleted_run_there_is_none_though_its_folder_was_there(tmp_path: Pa
     (tmp_path / "c").rmdir()
     assert checkpoints.newest is None
     assert checkpoints.load(accept) == (None, [])
+
+
+@pytest.mark.parametrize("gone", ["volume", "volume/checkpoints/run"])
+def test_a_folder_that_is_gone_is_made_again(tmp_path: Path, gone: str) -> None:
+    """Somebody cleared the disk, or put an empty one in its place, while a learner works."""
+    folder = tmp_path / "volume" / "checkpoints" / "run"
+    checkpoints = LocalCheckpoints(folder, 2)
+    checkpoints.save(1, [pack(MOMENTS)])
+    shutil.rmtree(tmp_path / gone)
+    checkpoints.save(2, pieces(MOMENTS))
+    assert checkpoints.newest == 2 and not checkpoints.room.failed
+    assert [p.name.partition(".")[0] for p in folder.iterdir()] == ["2"]
+    data, faults = checkpoints.load(accept)
+    assert data is not None and not faults
+
+
+def test_the_folder_of_a_run_that_is_over_stays_removed(tmp_path: Path) -> None:
+    checkpoints = LocalCheckpoints(tmp_path / "c", 2, lambda: False)
+    (tmp_path / "c").rmdir()
+    with pytest.raises(FileNotFoundError):
+        checkpoints.save(1, [pack(MOMENTS)])
+    assert not (tmp_path / "c").exists()
 
 
 def test_the_last_ones_are_kept_and_the_newest_is_restored(tmp_path: Path) -> None:

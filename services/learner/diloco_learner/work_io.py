@@ -347,7 +347,8 @@ class Work:
     def _checkpoints(self, built: Built) -> OwnCheckpoints:
         many = self.spec.keeping.checkpoints
         if built.keeper is None:
-            return LocalCheckpoints(self.context.folder / CHECKPOINTS / self.spec.folder, many)
+            folder = self.context.folder / CHECKPOINTS / self.spec.folder
+            return LocalCheckpoints(folder, many, lambda: not self.run_over)
         name = f"{self.spec.folder}/{self.context.me}"
         kept = built.keeper(name, self.context.incarnation, many)
         self.shared = kept

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import structlog
 import xxhash
 
 from diloco_learner.events import KeepPart
@@ -27,6 +28,8 @@ from diloco_shared.protocol.pace import STORED_BYTES_PER_S
 from diloco_shared.spec.run import RunSpec
 
 T = TypeVar("T")
+
+log = structlog.get_logger()
 
 # A checkpoint's file: its sequence, and the digest of what is in it.
 _NAME = re.compile(r"(\d{1,32})\.([0-9a-f]{32})\.safetensors")
@@ -80,9 +83,12 @@ class LocalCheckpoints:
 
     beside_s = 0.0
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        """Looks what is there. OSError where the folder cannot be made."""
-        self.folder = folder.absolute()
+    def __init__(self, folder: Path, keep: int, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Looks what is there. OSError where the folder cannot be made.
+
+        `wanted`: whether the folder is to be made again where it is gone.
+        """
+        self.folder, self.wanted = folder.absolute(), wanted
         begin_folder(self.folder)
         self.keep = keep
         without = "training goes on, and a restart begins with moments of before"
@@ -105,7 +111,16 @@ class LocalCheckpoints:
         after the other: where nobody waits for one any more, its thread writes on all the same.
         """
         with self.saving, self.room.writing():
+            self._begin_again()
             self._save(sequence, pieces)
+
+    def _begin_again(self) -> None:
+        """Somebody may have cleared the disk, or put an empty one in its place: no checkpoint would
+        ever be kept again. But a run that is deleted has its folder removed (`remove_deleted`). If
+        this life has not heard of that yet, what is made here is removed by the next look."""
+        if self.wanted() and not self.folder.is_dir():
+            begin_folder(self.folder)
+            log.warning("own checkpoints were gone: the next ones are kept", folder=self.folder)
 
     def _save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
         digest, unfinished = xxhash.xxh3_128(), self.folder / f"{sequence}{_UNFINISHED}"
