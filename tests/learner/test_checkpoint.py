@@ -3,6 +3,7 @@
 import errno
 import shutil
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,28 @@ def test_one_that_the_trainer_cannot_use_is_passed_over(tmp_path: Path) -> None:
 def test_what_is_not_a_complete_checkpoint_is_not_taken_for_one(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     assert LocalCheckpoints(tmp_path, 2).newest is None
+
+
+def test_one_that_is_passed_over_is_let_go_of_before_another_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is as large as all moments: there is room for one."""
+    checkpoints, read = LocalCheckpoints(tmp_path, 3), checkpoint_io._read
+    for n in (1, 2, 3):
+        checkpoints.save(n, [pack(MOMENTS)])
+    before = list[weakref.ref[Buffer]]()
+
+    def looked_at(path: Path) -> Buffer:
+        assert all(data() is None for data in before)
+        before.append(weakref.ref(data := read(path)))
+        return data
+
+    def refuse(data: State) -> None:
+        raise ValueError("moments that are not finite")
+
+    monkeypatch.setattr(checkpoint_io, "_read", looked_at)
+    found, faults = checkpoints.load(refuse)
+    assert found is None and len(before) == len(faults) == 3
 
 
 def test_a_disk_that_fills_leaves_the_older_ones(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ class LocalCheckpoints:
         except OSError as error:
             return None, [f"what is in {self.folder} cannot be listed: {error}"[:300]]
         for sequence, path in sorted(there.items(), reverse=True):
+            data: Buffer | None = None  # one that is passed over goes before another is read
             try:
                 data = _read(path)
                 check(data)
@@ -248,9 +249,10 @@ def read_part(
         return None, [str(error)[:300]]
     # Anybody's moments are better than fresh ones, as with a donor.
     for name in sorted(manifest.learners, key=lambda m: (m != learner, m)):
+        # What is passed over goes before another one is read.
+        arrays, blob = Arrays(), memoryview(b"")
         try:
             part = there.part(ref, manifest.learners[name], LearnerPart)
-            arrays = Arrays()
             for blob in there.blobs(ref, part):
                 arrays |= moments.views(blob)  # the blobs stay where they are, once
             check(arrays)
