@@ -1,7 +1,9 @@
 """LocalCheckpoints of inner moments: the newest sound one, and why the others were passed over."""
 
 import errno
+import shutil
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +41,28 @@ def test_of_a_deleted_run_there_is_none_though_its_folder_was_there(tmp_path: Pa
     (tmp_path / "c").rmdir()
     assert checkpoints.newest is None
     assert checkpoints.load(accept) == (None, [])
+
+
+@pytest.mark.parametrize("gone", ["volume", "volume/checkpoints/run"])
+def test_a_folder_that_is_gone_is_made_again(tmp_path: Path, gone: str) -> None:
+    """Somebody cleared the disk, or put an empty one in its place, while a learner works."""
+    folder = tmp_path / "volume" / "checkpoints" / "run"
+    checkpoints = LocalCheckpoints(folder, 2)
+    checkpoints.save(1, [pack(MOMENTS)])
+    shutil.rmtree(tmp_path / gone)
+    checkpoints.save(2, pieces(MOMENTS))
+    assert checkpoints.newest == 2 and not checkpoints.room.failed
+    assert [p.name.partition(".")[0] for p in folder.iterdir()] == ["2"]
+    data, faults = checkpoints.load(accept)
+    assert data is not None and not faults
+
+
+def test_the_folder_of_a_run_that_is_over_stays_removed(tmp_path: Path) -> None:
+    checkpoints = LocalCheckpoints(tmp_path / "c", 2, lambda: False)
+    (tmp_path / "c").rmdir()
+    with pytest.raises(FileNotFoundError):
+        checkpoints.save(1, [pack(MOMENTS)])
+    assert not (tmp_path / "c").exists()
 
 
 def test_the_last_ones_are_kept_and_the_newest_is_restored(tmp_path: Path) -> None:
@@ -102,6 +126,28 @@ def test_one_that_the_trainer_cannot_use_is_passed_over(tmp_path: Path) -> None:
 def test_what_is_not_a_complete_checkpoint_is_not_taken_for_one(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     assert LocalCheckpoints(tmp_path, 2).newest is None
+
+
+def test_one_that_is_passed_over_is_let_go_of_before_another_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is as large as all moments: there is room for one."""
+    checkpoints, read = LocalCheckpoints(tmp_path, 3), checkpoint_io._read
+    for n in (1, 2, 3):
+        checkpoints.save(n, [pack(MOMENTS)])
+    before = list[weakref.ref[Buffer]]()
+
+    def looked_at(path: Path) -> Buffer:
+        assert all(data() is None for data in before)
+        before.append(weakref.ref(data := read(path)))
+        return data
+
+    def refuse(data: State) -> None:
+        raise ValueError("moments that are not finite")
+
+    monkeypatch.setattr(checkpoint_io, "_read", looked_at)
+    found, faults = checkpoints.load(refuse)
+    assert found is None and len(before) == len(faults) == 3
 
 
 def test_a_disk_that_fills_leaves_the_older_ones(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Leaving: a run that is deleted, and what is given back however long the rest takes."""
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from waiting import until
 from diloco_learner import work_io
 from diloco_learner.settings import STOP_S
 from diloco_learner.training.trainer import Program
+from diloco_learner.work_io import CHECKPOINTS
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord, ShardLease
 from diloco_shared.protocol.wire import decode, encode
@@ -30,12 +32,15 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_learner_whose_run_was_deleted_waits_for_no_round(
     broker: MemoryBroker, syncer: Any, tmp_path: Path, there: str
 ) -> None:
-    """It stood still meanwhile: nobody is left who would merge what it has done."""
+    """It stood still meanwhile: nobody is left who would merge what it has done. And what it kept
+    for the run was removed: its last checkpoint makes no new folder."""
     await syncer.prepare()
     await syncer.assign("a", "r")
     async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
         await syncer.bootstrap("a")
         await syncer.reported("a", stepping)
+        assert app.work is not None
+        shutil.rmtree(kept := app.folder.path / CHECKPOINTS / app.work.spec.folder)
         entry = await syncer.bus.kv_get(subjects.RUNS, "r")
         record = decode(entry.value, RunRecord)
         if there == "nothing":
@@ -50,6 +55,7 @@ async def test_a_learner_whose_run_was_deleted_waits_for_no_round(
         await until(lambda: app.membership.record.state == "idle")
         leave = (await syncer.events("leave"))[-1]
         assert leave.text == "withdrawn: the run is deleted"
+        assert not kept.exists()
 
 
 async def test_a_learner_that_leaves_takes_no_more_data(

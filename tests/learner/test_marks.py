@@ -1,5 +1,6 @@
 """A learner's part of a checkpoint: kept before anything of later is adopted, once."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.recovery.checkpoint_io import read_part, write_part
-from diloco_learner.recovery.moments import State, pack
+from diloco_learner.recovery.moments import State, pack, views
 from diloco_learner.recovery.recovery import Recovery
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics.arrays import Arrays
@@ -233,3 +234,25 @@ def test_a_part_that_cannot_be_used_is_passed_over_with_its_reason(tmp_path: Pat
     assert read_part(str(tmp_path), "t/000009", "b", never)[1] == [
         f"there is no checkpoint t/000009 in {tmp_path}; known: t/000004"
     ]
+
+
+def test_a_part_that_is_passed_over_is_let_go_of_before_another_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is as large as all moments: there is room for one."""
+    ref, before = sealed(str(tmp_path), "a", "b", "c"), list[weakref.ref[Any]]()
+    read: Any = RunCheckpoints._whole
+
+    def looked_at(self: RunCheckpoints, ref: str, stored: Any) -> memoryview:
+        assert all(one() is None for one in before)
+        whole: memoryview = read(self, ref, stored)
+        before.append(weakref.ref(whole))
+        return whole
+
+    def refuse(data: State) -> None:
+        before.append(weakref.ref(views(data)["mu"]))
+        raise ValueError("of another model")
+
+    monkeypatch.setattr(RunCheckpoints, "_whole", looked_at)
+    found, faults = read_part(str(tmp_path), ref, "b", refuse)
+    assert found is None and len(before) == 6 and len(faults) == 4

@@ -2,20 +2,26 @@
 
 import asyncio
 from functools import partial
+from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jax.numpy as jnp
 import pytest
 import structlog
-from learner.contexts import context, learner
+from learner.contexts import context, learner, uplink
 from pydantic import ValidationError
+from waiting import until
 
 from diloco_cli.up.stack import CLOSING_S
 from diloco_learner.events import Checkpoint, Contribute, Leave
+from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.hosts import following_io
 from diloco_learner.settings import STOP_S, Settings
 from diloco_learner.training.train import ToSend
-from diloco_learner.work_io import QUICK_BYTES_PER_S, RELEASE_S, Work, too_long
+from diloco_learner.work_io import QUICK_BYTES_PER_S, RELEASE_S, UNSAVED, Work, too_long
+from diloco_shared import ambient
 from diloco_shared.process.stopping import CLOSES_S
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -40,13 +46,14 @@ class Stopping(Work):
         own_disk = SimpleNamespace(took_s=save_s)
         self.up: Any = SimpleNamespace(own_disk=own_disk, send=lambda _: asyncio.sleep(save_s))
         self.checkpoints: Any = SimpleNamespace(room=SimpleNamespace(needed=94 * GB))
-        self.train_loop: Any = SimpleNamespace(exchange=SimpleNamespace(step_s=step_s))
+        exchange = SimpleNamespace(step_s=step_s)
+        self.train_loop: Any = SimpleNamespace(exchange=exchange, left=None)
 
     async def did(self, what: str) -> None:
         self.done[what] = asyncio.get_running_loop().time() - self.began
 
     async def _clear_out(self) -> None:
-        await self._save(ToSend(Checkpoint(0, 1, (0, 0, 0), final=True)))
+        await self._carry(ToSend(Checkpoint(0, 1, (0, 0, 0), final=True)))
         await self.did("saved")
 
     async def stopped(self, stop_s: float) -> list[str]:
@@ -99,6 +106,60 @@ async def test_moments_are_saved_though_an_upload_takes_all_the_seconds_there_ar
     assert [entry["event"] for entry in logs] == ["leaves with an upload that is not whole"]
     assert work.done.pop("released") == work.done.pop("ended") == 9.0 - RELEASE_S
     assert work.done == {"Leave": 1.0, "Checkpoint": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ends_s", "takes_s"),
+    [
+        ("restored", inf, 0.0),
+        ("superseded", inf, 0.0),
+        ("finished", inf, 0.0),
+        ("stopped", inf, 0.0),
+        ("withdrawn", inf, 30.0),
+        ("drained", inf, 30.0),
+        ("drained", 4.0, 4.0),
+    ],
+)
+async def test_who_leaves_waits_for_contributions_only_while_a_merge_may_take_them(
+    broker: MemoryBroker,
+    spec: RunSpec,
+    syncer: Any,
+    tmp_path: Path,
+    outcome: str,
+    ends_s: float,
+    takes_s: float,
+) -> None:
+    """Its next life, or run, comes after them; over a slow link each takes minutes. The run may
+    end `ends_s` after it left."""
+    await syncer.prepare()
+    broker.fault = lambda client, operation, subject: (
+        "lose_request" if subject.startswith("up.") else "deliver"
+    )
+    work = Stopping(spec, broker, 0.0, 0.0)
+    work.up, work.built = uplink(broker, spec, tmp_path, (9, 9, 4)), True
+    work.evaluations.stop = lambda: None
+    work.reporter = cast(Any, SimpleNamespace(flush=partial(asyncio.sleep, 0.0)))
+    work.train_loop.left = leave = Leave(outcome, "for that reason")
+    loop = asyncio.get_running_loop()
+    sent = Encoded("fp32", 4, (jnp.zeros(4),))
+    until_s = ambient.monotonic() + 30.0
+    first, second = (
+        ToSend(Contribute(0, 1, n, 2, 3, 0, 1, 0, 9, None, deadline=until_s), sent) for n in (5, 6)
+    )
+    under_way = asyncio.create_task(work.up.send(first))
+    await until(lambda: work.up.contributing)
+    for item in (second, ToSend(leave)):
+        work.mailbox.post(item)
+    if ends_s < inf:
+        loop.call_later(ends_s, partial(work.withdraw, "the run is over", run_over=True))
+    began = loop.time()
+    await Work._clear_out(work)
+    await under_way
+    assert loop.time() - began == pytest.approx(takes_s, abs=0.5)
+    assert not work.up.contributing
+    assert len(await syncer.events("upload-abandoned")) == (2 if takes_s == 30.0 else 0)
+    (told,) = await syncer.events("leave")
+    assert told.text == f"{outcome}: for that reason"
 
 
 @pytest.mark.parametrize(
@@ -176,3 +237,80 @@ def test_a_host_that_is_told_to_stop_stays_for_the_islands_last_step(
     monkeypatch.setattr(following_io, "end", lambda why, status: waited.append(status))
     following_io._stop(told, 55.0)
     assert waited == [55.0 + CLOSES_S, 0]
+
+
+def of_disk(broker: MemoryBroker, spec: RunSpec, folder: Path) -> Stopping:
+    """One that has left by itself, with an uplink of its own and checkpoints in a folder."""
+    work = Stopping(spec, broker, 0.0, 0.0)
+    work.up = uplink(broker, spec, folder, (9, 9, 4))
+    work.evaluations.stop = lambda: None
+    look = {"flush": partial(asyncio.sleep, 0.0), "look": lambda: None}
+    work.reporter = cast(Any, SimpleNamespace(**look))
+    work.computing = cast(Any, SimpleNamespace(handed=asyncio.sleep))
+    work._clear_out = partial(Work._clear_out, work)  # type: ignore[method-assign]
+    work.stop_s = 9.0
+    return work
+
+
+async def handing(work: Work) -> None:
+    """As long as the train thread hands things out, and whatever is under way."""
+    async with asyncio.TaskGroup() as work.tasks:
+        await work._hand()
+
+
+@pytest.mark.parametrize("by", ["who clears out", "who hands on"])
+async def test_who_is_told_to_stop_while_it_leaves_waits_for_what_it_still_says_and_saves(
+    broker: MemoryBroker, spec: RunSpec, syncer: Any, tmp_path: Path, by: str
+) -> None:
+    """It has handed all of it out by then; its process ends as soon as this says that it is done,
+    whatever a thread still writes."""
+    await syncer.prepare()
+    work = of_disk(broker, spec, tmp_path)
+    disk, begun, written = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def slow(size: int, save: Any, sequence: int, *_: Any, beside_s: float) -> None:
+        begun.set()
+        await disk.wait()
+        written.append(sequence)
+
+    work.up.own_disk, slow.took_s = slow, 0.1  # type: ignore[attr-defined]
+    work.up.tell_soon("some-kind", "said before", {})
+    checkpoint = Checkpoint(0, 1, (0, 0, 0), final=True)
+    for effect in (checkpoint, Leave("drained", "assigned elsewhere")):
+        work.mailbox.post(ToSend(effect, []))
+    leaving = asyncio.create_task(handing(work) if by == "who hands on" else work._clear_out())
+    await begun.wait()
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    stopping = asyncio.create_task(work._withdraw_now())
+    asyncio.get_running_loop().call_later(3.0, disk.set)
+    with structlog.testing.capture_logs() as logs:
+        await stopping
+    assert work.done == {"released": 3.0, "ended": 3.0}
+    assert len(written) == 1 and not work._unsaved
+    assert not [entry for entry in logs if entry["log_level"] == "warning"]
+    assert len(await syncer.events("leave")) == len(await syncer.events("some-kind")) == 1
+
+
+async def test_of_a_last_checkpoint_that_is_not_written_in_time_it_says_so_however_it_began(
+    broker: MemoryBroker, spec: RunSpec, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    work = of_disk(broker, spec, tmp_path)
+    begun = asyncio.Event()
+
+    async def hangs(*_: Any, beside_s: float) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    work.up.own_disk, hangs.took_s = hangs, 0.1  # type: ignore[attr-defined]
+    work.mailbox.post(ToSend(Checkpoint(0, 1, (0, 0, 0), final=True), []))
+    leaving = asyncio.create_task(work._clear_out())
+    await begun.wait()
+    leaving.cancel()
+    with structlog.testing.capture_logs() as logs:
+        await work._withdraw_now()
+    (entry,) = (entry for entry in logs if entry["log_level"] == "warning")
+    assert (entry["event"], entry["during"]) == (UNSAVED, "its last checkpoint")
+    for task in work.carried:
+        task.cancel()

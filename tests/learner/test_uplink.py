@@ -192,6 +192,22 @@ async def test_what_is_told_soon_is_told_before_leaving(up: Uplink, syncer: Any)
     assert len(await syncer.events("one")) == len(await syncer.events("two")) == 1
 
 
+async def test_what_is_told_soon_is_told_though_whoever_waited_for_it_is_gone(
+    up: Uplink, syncer: Any, broker: MemoryBroker
+) -> None:
+    """Told to stop while it leaves, a process waits for it once more."""
+    await syncer.prepare()
+    broker.fault = lambda client, operation, subject: "lose_request"
+    up.tell_soon("one", "why it ends", {})
+    waiting = asyncio.create_task(up.told())
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    broker.fault = None
+    await up.told()
+    assert len(await syncer.events("one")) == 1
+
+
 async def test_a_checkpoint_that_fails_is_told(up: Uplink, syncer: Any) -> None:
     """A full disk stops no training."""
     await syncer.prepare()
@@ -351,3 +367,22 @@ async def test_a_life_that_is_over_is_given_nothing_more(
     up.stop_giving()
     await asyncio.wait({other})
     assert handed.gone and not up.giving
+
+
+async def test_a_contribution_that_no_merge_takes_is_sent_no_further(
+    up: Uplink, syncer: Any, broker: MemoryBroker
+) -> None:
+    """And one that is still to be sent is not begun. Whoever waits for it is not cancelled."""
+    await syncer.prepare()
+    broker.fault = lambda client, operation, subject: (
+        "lose_request" if subject.startswith("up.") else "deliver"
+    )
+    sending = asyncio.create_task(up.send(ToSend(contribute(300.0), SENT)))
+    await until(lambda: up.contributing)
+    up.stop_contributing()
+    async with asyncio.timeout(5.0):
+        await sending
+    assert not up.contributing
+    broker.fault = None
+    await up.send(ToSend(contribute(300.0), SENT))
+    assert await uploaded(syncer) == [] == await syncer.events("upload-abandoned")

@@ -1,8 +1,10 @@
 """Run-wide checkpoints as a place to go on from: the newest that is sound."""
 
 import math
+import weakref
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 from syncer.recording import SPEC, Recording
@@ -75,6 +77,34 @@ def test_a_snapshot_that_no_store_can_be_made_of_hides_no_older_one(kept: Kept) 
         kept.finder.snapshots.save(covers, meta, first)
     found, faults = kept.finder.own()
     assert found is not None and len(faults) == 1 and "000008" in faults[0]
+
+
+@pytest.mark.parametrize("by", ["own", "newer"])
+def test_one_that_is_passed_over_is_let_go_of_before_another_is_read(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Each is as large as all that the syncer has."""
+    recording = Recording()
+    recording.begin()
+    assert recording.store is not None
+    meta = {"history": recording.history.meta(), "store": recording.store.meta()}
+    for covers in (5, 8):
+        kept.finder.snapshots.save(covers, meta, recording.store.state_arrays())
+    load, before = SnapshotStore._load, list[weakref.ref[Any]]()
+
+    def looked_at(self: SnapshotStore, path: Path) -> Any:
+        assert all(array() is None for array in before)
+        found = load(self, path)
+        before.extend(map(weakref.ref, found[1].values()))
+        return found
+
+    def refuse(self: Finder, *_: Any) -> None:
+        raise ValueError("of another form")
+
+    monkeypatch.setattr(SnapshotStore, "_load", looked_at)
+    monkeypatch.setattr(Finder, "_store", refuse)
+    found = kept.finder.newer(0) if by == "newer" else kept.finder.own()[0]
+    assert found is None and before
 
 
 async def test_each_is_waited_for_by_itself(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,11 +54,12 @@ OVER_S, LAST_WORD_S = 2.0, 2.0
 DISMISS_S = 1.0
 
 
-# What is still built or compiled for a run that was left is waited for this long before the next
-# life begins. It mostly ends much sooner, where it looks whether anybody wants it.
+# What is still built or compiled for a run that was left, or written where a disk hangs, is waited
+# for this long before the next life begins. What is built mostly ends much sooner, where it looks
+# whether anybody wants it.
 ALONE_S = 60.0
 # What the member's record says meanwhile.
-WAITS = "waits until what was still being built for the run before has let go of the devices"
+WAITS = "waits until what was still at work for the run before has let go of the devices"
 # Why it leaves a run that it is no longer assigned to, where nobody merges anything any more.
 RUN_OVER = "the run is over"
 # Why a process whose id another one has taken does not work.
@@ -206,7 +207,7 @@ class Learner(Worker[Settings]):
         if self.work is not work:
             return  # left meanwhile, or begun again
         if ended:
-            work.withdraw(ended)
+            work.withdraw(ended, run_over=True)
         elif not work.run_ends:
             work.drain(why)
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,10 +16,10 @@ from diloco_learner.data.leasing_io import Leases
 from diloco_learner.events import (
     BeatSeen,
     Checkpoint,
+    Contribute,
     DonateSeen,
     Evaluate,
     GiveState,
-    KeepPart,
     Leave,
 )
 from diloco_learner.exchange.anchors import AnchorBook
@@ -60,6 +60,9 @@ log = structlog.get_logger()
 HAND_S = 0.005
 # In a learner's data folder: one folder per run.
 CHECKPOINTS = "checkpoints"
+# How a learner leaves whose contributions no merge takes any more: their epoch is void, or this
+# life is, or the run has merged its last round.
+VOID = frozenset({"restored", "superseded", *OVER})
 UNSAVED = "leaves without having saved its moments"
 # Of the seconds that a process has to stop, so many are for giving back its shards. The others are
 # for its step and its last checkpoint.
@@ -113,10 +116,13 @@ class Work:
         self.beat: Beat | None = None
         self.beat_at = -math.inf
         self.built, self.stopping = False, ""
+        self.run_over = False  # it was told to leave since nobody merges anything any more
         self.shared: Keeper | None = None  # of its checkpoints, where all hosts write them
         self.train_loop: TrainLoop | None = None
         self.ended: asyncio.Task[Leave] | None = None
-        self.unsaved = 0  # parts of its last checkpoint that are under way
+        # Carried out whether or not anybody waits: as many as the mailbox has handed out, and few
+        # take long. Not the items: a state's memory goes with its task.
+        self.carried: dict[asyncio.Task[None], Any] = {}
         self.tasks: asyncio.TaskGroup
         # That hold, or are to hold, something of a device: see `_apart`.
         self.threads: set[asyncio.Future[Any]] = set()
@@ -128,16 +134,22 @@ class Work:
         """Nobody works with it any more. The threads that are at work for it all the same: they
         look now and then whether it is over."""
         self.is_over = True
-        return set(self.threads)
+        return self.threads | (self.up.hanging if self.built else set())
 
     def check(self) -> None:
         """Of these threads: raises LeftBehind once it is over."""
         if self.is_over:
             raise LeftBehind("the work for this run is over")
 
-    def withdraw(self, reason: str) -> None:
-        """Leave at the next step boundary although the run may go on."""
-        self.stopping = reason
+    def withdraw(self, reason: str, *, run_over: bool = False) -> None:
+        """Leave at the next step boundary although the run may go on.
+
+        `run_over`: nobody merges anything of the run any more. It may have left already, and wait
+        for what it still sends.
+        """
+        self.stopping, self.run_over = reason, self.run_over or run_over
+        if self.run_over and self.built:
+            self.up.stop_contributing()
         if self.train_loop is not None:
             self.train_loop.stopping = reason
 
@@ -335,7 +347,8 @@ class Work:
     def _checkpoints(self, built: Built) -> OwnCheckpoints:
         many = self.spec.keeping.checkpoints
         if built.keeper is None:
-            return LocalCheckpoints(self.context.folder / CHECKPOINTS / self.spec.folder, many)
+            folder = self.context.folder / CHECKPOINTS / self.spec.folder
+            return LocalCheckpoints(folder, many, lambda: not self.run_over)
         name = f"{self.spec.folder}/{self.context.me}"
         kept = built.keeper(name, self.context.incarnation, many)
         self.shared = kept
@@ -458,8 +471,10 @@ class Work:
             for item in self.mailbox.collect():
                 if isinstance(item.effect, Evaluate):
                     self.evaluations.take(item)
-                else:
+                elif isinstance(item.effect, Contribute | GiveState):
                     self._start(self.up.send(item))
+                else:
+                    self._start(self._carry(item))
                 del item  # what it holds is large, and this waits
             await self.computing.handed(HAND_S)
 
@@ -467,25 +482,42 @@ class Work:
         """The last results and the last word of the train thread.
 
         All at once: an upload may take what seconds there are, and the moments are to be saved.
+        Whoever is told to stop while this is under way comes here again, and waits for the rest.
         """
         self.up.stop_giving()
+        if self._is_void:
+            self.up.stop_contributing()
         self.evaluations.stop()  # the last one was told before the train thread left
         await self.reporter.flush()
-        sending = list[Coroutine[Any, Any, None]]()
+        sending = list[Awaitable[None]](map(asyncio.shield, self.carried))
         for item in self.mailbox.collect():
-            if isinstance(item.effect, Checkpoint | KeepPart):
-                sending.append(self._save(item))
-            elif not isinstance(item.effect, GiveState | Evaluate):
+            if isinstance(item.effect, Contribute):
                 sending.append(self.up.send(item))
+            elif not isinstance(item.effect, GiveState | Evaluate):
+                sending.append(self._carry(item))
             elif isinstance(item.handle, Handed):
                 item.handle.let_go()
         await asyncio.gather(*sending)
         await self.up.told()
 
-    async def _save(self, item: ToSend) -> None:
-        self.unsaved += 1
-        await self.up.send(item)
-        self.unsaved -= 1
+    @property
+    def _is_void(self) -> bool:
+        """Whether no merge takes anything of this life any more."""
+        left = None if self.train_loop is None else self.train_loop.left
+        return self.run_over or (left is not None and left.outcome in VOID)
+
+    async def _carry(self, item: ToSend) -> None:
+        """Send it; where whoever waits is cancelled, it goes on: a checkpoint's thread does, too,
+        and nobody else says the last word."""
+        task = asyncio.get_running_loop().create_task(self.up.send(item))
+        self.carried[task] = item.effect
+        task.add_done_callback(self.carried.pop)
+        del item  # the task has it, for as long as it is needed
+        await asyncio.shield(task)
+
+    @property
+    def _unsaved(self) -> bool:
+        return any(isinstance(effect, Checkpoint) for effect in self.carried.values())
 
     async def _withdraw_now(self) -> None:
         """Cancelled: end the train thread, say good-bye, give the shards back.
@@ -504,7 +536,7 @@ class Work:
         except TimeoutError:
             if self.ended is not None and not self.ended.done():
                 log.warning(UNSAVED, during="a step", after_s=within_s)
-            elif self.unsaved:
+            elif self._unsaved:
                 log.warning(UNSAVED, during="its last checkpoint", after_s=within_s)
             elif self.ended is not None:
                 log.warning("leaves with an upload that is not whole", after_s=within_s)

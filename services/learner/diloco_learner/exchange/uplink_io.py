@@ -23,7 +23,13 @@ from diloco_learner.events import (
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.hosts.carrying_io import SharedUpload
 from diloco_learner.hosts.giving_io import SharedStateUpload
-from diloco_learner.recovery.checkpoint_io import OwnCheckpoints, Storing, sequence_of, write_part
+from diloco_learner.recovery.checkpoint_io import (
+    Hangs,
+    OwnCheckpoints,
+    Storing,
+    sequence_of,
+    write_part,
+)
 from diloco_learner.recovery.moments import Handed
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
@@ -86,6 +92,9 @@ class Uplink:
         self.telling: set[asyncio.Task[None]] = set()
         # That send inner state to newcomers, and what each was asked for.
         self.giving: dict[asyncio.Task[Any], Donate] = {}
+        # Each ends one contribution that is under way; as many as rounds may be.
+        self.contributing: set[asyncio.Timeout] = set()
+        self.void = False  # no merge takes what this learner contributes
 
     async def send(self, item: ToSend) -> None:
         """Carry out one effect; what fails is logged and told, never raised."""
@@ -95,8 +104,6 @@ class Uplink:
                     await self._contribute(item.effect, item.handle)
                 case GiveState():
                     await self._give_state(item.effect, item.handle)
-                case Checkpoint() if isinstance(item.handle, Handed):
-                    await self._checkpoint(item.effect, [item.handle.data])
                 case Checkpoint():
                     await self._checkpoint(item.effect, item.handle)
                 case KeepPart():
@@ -134,8 +141,9 @@ class Uplink:
         task.add_done_callback(self.telling.discard)
 
     async def told(self) -> None:
-        """Until everything that `tell_soon` began is written or given up."""
-        await asyncio.gather(*self.telling)
+        """Until everything that `tell_soon` began is written or given up. Whoever is cancelled here
+        may come again: none of it ends with that."""
+        await asyncio.gather(*map(asyncio.shield, self.telling))
 
     async def _append(
         self, bus: Bus, subject: str, message: Message, seconds: float, msg_id: str
@@ -202,6 +210,21 @@ class Uplink:
         await self._append(self.data, name, manifest, seconds, f"{name}/{self.incarnation}")
 
     async def _contribute(self, effect: Contribute, handle: Encoded | SharedUpload) -> None:
+        """Until its deadline, or until it is of no use any more: see `stop_contributing`."""
+        if self.void:
+            return
+        try:
+            async with asyncio.timeout(None) as limit:
+                self.contributing.add(limit)
+                try:
+                    await self._upload(effect, handle)
+                finally:
+                    self.contributing.discard(limit)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+
+    async def _upload(self, effect: Contribute, handle: Encoded | SharedUpload) -> None:
         e = effect
         subject = subjects.contribution(
             self.run, self.learner, e.epoch, e.fragment, e.round, e.term
@@ -307,15 +330,29 @@ class Uplink:
         for task in self.giving:
             task.cancel()
 
-    async def _checkpoint(self, effect: Checkpoint, pieces: Any) -> None:
-        """One at a time; the sequence grows across incarnations. `pieces`: whatever its
+    def stop_contributing(self) -> None:
+        """No merge takes anything of this learner any more: what is on its way ends, and what is
+        still to be sent is not begun. The next life, or run, waits for no megabytes.
+
+        It ends within its own task, which goes on: whoever waits for it is not cancelled with it.
+        """
+        self.void = True
+        if self.contributing:
+            log.info("contributes no more", given_up=len(self.contributing))
+        while self.contributing:
+            self.contributing.pop().reschedule(-math.inf)
+
+    async def _checkpoint(self, effect: Checkpoint, handle: Any) -> None:
+        """One at a time; the sequence grows across incarnations. `handle`: a copy, or whatever its
         checkpoints are made of."""
+        pieces = [handle.data] if isinstance(handle, Handed) else handle
         sequence = sequence_of(effect.epoch, self.incarnation, effect.step)
         async with self.checkpoint_lock:
             known, kept = self.checkpoints.room.failed, self.checkpoints
             try:
                 size, beside_s = kept.room.needed, kept.beside_s
-                await self.own_disk(size, kept.save, sequence, pieces, beside_s=beside_s)
+                what = kept.save, sequence, pieces
+                await self._stored(self.own_disk, handle, size, *what, beside_s=beside_s)
             except OSError as error:  # a full disk: training goes on without it
                 kept.room.failed = kept.room.failed or str(error)  # where it still hangs
                 if known:
@@ -325,13 +362,37 @@ class Uplink:
             finally:
                 kept.let_go(pieces)
 
+    async def _stored(
+        self,
+        place: Storing,
+        handle: Any,
+        size: int,
+        work: Callable[..., Any],
+        *args: Any,
+        **to: Any,
+    ) -> None:
+        """Have `place` take it. A thread that hangs is one more place that a copy is on its way to:
+        else the next would be made beside it, at every interval, only to be refused there."""
+        try:
+            await place(size, work, *args, **to)
+        except Hangs as hung:
+            if isinstance(handle, Handed) and handle.share():
+                hung.thread.add_done_callback(lambda _: handle.let_go())
+            raise
+
+    @property
+    def hanging(self) -> set[asyncio.Future[Any]]:
+        """Threads that were given up, and hold a state, or what of it lies on a device."""
+        return {place.hanging for place in (self.own_disk, self.vault) if place.hanging is not None}
+
     async def _keep_part(self, effect: KeepPart, handed: Handed) -> None:
         """This learner's part of a run-wide checkpoint; without it the others' are complete."""
         root, me, data = self.checkpoint_root, (self.learner, self.incarnation), handed.data
         try:
             if isinstance(data, SharedStateUpload):
                 data = await data.whole()
-            await self.vault(len(data), write_part, self.spec, root, *me, effect, data)
+            what = write_part, self.spec, root, *me, effect, data
+            await self._stored(self.vault, handed, len(data), *what)
         except (OSError, BusError) as error:
             text = f"no part of {self.learner} in checkpoint {effect.number}: {error}"
             await self.tell("checkpoint-failed", text, {"number": effect.number})

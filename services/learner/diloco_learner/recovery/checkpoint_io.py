@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import structlog
 import xxhash
 
 from diloco_learner.events import KeepPart
@@ -27,6 +28,8 @@ from diloco_shared.protocol.pace import STORED_BYTES_PER_S
 from diloco_shared.spec.run import RunSpec
 
 T = TypeVar("T")
+
+log = structlog.get_logger()
 
 # A checkpoint's file: its sequence, and the digest of what is in it.
 _NAME = re.compile(r"(\d{1,32})\.([0-9a-f]{32})\.safetensors")
@@ -80,9 +83,12 @@ class LocalCheckpoints:
 
     beside_s = 0.0
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        """Looks what is there. OSError where the folder cannot be made."""
-        self.folder = folder.absolute()
+    def __init__(self, folder: Path, keep: int, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Looks what is there. OSError where the folder cannot be made.
+
+        `wanted`: whether the folder is to be made again where it is gone.
+        """
+        self.folder, self.wanted = folder.absolute(), wanted
         begin_folder(self.folder)
         self.keep = keep
         without = "training goes on, and a restart begins with moments of before"
@@ -105,7 +111,16 @@ class LocalCheckpoints:
         after the other: where nobody waits for one any more, its thread writes on all the same.
         """
         with self.saving, self.room.writing():
+            self._begin_again()
             self._save(sequence, pieces)
+
+    def _begin_again(self) -> None:
+        """Somebody may have cleared the disk, or put an empty one in its place: no checkpoint would
+        ever be kept again. But a run that is deleted has its folder removed (`remove_deleted`). If
+        this life has not heard of that yet, what is made here is removed by the next look."""
+        if self.wanted() and not self.folder.is_dir():
+            begin_folder(self.folder)
+            log.warning("own checkpoints were gone: the next ones are kept", folder=self.folder)
 
     def _save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
         digest, unfinished = xxhash.xxh3_128(), self.folder / f"{sequence}{_UNFINISHED}"
@@ -140,6 +155,7 @@ class LocalCheckpoints:
         except OSError as error:
             return None, [f"what is in {self.folder} cannot be listed: {error}"[:300]]
         for sequence, path in sorted(there.items(), reverse=True):
+            data: Buffer | None = None  # one that is passed over goes before another is read
             try:
                 data = _read(path)
                 check(data)
@@ -233,9 +249,10 @@ def read_part(
         return None, [str(error)[:300]]
     # Anybody's moments are better than fresh ones, as with a donor.
     for name in sorted(manifest.learners, key=lambda m: (m != learner, m)):
+        # What is passed over goes before another one is read.
+        arrays, blob = Arrays(), memoryview(b"")
         try:
             part = there.part(ref, manifest.learners[name], LearnerPart)
-            arrays = Arrays()
             for blob in there.blobs(ref, part):
                 arrays |= moments.views(blob)  # the blobs stay where they are, once
             check(arrays)
@@ -258,6 +275,14 @@ def stored_within_s(size: int) -> float:
     return STORED_S_MIN + size / STORED_BYTES_PER_S
 
 
+class Hangs(OSError):
+    """A place did not answer in time. `thread` holds what it was given, until it is done."""
+
+    def __init__(self, text: str, thread: "asyncio.Task[Any]") -> None:
+        super().__init__(text)
+        self.thread = thread
+
+
 class Storing:
     """One place, for an event loop. What hangs keeps its thread: there is at most one of those."""
 
@@ -268,11 +293,11 @@ class Storing:
     async def __call__(
         self, size: int, work: Callable[..., T], *args: Any, beside_s: float = 0.0
     ) -> T:
-        """Let `work` write or read so many bytes, in a thread; OSError also after too long.
+        """Let `work` write or read so many bytes, in a thread; OSError also after too long: Hangs.
 
         `beside_s`: seconds that it may wait for something else.
         """
-        if self._hanging is not None and not self._hanging.done():
+        if self.hanging is not None:
             raise OSError("an earlier one still hangs there")
         limit_s, began = stored_within_s(size) + beside_s, ambient.monotonic()
         task = asyncio.create_task(asyncio.to_thread(work, *args))
@@ -286,14 +311,19 @@ class Storing:
             self.took_s = max(self.took_s, ambient.monotonic() - began)
             return found
         self._hanging = task
-        task.add_done_callback(_looked_at)
-        raise OSError(f"the place did not answer within {limit_s:.0f} s")
+        task.add_done_callback(self._ended)
+        raise Hangs(f"the place did not answer within {limit_s:.0f} s", task)
 
+    @property
+    def hanging(self) -> "asyncio.Task[Any] | None":
+        """What was given up and is not done."""
+        return None if self._hanging is None or self._hanging.done() else self._hanging
 
-def _looked_at(task: "asyncio.Task[Any]") -> None:
-    """What became of it nobody asks any more."""
-    if not task.cancelled():
-        task.exception()
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        """What became of it nobody asks any more. What it raised knows all that it was given."""
+        self._hanging = None
+        if not task.cancelled():
+            task.exception()
 
 
 class Asking:

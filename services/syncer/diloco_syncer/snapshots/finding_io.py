@@ -9,6 +9,7 @@ import glob
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,7 @@ class Finder:
 
     def own(self) -> tuple[FoundState | None, list[str]]:
         """The newest sound snapshot of our own; and why others were passed over."""
-
-        def state(meta: dict[str, Any], arrays: dict[str, Any]) -> FoundState:
-            return FoundState(meta["history"], self._store(meta, arrays), "snapshot")
-
-        return self.snapshots.newest(state)
+        return self.snapshots.newest(partial(self._state, "snapshot"))
 
     def newer(self, after: int, *, before: float = math.inf) -> FoundState | None:
         """The newest sound snapshot here of a record between these two, whoever's it is."""
@@ -80,12 +77,14 @@ class Finder:
             if covers <= after:
                 break
             try:
-                meta, arrays = store.load(covers)
-                restored = self._store(meta, arrays)
+                # Without a name: what is passed over goes before another one is read.
+                return self._state(f"snapshot{whose}", *store.load(covers))
             except UNSOUND:
                 continue  # torn, damaged, or removed meanwhile by its owner
-            return FoundState(meta["history"], restored, f"snapshot{whose}")
         return None
+
+    def _state(self, source: str, meta: dict[str, Any], arrays: dict[str, Any]) -> FoundState:
+        return FoundState(meta["history"], self._store(meta, arrays), source)
 
     def _store(self, meta: dict[str, Any], arrays: dict[str, Any]) -> FragmentStore:
         shelf = self.snapshots.shelf
