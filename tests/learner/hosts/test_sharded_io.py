@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from settled import UNKNOWN, settles_no_names
 
 from diloco_learner.hosts import sharded_io
 from diloco_learner.hosts.keeping_io import HostsCheckpoints, KeptCheckpoint, Nobody
@@ -404,3 +405,14 @@ def test_what_makes_one_complete_is_there_whole_or_not_at_all(
         with pytest.raises(OSError, match="the power is gone"):
             checkpoints.save(2, checkpoints.begin(0, 2))
     assert checkpoints.shards.sequences() == {1: True, 2: False}
+
+
+@pytest.mark.parametrize("number", UNKNOWN)
+def test_a_file_system_that_settles_no_names_takes_checkpoints_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoints: HostsCheckpoints, number: int
+) -> None:
+    settles_no_names(monkeypatch, number)
+    for n in range(1, 4):
+        checkpoints.save(n, checkpoints.begin(0, n))
+        assert checkpoints.newest == n and not checkpoints.room.failed
+    assert names_in(tmp_path / "r.0/l-1") == ["2", "3"]
