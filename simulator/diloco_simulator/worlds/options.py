@@ -103,6 +103,7 @@ class Options:
     told_to_stop: int = 0
     slow_writes: bool = False  # merges wait for what a snapshot has yet to write
     power_losses: int = 0  # of one machine or of all: their disks forget what was not synced
+    no_names: bool = False  # file systems that know no sync of a folder, as some of a network
 
     @property
     def learners_ever(self) -> int:
@@ -236,6 +237,7 @@ SELDOM = {
     # Syncers' disks write a snapshot for as long as they take.
     "slow_writes": Seldom("slow writes", 0.3, (True,)),
     "full_disks": Seldom("full disks", 0.15, (1, 2)),
+    "no_names": Seldom("file systems that settle no names", 0.2, (True,)),
 }
 
 
