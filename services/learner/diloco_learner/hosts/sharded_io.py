@@ -197,6 +197,8 @@ class Shards:
             return
         for path in rest.values():
             settle(path)
+        for place in {path.parent for path in rest.values()}:
+            settle_names(place)  # those of the hosts' own folders are among them
         # Before it: all else is on the disk, and what there is of it after a power cut is whole.
         replace(Path(folder) / name, data)
         settle_names(folder)
