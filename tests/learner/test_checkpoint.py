@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from settled import Settled
+from settled import FAILS, UNKNOWN, Settled, settles_no_names
 
 from diloco_learner.recovery import checkpoint_io
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, epoch_of, sequence_of
@@ -271,3 +271,37 @@ def test_a_checkpoint_and_its_name_are_on_the_disk(
     (file,) = folder.iterdir()
     # First what a life that was killed may have left: the folder's own name, and names in it.
     assert settled.calls == [{"run"}, set(), file.stat().st_size, {file.name}]
+
+
+def sequences(folder: Path) -> list[int]:
+    return sorted(int(path.name.partition(".")[0]) for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("number", UNKNOWN)
+def test_a_file_system_that_settles_no_names_takes_checkpoints_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Of a network, for example. It puts them on the disk when it likes."""
+    settles_no_names(monkeypatch, number)
+    checkpoints = LocalCheckpoints(tmp_path, 2)
+    for n in range(1, 6):
+        checkpoints.save(n, [b"some"])
+        assert checkpoints.newest == n and not checkpoints.room.failed
+    assert sequences(tmp_path) == [4, 5]
+
+
+def test_checkpoints_without_their_names_on_the_disk_fill_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest that a power cut leaves stays. Of the others so many as at any time, and one."""
+    checkpoints = LocalCheckpoints(tmp_path, 2)
+    checkpoints.save(1, [b"some"])
+    with monkeypatch.context() as patched:
+        settles_no_names(patched, FAILS)
+        for n in range(2, 8):
+            with pytest.raises(OSError, match="Input/output"):
+                checkpoints.save(n, [b"some"])
+            assert len(sequences(tmp_path)) <= 2 + 2
+    assert sequences(tmp_path) == [1, 5, 6, 7] and checkpoints.newest == 1
+    checkpoints.save(8, [b"some"])
+    assert sequences(tmp_path) == [7, 8] and checkpoints.newest == 8

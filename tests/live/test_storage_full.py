@@ -14,8 +14,10 @@ from syncer.conftest import Driver, spec
 from syncer.contexts import context
 from waiting import until
 
+from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.bus.blobs import get_blob
 from diloco_shared.bus.port import Bus, StreamSpec
+from diloco_shared.bus.stream_kv import bucket_stream
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.nats_server import NatsServer
@@ -233,14 +235,30 @@ async def test_a_hub_out_of_disk_is_named_by_a_leader_that_only_waits_for_its_le
             await leader.comes_to("running")
 
 
-async def test_the_tape_is_synced_and_bulk_is_not(nats_server: NatsServer) -> None:
+async def test_the_tape_and_buckets_are_synced_and_bulk_is_not(nats_server: NatsServer) -> None:
     """What the server says that it does, of streams made and of streams found."""
     assert '"sync_interval": "always"' in (nats_server.store_dir / "nats-server.conf").read_text()
     async with connected(nats_server.url) as bus:
         await streams(bus)
         await streams(bus)
+        buckets = (*subjects.BUCKETS, *subjects.PRIVATE_BUCKETS)
+        for bucket in (*buckets, *buckets):
+            await bus.ensure_bucket(bucket)
+        names = [*subjects.run_streams(RUN), *map(bucket_stream, buckets)]
         modes = {}
-        for kind in subjects.STREAM_KINDS:
-            answer = await bus.request(f"$JS.API.STREAM.INFO.{kind}-{RUN}", b"{}")
-            modes[kind] = b'"persist_mode":"async"' in answer
-        assert modes == {"UP": True, "DN": True, "TAPE": False, "STATE": True}
+        for name in names:
+            answer = await bus.request(f"$JS.API.STREAM.INFO.{name}", b"{}")
+            assert b'"error"' not in answer, answer
+            modes[name] = b'"persist_mode":"async"' in answer
+        bulk = {f"{kind}-{RUN}" for kind in ("UP", "DN", "STATE")}
+        assert modes == {name: name in bulk for name in names}
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_events_are_synced_unless_sites_could_slow_the_tape_down_so(
+    nats_server: NatsServer, named: bool
+) -> None:
+    async with connected(nats_server.url) as bus:
+        await bus.ensure_stream(events_stream(named=named))
+        answer = await bus.request(f"$JS.API.STREAM.INFO.{subjects.EVENTS_STREAM}", b"{}")
+        assert b'"error"' not in answer and (b'"persist_mode":"async"' in answer) is named

@@ -1,14 +1,12 @@
 """Files are replaced as a whole, and secret ones are nobody else's at any moment."""
 
-import errno
 import os
 import shutil
-import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
-from settled import Settled
+from settled import FAILS, UNKNOWN, Settled, settles_no_names
 
 from diloco_shared.durable import (
     begin_folder,
@@ -83,17 +81,13 @@ def test_a_file_and_then_its_name_are_on_the_disk(
     assert settled.calls == [4, {"a.json"}]
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+@pytest.mark.parametrize("number", [*UNKNOWN, FAILS])
 def test_a_file_system_that_settles_no_names_takes_files_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def of_files_alone(handle: int) -> None:
-        if stat.S_ISDIR(os.fstat(handle).st_mode):
-            raise OSError(number, os.strerror(number))
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", of_files_alone)
-        if number == errno.EIO:
+        settles_no_names(patched, number)
+        if number == FAILS:
             with pytest.raises(OSError, match="Input/output"):
                 replace(tmp_path / "a", b"new")
         else:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.bus.port import Conflict, Delivery, Refused, StreamSpec, Unavailable
+from diloco_shared.protocol.subjects import BUCKETS, PRIVATE_BUCKETS
 from diloco_simulator.hub.broker import Fate, MemoryBroker, matches, overlap
 from diloco_simulator.hub.bus import MemoryBus
 
@@ -116,6 +117,16 @@ async def test_a_power_cut_takes_nothing_that_is_synced() -> None:
     assert await bus.append("u.a", b"", msg_id="u.a2") == 2, "a repeat of what is lost is new"
     assert broker.lose("S", 2, synced=True) == 2
     assert (await bus.stream_info("S")).last_seq == 1
+
+
+async def test_a_power_cut_takes_nothing_of_a_bucket() -> None:
+    """Leases, settings and the lives of learners are decided upon."""
+    broker = MemoryBroker()
+    bus = MemoryBus(broker, "a")
+    for bucket in (*BUCKETS, *PRIVATE_BUCKETS):
+        await bus.ensure_bucket(bucket)
+        await bus.kv_put(bucket, "k", b"v")
+        assert broker.lose(f"KV_{bucket}", 1) == 0, bucket
 
 
 async def test_how_a_stream_persists_is_settled_when_it_is_made() -> None:

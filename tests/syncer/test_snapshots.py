@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import structlog
 from safetensors.numpy import save_file
-from settled import Settled
+from settled import FAILS, UNKNOWN, Settled, settles_no_names
 
 from diloco_syncer.merging.anchor_files_io import FileShelf
 from diloco_syncer.merging.store import in_memory
@@ -136,7 +136,7 @@ def test_when_all_are_torn_there_is_none_and_every_reason(store: SnapshotStore) 
     assert found is None and len(faults) == 2
 
 
-@pytest.mark.parametrize("step", ["_write", "_write_text", "settle"])
+@pytest.mark.parametrize("step", ["_write", "_write_text", "settle_names"])
 def test_a_full_disk_leaves_no_debris_and_the_old_one(
     store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -511,3 +511,38 @@ def test_what_is_copied_of_a_snapshot_since_there_are_no_links_is_on_the_disk(
     settled = Settled(monkeypatch)
     snapshots._link(tmp_path / "a", tmp_path / "b")
     assert settled.calls == [4] and (tmp_path / "b").read_bytes() == b"four"
+
+
+@pytest.mark.parametrize("number", UNKNOWN)
+def test_a_file_system_that_settles_no_names_takes_snapshots_all_the_same(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Of a network, for example. It puts them on the disk when it likes."""
+    settles_no_names(monkeypatch, number)
+    for covers in range(1, 6):
+        store.save(covers, {"seed": covers}, arrays(covers))
+    assert store.covers() == [4, 5] and newest_seed(store) == (5, [])
+
+
+def test_snapshots_without_their_names_on_the_disk_fill_no_disk(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do they take the place of those that were told of."""
+    for covers in (1, 2):
+        store.save(covers, {"seed": covers}, arrays(covers))
+
+    def fails(folder: Path) -> None:
+        if folder == store.folder:
+            raise OSError(FAILS, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshots, "settle_names", fails)
+        for covers in range(3, 7):
+            with pytest.raises(OSError, match="Input/output"):
+                store.save(covers, {"seed": covers}, arrays(covers))
+        assert names(store) == ["snapshot-000000000001", "snapshot-000000000002"]
+        with pytest.raises(OSError, match="Input/output"):
+            store.save(2, {"seed": 7}, arrays(7))
+    assert store.covers() == [1, 2], "nor is one lost that was written once more"
+    store.save(3, {"seed": 3}, arrays(3))
+    assert store.covers() == [2, 3] and newest_seed(store) == (3, [])

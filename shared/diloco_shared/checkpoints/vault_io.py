@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from diloco_shared.durable import make_folder
+
 Buffer = bytes | bytearray | memoryview
 
 # What these addresses are called where tensorstore can read and write them.
@@ -53,6 +55,7 @@ class Vault:
             self.path = Path(unquote(urlsplit(root).path)).absolute()
         self.root = root
         self._opened: Any = None
+        self._made: Path | None = None  # the folder that was written to last
 
     @property
     def _kv(self) -> Any:
@@ -69,19 +72,33 @@ class Vault:
         """How tensorstore calls it, or one object in it."""
         if self.path is not None:
             # An empty folder is a store without objects: nothing is created by opening it.
-            return {"driver": "file", "path": f"{self.path}/{key}"}
+            # What the tape's archive holds is removed from the stream at once: so it is synced.
+            return {"driver": "file", "path": f"{self.path}/{key}", "file_io_sync": True}
         address = urlsplit(f"{self.root.rstrip('/')}/")
         there = {"bucket": address.netloc, "path": unquote(address.path).lstrip("/") + key}
         return {"driver": "gcs", **there} if address.scheme == "gs" else {**_s3(), **there}
 
     def write(self, key: str, data: bytes | None) -> None:
         """Store an object, durably where the address can; None removes it."""
+        if data is not None:
+            self._make_folder(key)
         try:
             self._kv.write(key, data).result()
         except ValueError as error:
             raise self._unwritten(error) from None
 
-    def _unwritten(self, error: ValueError) -> VaultError:
+    def _make_folder(self, key: str) -> None:
+        """Where an object will be: tensorstore makes it, too, and leaves its name to the disk."""
+        folder = None if self.path is None else (self.path / key).parent
+        if folder is None or folder == self._made:
+            return
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise self._unwritten(error) from None
+        self._made = folder
+
+    def _unwritten(self, error: ValueError | OSError) -> VaultError:
         return VaultError(
             f"{self.root} cannot be written ({error}): it must be a folder or bucket that every "
             "process of the run reaches and may write"
@@ -108,6 +125,7 @@ class Vault:
         import numpy as np
         import tensorstore as ts
 
+        self._make_folder(key)
         try:
             whole = ts.open(self._one_chunk(key, size)).result()
             writing = ts.Transaction()
@@ -210,6 +228,7 @@ class Vault:
         except ValueError as error:
             raise VaultError(f"{self.root}/{folder} cannot be removed: {error}") from None
         if self.path is not None:
+            self._made = None
             shutil.rmtree(self.path / folder, ignore_errors=True)
 
     @staticmethod

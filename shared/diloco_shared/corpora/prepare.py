@@ -42,7 +42,7 @@ from diloco_shared.corpora.prepared import (
 from diloco_shared.corpora.sources import Source
 from diloco_shared.corpora.splits import SPLITS, Split, Splitter
 from diloco_shared.corpora.tokenizers import TEMPLATE, Tokenizer, rows_for_text
-from diloco_shared.durable import replace, settle
+from diloco_shared.durable import replace, settle_names
 from diloco_shared.protocol.messages import sendable
 
 # Bytes of a shard at most: small enough to be copied again after a fault, and a corpus of a
@@ -113,11 +113,11 @@ def prepare_locked(
         (to / TOKENIZER).mkdir()
         for name, content in files.items():
             replace(to / TOKENIZER / name, content)
-    settle(to)  # the names in it, before the index that promises them
+    settle_names(to)  # the names in it, before the index that promises them
     # Fields that only masked corpora have are left out of the others.
     replace(to / INDEX, index.model_dump_json(indent=1, exclude_defaults=True))
     (to / UNFINISHED).unlink()
-    settle(to)
+    settle_names(to)
     return open_corpus(to)
 
 

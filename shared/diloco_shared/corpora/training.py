@@ -17,7 +17,7 @@ from diloco_shared.corpora.folders import locked
 from diloco_shared.corpora.prepare import Progress
 from diloco_shared.corpora.sources import Source
 from diloco_shared.corpora.tokenizers import CONFIG, JSON, HuggingFace, Tokenizer, load
-from diloco_shared.durable import replace, settle
+from diloco_shared.durable import replace, settle_names
 
 END = "<|endoftext|>"
 # Single bytes, the end of a document, and at least one pair.
@@ -135,7 +135,7 @@ def _written(to: Path, text: str) -> None:
     config = {"eos_token": END, "tokenizer_class": "PreTrainedTokenizerFast"}
     replace(aside / CONFIG, json.dumps(config, indent=1))
     os.rename(aside, to)
-    settle(to.parent)
+    settle_names(to.parent)
 
 
 def _sampled(source: Source, progress: Progress | None) -> _Sample:

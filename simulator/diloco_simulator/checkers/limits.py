@@ -55,6 +55,7 @@ class LearnerHolds:
     early: int  # deltas ahead of their epoch
     kept: int  # anchors
     values: int  # anchors' values
+    files: int  # where its checkpoints are
 
 
 class StepPace:
@@ -120,6 +121,7 @@ class LearnerLimits:
     def __init__(self, report: Report, spec: RunSpec) -> None:
         self.report = report
         self.fragments, self.shards = spec.algorithm.fragments, spec.algorithm.shards
+        self.checkpoints = spec.keeping.checkpoints
 
     def holds(self, life: str, has: LearnerHolds) -> None:
         """Looked at between two steps."""
@@ -133,6 +135,8 @@ class LearnerLimits:
             ("deltas ahead of their epoch", has.early, EARLY_MAX),
             ("anchors of a fragment", has.kept, KEPT_MAX),
             ("anchors taken", has.values, 3 * self.fragments),
+            # One whose name is not on the disk, and the newest whose name is, or half of one.
+            ("files of checkpoints", has.files, self.checkpoints + 2),
         ):
             _within(self.report, life, what, size, limit)
 

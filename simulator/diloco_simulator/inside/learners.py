@@ -1,5 +1,6 @@
 """Learners from within: what their exchanges decide and hold, shown to the checkers."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.arrivals import heavy
 from diloco_learner.recovery import moments
 from diloco_learner.recovery import recoverer_io as recoverer
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Pause, Rest, TrainLoop
 from diloco_learner.work_io import Work
@@ -279,7 +281,15 @@ class Trained:
             early=len(book.early),
             kept=max(len(shelf.anchors) for shelf in book.shelves),
             values=len(self.loop.anchors) + sum(map(heavy, self.mailbox.waiting)),
+            files=self._files(),
         )
+
+    def _files(self) -> int:
+        """In the folder of its checkpoints, which is gone where the run is deleted."""
+        kept = self.work.checkpoints
+        if not isinstance(kept, LocalCheckpoints):
+            return 0  # an island of several hosts keeps them elsewhere
+        return len(os.listdir(kept.folder)) if kept.folder.is_dir() else 0
 
 
 @contextmanager

@@ -48,12 +48,15 @@ class Disks:
         self.full_until: dict[str, float] = {}  # by host
         self.store_away_until = 0.0  # where checkpoints and archives are, for everybody
         self.working = self.synced = False  # the thread's work that is done now
+        self.storing = False  # an object is put where checkpoints are: on no disk of these
         self.names: dict[int, set[tuple[str, int]]] = {}  # of folders, when they were synced last
         # A folder, what is left of it, and what is to be done once that is so.
         self.torn: tuple[Path, Path, Callable[[], None]] | None = None
 
     def plan(self) -> None:
         """Draw when a disk is full for a while."""
+        if self.options.no_names:
+            self.world.found.counts["file systems that settle no names"] += 1
         for _ in range(self.options.disk_spells):
             at = self.rng.uniform(3.0, self.options.safety_s)
             self.world.loop.call_later(at, self._spell)
@@ -96,6 +99,10 @@ class Disks:
         except Died:
             self._left()
             raise
+        except OSError as error:
+            if self.options.no_names and error.errno == errno.EINVAL:
+                self.world.broken("disks", f"a file system that settles no names: {error}")
+            raise
         finally:
             self.working = False
         slow = self.synced and self.world.scene.faulty
@@ -122,7 +129,10 @@ class Disks:
     # --- files ---------------------------------------------------------------------------------
 
     def _sync(self, handle: int) -> None:
-        """In the place of fsync."""
+        """In the place of fsync. A file system that knows none of a folder keeps its names all the
+        same, as soon as they are there."""
+        if self.storing:
+            return
         machine, power = self.machine(), self.world.power
         self.synced = True
         if machine is None:
@@ -138,6 +148,8 @@ class Disks:
             power.put(machine, handle)
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             self.names[os.fstat(handle).st_ino] = _names(handle)
+            if self.options.no_names:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     def _full(self, machine: Host) -> bool:
         until = self.full_until.get(machine.host, 0.0)
@@ -220,7 +232,11 @@ def _kept(save: Callable[..., Path]) -> Callable[..., Path]:
 def _asking(disks: Disks, write: Callable[..., None]) -> Callable[..., None]:
     def asking(vault: Vault, key: str, data: bytes | None) -> None:
         disks.stores(key)
-        write(vault, key, data)
+        disks.storing = True
+        try:
+            write(vault, key, data)
+        finally:
+            disks.storing = False
 
     return asking
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from diloco_shared.bus.stream_kv import bucket_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeCheckpoint, TapeInit, TapeRebirth, TapeTerm
 from diloco_shared.protocol.wire import decode_tape
@@ -36,6 +37,8 @@ SUSPENDED = 0.4
 # that took them could not be told from another run.
 # What a checkpoint covers is on disk, as is what a snapshot covers.
 KEPT = TapeInit | TapeTerm | TapeRebirth | TapeCheckpoint
+# What the names of streams begin with that are synced in every world: tapes and buckets.
+SYNCED = (subjects.tape_stream(""), bucket_stream(""))
 
 
 class Troubles:
@@ -296,6 +299,11 @@ class Troubles:
         streams = (subjects.up_stream(name), subjects.dn_stream(name), subjects.state_stream(name))
         lost = [broker.lose(s, dice.randint(0, 3)) for s in streams if broker.exists(s)]
         self.counts["tails lost"] += any(lost)
+        named = self.world.options.named  # then events are not synced
+        synced = SYNCED if named else (*SYNCED, subjects.EVENTS_STREAM)
+        for stream in broker.names():
+            if stream.startswith(synced):
+                broker.lose(stream, 3)  # nothing, unless the product forgets to have it synced
 
     def _lose_records(self) -> None:
         """The hub's disk loses records that it had synced: some of the tape's newest.

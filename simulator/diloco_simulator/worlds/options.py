@@ -104,6 +104,7 @@ class Options:
     slow_writes: bool = False  # merges wait for what a snapshot has yet to write
     power_losses: int = 0  # of one machine or of all: their disks forget what was not synced
     merge: str = "rda"  # a run keeps to one rule
+    no_names: bool = False  # file systems that know no sync of a folder, as some of a network
 
     @property
     def learners_ever(self) -> int:
@@ -239,6 +240,7 @@ SELDOM = {
     "full_disks": Seldom("full disks", 0.15, (1, 2)),
     # Runs that do not merge by the default.
     "merge": Seldom("merges", 0.2, ("clipped", "clipped", "trimmed", "median", "mean")),
+    "no_names": Seldom("file systems that settle no names", 0.2, (True,)),
 }
 
 

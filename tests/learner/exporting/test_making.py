@@ -14,6 +14,7 @@ import pytest
 from learner.exporting.publishing import Publisher, Tensors, spec
 from live.small_disk import MIB, fill, small_disk
 from safetensors.numpy import load_file
+from settled import FAILS, UNKNOWN, Settled, settles_no_names
 from waiting import until
 
 from diloco_learner.exporting import making_io, observing_io, writing_io
@@ -21,7 +22,7 @@ from diloco_learner.exporting.__main__ import spec_of
 from diloco_learner.exporting.choosing import NotPublished
 from diloco_learner.exporting.making_io import Companions, Order, Progress, make
 from diloco_learner.exporting.observing_io import PublishedView, Unreadable
-from diloco_learner.exporting.writing_io import CannotWrite
+from diloco_learner.exporting.writing_io import CannotWrite, appearing
 from diloco_shared import ambient
 from diloco_shared.bus import blobs
 from diloco_shared.numerics.arrays import flatten
@@ -351,6 +352,43 @@ async def test_a_disk_that_fills_meanwhile_leaves_nothing(
     with pytest.raises(CannotWrite, match=r"the disk of .*out is full: free space"):
         await rig.export()
     assert rig.nothing_left()
+
+
+@pytest.mark.parametrize("number", UNKNOWN)
+def test_a_file_system_that_settles_no_names_takes_exports_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    settles_no_names(monkeypatch, number)
+    with appearing(tmp_path / "out") as folder:
+        (folder / "a").touch()
+    assert os.listdir(tmp_path) == ["out"] and os.listdir(tmp_path / "out") == ["a"]
+
+
+def test_an_export_is_on_the_disk_before_and_after_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = Settled(monkeypatch)
+    with appearing(tmp_path / "out") as folder:
+        (folder / "a").touch()
+    assert settled.calls == [{"a"}, {"out"}]
+
+
+def test_an_export_whose_name_the_disk_does_not_take_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever tries again is told that something is there already."""
+
+    def fails(folder: Path) -> None:
+        if folder == tmp_path:
+            raise OSError(FAILS, "Input/output error")
+
+    monkeypatch.setattr(writing_io, "settle_names", fails)
+    with (
+        pytest.raises(CannotWrite, match=r"out cannot be written: .*Input/output"),
+        appearing(tmp_path / "out") as folder,
+    ):
+        (folder / "a").touch()
+    assert os.listdir(tmp_path) == []
 
 
 async def test_a_folder_that_somebody_else_fills_meanwhile_is_left_to_them(

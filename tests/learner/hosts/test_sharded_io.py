@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from settled import UNKNOWN, Settled, settles_no_names
+from unsynced import says
 
 from diloco_learner.hosts import sharded_io
 from diloco_learner.hosts.keeping_io import HostsCheckpoints, KeptCheckpoint, Nobody
@@ -404,3 +406,41 @@ def test_what_makes_one_complete_is_there_whole_or_not_at_all(
         with pytest.raises(OSError, match="the power is gone"):
             checkpoints.save(2, checkpoints.begin(0, 2))
     assert checkpoints.shards.sequences() == {1: True, 2: False}
+
+
+@pytest.mark.parametrize("number", UNKNOWN)
+def test_a_file_system_that_settles_no_names_takes_checkpoints_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoints: HostsCheckpoints, number: int
+) -> None:
+    settles_no_names(monkeypatch, number)
+    for n in range(1, 4):
+        checkpoints.save(n, checkpoints.begin(0, n))
+        assert checkpoints.newest == n and not checkpoints.room.failed
+    assert names_in(tmp_path / "r.0/l-1") == ["2", "3"]
+
+
+def test_what_makes_a_checkpoint_whole_is_on_the_disk_with_all_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoints: HostsCheckpoints
+) -> None:
+    settled = Settled(monkeypatch)
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    folder = tmp_path / "r.0/l-1/1"
+    (whole,) = folder.glob("whole.*.json")
+    inside = set(names_in(folder / "moments"))
+    assert settled.calls.index(inside) < settled.calls.index(whole.stat().st_size)
+    assert settled.calls[-2:] == [{"moments", whole.name}, {"1"}]
+
+
+A_PART = """
+import sys
+import jax.numpy as jnp
+from diloco_learner.hosts.sharded_io import Shards
+shards = Shards(sys.argv[1])
+shards.look("r.0", "token", first=True)
+print(shards.keep(1, {"mu": jnp.full(8, 1.0)}).told().fault)
+"""
+
+
+def test_the_part_of_a_host_is_on_the_disk(tmp_path: Path) -> None:
+    """Orbax writes it: what comes of it where the system refuses every fsync."""
+    assert "fsync" in says(A_PART, str(tmp_path))

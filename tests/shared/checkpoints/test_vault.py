@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from settled import Settled
 from tests.shared.checkpoints.bucket import Bucket
+from unsynced import says
 
 from diloco_shared.checkpoints import vault_io
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
@@ -174,3 +176,56 @@ def test_the_keys_of_a_bucket_may_be_in_a_file(
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bucket.endpoint)
         Vault("s3://some-bucket/a").write("k", b"1")
         assert bucket.asked and all(f"Credential={asked_as}/" in text for text in bucket.asked)
+
+
+IN_A_FOLDER = """
+import sys
+from diloco_shared.checkpoints import vault_io
+vault_io.PIECE_BYTES = 1000
+vault_io.make_folder = lambda folder: None  # which would fail before anything is written
+vault = vault_io.Vault(sys.argv[1])
+for write in (
+    lambda: vault.write("f/small", b"whole"),
+    lambda: vault.write_pieces("f/large", 3000, [bytes(1500)] * 2),
+):
+    try:
+        write()
+        print("written")
+    except vault_io.VaultError as error:
+        print(error)
+"""
+
+
+def test_what_is_written_to_a_folder_is_on_the_disk(tmp_path: Path) -> None:
+    """The tape's records are removed from the hub once they are in such a folder, and so is what a
+    checkpoint covers. With 'diloco up' and Compose that is a folder of the same machine."""
+    said = says(IN_A_FOLDER, str(tmp_path)).splitlines()
+    assert len(said) == 2 and all("fsync" in line for line in said), said
+
+
+def test_the_names_of_new_folders_are_on_the_disk_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all that is stored in them goes with them: tensorstore makes them, and syncs no name."""
+    settled, vault = Settled(monkeypatch), Vault(str(tmp_path / "place"))
+    (tmp_path / "place").mkdir()
+    vault.write("run/0/small", b"whole")
+    assert settled.calls == [{"place"}, {"run"}, {"0"}], "each before there is anything in it"
+    vault.write_pieces("run/0/large", len(BODY), cut(BODY))
+    vault.write("run/0/small", None)
+    assert len(settled.calls) == 3
+    vault.write_pieces("run/1/large", len(BODY), cut(BODY))
+    assert settled.calls[3:] == [{"run"}, {"0", "1"}]
+    vault.remove("run/1")
+    vault.write("run/1/small", b"whole")
+    assert settled.calls[5:] == [{"run"}, {"0", "1"}], "it is a new one"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("no folder")
+    for write in (
+        lambda: Vault(str(tmp_path)).write("run/small", b"whole"),
+        lambda: Vault(str(tmp_path)).write_pieces("run/large", len(BODY), cut(BODY)),
+    ):
+        with pytest.raises(VaultError, match=r"cannot be written .*must be a folder"):
+            write()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from settled import Settled
+from settled import UNKNOWN, Settled, settles_no_names
 from shared.corpora.texts import Slow, documents, few_open_files, folder_of, killed, prepared
 
 from diloco_shared.corpora import prepare as module
@@ -447,6 +447,16 @@ def test_a_corpus_is_on_the_disk_before_its_index_and_after_it(
     before, named, whole_ = [of for of in settled.calls if isinstance(of, set)][-3:]
     begun = there | {module.UNFINISHED}
     assert (before, named, whole_) == (begun - {module.INDEX}, begun, there)
+
+
+@pytest.mark.parametrize("number", UNKNOWN)
+def test_a_file_system_that_settles_no_names_takes_corpora_and_tokenizers_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    source = find(str(folder_of(tmp_path / "a", 60)))
+    settles_no_names(monkeypatch, number)
+    tokenizer = train_tokenizer(source, 300, tmp_path / "bpe")
+    assert prepare(source, tokenizer, tmp_path / "c", 0.2, 1).digest
 
 
 def test_a_source_whose_name_is_no_utf_8_becomes_a_corpus(tmp_path: Path) -> None:

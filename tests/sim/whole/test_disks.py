@@ -2,13 +2,17 @@
 
 import os
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from diloco_shared.durable import free_bytes
+from diloco_learner.recovery import checkpoint_io
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_shared.durable import free_bytes, settle
 from diloco_simulator.troubles import disks
 from diloco_simulator.worlds import world
-from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.options import SELDOM, Options, seldom
+from diloco_syncer.snapshots import snapshots_io
 
 SHORT = Options.calm(steps=24, safety_s=30.0, learners=2, quorum=1, snapshot_every_rounds=3)
 
@@ -26,6 +30,31 @@ def test_merges_that_wait_for_a_slow_disk_are_told_and_stop_no_run() -> None:
     assert not found.counts["told: stuck"]
     drawn = [Options.drawn(seed).slow_writes for seed in range(40)]
     assert {False, True} == set(drawn) and not Options.calm().slow_writes
+
+
+def test_a_file_system_that_settles_no_names_stops_no_run() -> None:
+    found = world.one(7, SHORT.changed(no_names=True))
+    assert found.violations == [] and found.counts["file systems that settle no names"] == 1
+    drawn = ["no_names" in seldom(seed) for seed in range(400)]
+    rate = SELDOM["no_names"].share
+    assert 0.7 * rate * 400 < sum(drawn) < 1.3 * rate * 400 and not Options.calm().no_names
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("module", [checkpoint_io, snapshots_io])
+def test_whoever_writes_nothing_on_such_a_file_system_is_named(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "settle_names", settle)
+    found = world.one(7, SHORT.changed(no_names=True))
+    assert any(v.startswith("disks at ") for v in found.violations), found.violations[:5]
+
+
+@pytest.mark.whole
+def test_checkpoints_that_nobody_removes_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalCheckpoints, "_prune", lambda self: None)
+    found = world.one(7, SHORT.changed(steps=60))
+    assert any("files of checkpoints" in v for v in found.violations), found.violations[:5]
 
 
 def test_whoever_dies_while_it_writes_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:

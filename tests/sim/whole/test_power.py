@@ -160,7 +160,7 @@ def of_checkpoints(patch: pytest.MonkeyPatch) -> None:
 
 
 def of_names_of_checkpoints(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(checkpoint_io, "settle", nothing)
+    patch.setattr(checkpoint_io, "settle_names", nothing)
 
 
 def of_folders_of_checkpoints(patch: pytest.MonkeyPatch) -> None:
@@ -169,6 +169,7 @@ def of_folders_of_checkpoints(patch: pytest.MonkeyPatch) -> None:
 
 def of_snapshots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(snapshots_io, "settle", nothing)
+    patch.setattr(snapshots_io, "settle_names", nothing)
 
 
 def of_folders_of_snapshots(patch: pytest.MonkeyPatch) -> None:

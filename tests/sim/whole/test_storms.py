@@ -1,7 +1,11 @@
 """Clogs and storms of whole worlds: each strikes, nothing wrong is done, and the run ends."""
 
+from typing import Any
+
 import pytest
 
+from diloco_shared.bus.stream_kv import bucket_stream
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_simulator.troubles.storms import Storms
 from diloco_simulator.worlds import constants, world
 from diloco_simulator.worlds.case import Case
@@ -39,6 +43,20 @@ def test_a_run_goes_on_after_each_storm(
         assert found.counts["tails lost"] and found.counts["partitions"]
     else:
         assert found.counts["clogs"]
+
+
+@pytest.mark.whole
+def test_buckets_that_are_not_synced_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that is killed loses what is decided upon."""
+    ensure = MemoryBus.ensure
+
+    async def unsynced(self: MemoryBus, config: dict[str, Any]) -> None:
+        bucket = config["name"].startswith(bucket_stream(""))
+        await ensure(self, config | ({"persist_mode": "async"} if bucket else {}))
+
+    monkeypatch.setattr(MemoryBus, "ensure", unsynced)
+    monkeypatch.setattr(Storms, "strike", Storms._kill_hub)
+    assert world.one(8, SHORT.changed(storms=3, syncers=2)).violations
 
 
 def test_both_are_drawn_from_dice_of_their_own() -> None:

@@ -25,7 +25,7 @@ from diloco_learner.exporting.assembling import FP32_BYTES, TensorPlace, Values,
 from diloco_learner.exporting.files import WeightFile
 from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
-from diloco_shared.durable import free_bytes, settle
+from diloco_shared.durable import free_bytes, settle_names
 from diloco_shared.hf.names import HfTensor
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.exports import Dtype, ExportedFile
@@ -58,9 +58,13 @@ def appearing(to: Path) -> Iterator[Path]:
             beside.mkdir(parents=True)
             yield beside
             (beside / _SPOOL).unlink(missing_ok=True)
-            settle(beside)
+            settle_names(beside)
             os.rename(beside, to)
-            settle(to.parent)
+            try:
+                settle_names(to.parent)
+            except OSError:
+                shutil.rmtree(to, ignore_errors=True)  # else the next attempt finds it in its way
+                raise
         except OSError as error:
             raise CannotWrite(_why(to, error)) from None
     finally:

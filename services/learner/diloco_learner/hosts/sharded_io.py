@@ -42,7 +42,7 @@ from diloco_learner.hosts.whole import Reading
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.checkpoint_io import Asking, stored_within_s
 from diloco_shared import ambient
-from diloco_shared.durable import replace, settle
+from diloco_shared.durable import replace, settle, settle_names
 
 T = TypeVar("T")
 
@@ -197,10 +197,12 @@ class Shards:
             return
         for path in rest.values():
             settle(path)
+        for place in {path.parent for path in rest.values()}:
+            settle_names(place)  # those of the hosts' own folders are among them
         # Before it: all else is on the disk, and what there is of it after a power cut is whole.
         replace(Path(folder) / name, data)
-        settle(folder)
-        settle(folder.parent)
+        settle_names(folder)
+        settle_names(folder.parent)
 
     # --- reading -------------------------------------------------------------------------------
 

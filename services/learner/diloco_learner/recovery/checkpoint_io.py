@@ -18,7 +18,7 @@ from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Buffer, Check
 from diloco_shared import ambient
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
-from diloco_shared.durable import begin_folder, settle, settle_names
+from diloco_shared.durable import begin_folder, settle_names
 from diloco_shared.memory.pages import pages
 from diloco_shared.numerics.arrays import Arrays, digest_bytes, pack
 from diloco_shared.process.crash_points import passing
@@ -125,6 +125,7 @@ class LocalCheckpoints:
     def _save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
         digest, unfinished = xxhash.xxh3_128(), self.folder / f"{sequence}{_UNFINISHED}"
         self._clear()  # before it is written: what a dead process left may fill the disk
+        self._prune()  # and so may those whose names could not be put on the disk
         try:
             with unfinished.open("wb") as file:
                 for piece in pieces:
@@ -137,7 +138,7 @@ class LocalCheckpoints:
         except OSError:
             unfinished.unlink(missing_ok=True)
             raise
-        settle(self.folder)
+        settle_names(self.folder)
         self.newest = sequence
         self._prune()
 
@@ -185,9 +186,12 @@ class LocalCheckpoints:
         return {}
 
     def _prune(self) -> None:
+        """All but the last ones go. The newest whose name is on the disk stays beside them: a power
+        cut may take those after it."""
         complete = self._complete()
         for sequence in sorted(complete)[: -self.keep]:
-            complete[sequence].unlink(missing_ok=True)
+            if sequence != self.newest:
+                complete[sequence].unlink(missing_ok=True)
 
     def _clear(self) -> None:
         for path in self.folder.glob(f"*{_UNFINISHED}"):

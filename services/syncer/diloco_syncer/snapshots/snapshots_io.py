@@ -28,7 +28,7 @@ import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from diloco_shared.durable import make_folder, replace, settle
+from diloco_shared.durable import make_folder, replace, settle, settle_names
 from diloco_shared.process.crash_points import passing
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_syncer.merging.anchor_files_io import FileShelf
@@ -209,10 +209,17 @@ class SnapshotStore:
     def _in_place(self, aside: Path, covers: int) -> Path:
         """What is complete aside becomes a snapshot; what is too old goes."""
         final = self._path(covers)
-        settle(aside)
+        replaces = final.exists()
+        settle_names(aside)
         shutil.rmtree(final, ignore_errors=True)
         aside.rename(final)
-        settle(self.folder)
+        try:
+            settle_names(self.folder)
+        except OSError:
+            if not replaces:
+                # Nobody is told of it. Where every one fails so, all of them would fill the disk.
+                shutil.rmtree(final, ignore_errors=True)
+            raise
         pinned = {self._path(covers) for covers in list(self.pinned.values())}
         for old in self._all()[: -self.keep]:
             if old not in pinned:
