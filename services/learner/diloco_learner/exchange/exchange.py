@@ -309,13 +309,14 @@ class Exchange:
         effects: list[ExchangeEffect] = []
         for p, anchor in sorted(self.ready.items()):
             assert anchor.epoch == self.epoch
+            anew = self.counters.adopted_P[p] < 0
             self.counters.adopt(p, anchor.version)
             # Of one shard among several: the run may be behind it.
             single = self.spec.algorithm.shards == 1
             stamp = anchor.stamp if single else slowest((anchor.stamp, self.stamp))
             self._progressed(stamp)
             self.anchor_stamp = max(self.anchor_stamp, stamp, key=lambda s: s.steps)
-            effects.append(Adopt(anchor.epoch, p, anchor.version))
+            effects.append(Adopt(anchor.epoch, p, anchor.version, anew))
         self.ready.clear()
         self.unreported = True
         self._stay(now)

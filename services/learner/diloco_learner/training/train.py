@@ -348,7 +348,11 @@ class TrainLoop:
 
     def _adopt(self, effect: Adopt) -> None:
         key = (effect.epoch, effect.fragment, effect.version)
-        self.trainer.adopt(effect.fragment, self.anchors[key], self.spec.algorithm.alpha)
+        # Nothing is kept of what is void, nor of what no step could be taken on: parameters may be
+        # finite, and yet too large for a loss that is.
+        whole = effect.anew or self.skips.in_a_row > 0
+        alpha = 0.0 if whole else self.spec.algorithm.alpha
+        self.trainer.adopt(effect.fragment, self.anchors[key], alpha)
         for other in list(self.anchors):
             if other[1] == effect.fragment and other <= key:
                 del self.anchors[other]
