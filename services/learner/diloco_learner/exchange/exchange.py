@@ -176,8 +176,7 @@ class Exchange:
     # --- what arrives --------------------------------------------------------------------------
 
     def _stepped(self, e: Stepped) -> None:
-        self.counters.stepped(e.tokens)
-        self.counters.skipped += e.skipped
+        self.counters.stepped(e.tokens, skipped=e.skipped)
         # The first step compiles, or was only handed to the device: its time says nothing about
         # the next ones.
         if self.counters.step <= 2:
@@ -325,8 +324,9 @@ class Exchange:
     def _contribute(self, now: float) -> list[ExchangeEffect]:
         """Answer what is owed, each round once, and never without a step that counts (weight 0).
 
-        Who skips all its steps has nothing to bring, and would only shorten the merge. Beside one
-        that counts, skipped ones weigh like it: a manifest of this wire version cannot tell them.
+        Who skips all its steps has nothing to bring, and would only shorten the merge: as far as
+        is known by then, which the newest step is not (`c_sound`). Beside one that counts, skipped
+        ones weigh like it: a manifest of this wire version cannot tell them.
         """
         if not self.pulls.pending:
             return []
