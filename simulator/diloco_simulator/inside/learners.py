@@ -115,6 +115,8 @@ class Trained:
         self.last_moments: bytes | None = None  # then, where one host holds them
         # Of the publications that were delivered and not adopted yet.
         self.stamps: dict[tuple[int, int, int], Stamp] = {}
+        # Of the newest adopted anchors.
+        self.based_P = [exchange.epoch] * len(exchange.counters.adopted_P)
         self.copy: tuple[int, bytes] | None = None  # the newest of its moments: after which step
         self.life = f"{learner}/{exchange.incarnation}"
         options, algorithm = watch.scene.options, watch.spec.algorithm
@@ -155,14 +157,29 @@ class Trained:
 
         exchange: Any = self.exchange
         loop: Any = self.loop
-        step = loop.trainer.step
+        step, adopt = loop.trainer.step, loop.trainer.adopt
 
         def stepped(tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Any:
             self._reads(tokens_BxL1)
             self.watch.rates.steps(self.life, rate)
             return step(tokens_BxL1, rate, poisoned=poisoned)
 
+        def adopted(p: int, anchor_F: Any, alpha: float) -> None:
+            self._keeps(p, alpha)
+            adopt(p, anchor_F, alpha)
+
         exchange.handle, loop.turns, loop.trainer.step = handled, turned, stepped
+        loop.trainer.adopt = adopted
+
+    def _keeps(self, p: int, alpha: float) -> None:
+        """A share of its own parameters: none of those that are void since an epoch began."""
+        epoch = self.exchange.epoch
+        if self.based_P[p] < epoch:
+            self.watch.reached("learners:", "adopts anew")
+            if alpha:
+                text = f"{self.life} carries {alpha} of fragment {p} into epoch {epoch}"
+                self.watch.broken("I9", text)
+        self.based_P[p] = epoch
 
     def _reads(self, tokens_BxL1: NDArray[Any]) -> None:
         """Every sequence says which one it is."""

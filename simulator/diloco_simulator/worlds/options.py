@@ -103,6 +103,9 @@ class Options:
     told_to_stop: int = 0
     slow_writes: bool = False  # merges wait for what a snapshot has yet to write
     power_losses: int = 0  # of one machine or of all: their disks forget what was not synced
+    # Share of its own parameters that a learner keeps when it adopts. No seed draws it: it would
+    # change what every learner of the world sends.
+    alpha: float = 0.0
 
     @property
     def learners_ever(self) -> int:
