@@ -115,6 +115,7 @@ class Trained:
         self.last_moments: bytes | None = None  # then, where one host holds them
         # Of the publications that were delivered and not adopted yet.
         self.stamps: dict[tuple[int, int, int], Stamp] = {}
+        self.skipped: list[bool] = []  # of every step of this life, whether it does nothing
         # Of the newest adopted anchors.
         self.based_P = [exchange.epoch] * len(exchange.counters.adopted_P)
         self.copy: tuple[int, bytes] | None = None  # the newest of its moments: after which step
@@ -162,6 +163,9 @@ class Trained:
         def stepped(tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Any:
             self._reads(tokens_BxL1)
             self.watch.rates.steps(self.life, rate)
+            self.skipped.append(poisoned)
+            if poisoned:
+                self.watch.reached("learners:", "a step skipped")
             return step(tokens_BxL1, rate, poisoned=poisoned)
 
         def adopted(p: int, anchor_F: Any, alpha: float) -> None:
@@ -229,6 +233,7 @@ class Trained:
             case Contribute() as e:
                 whose = watch.spec.name, self.learner
                 subject = subjects.contribution(*whose, e.epoch, e.fragment, e.round, e.term)
+                self._answers(e)
                 watch.claims.contributed(self.life, e)
                 watch.data.contributed(self.life, e)
                 watch.parts.contributed(self.life, subject)
@@ -246,6 +251,13 @@ class Trained:
                 pass
             case _:
                 watch.broken("I8", f"{self.life} is to wait for {type(effect).__name__}")
+
+    def _answers(self, e: Contribute) -> None:
+        """With a step that did something, as far as is known: of the newest it is not yet."""
+        known = self.skipped[e.step_from : e.step_to - 1]
+        if known and all(known):
+            text = f"{self.life} answers round {e.round} with steps that were all skipped"
+            self.watch.broken("I9", text)
 
     def _copied(self, step: int) -> bytes:
         """Moments as they were copied after this step: a part may share a copy made before."""
