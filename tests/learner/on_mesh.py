@@ -103,12 +103,25 @@ def chosen(program: Program) -> list[int]:
     return [run, rows]
 
 
+def mixes(program: Program, given: list[Any]) -> bool:
+    """Whether a share of one's own is kept, and of what is not finite none."""
+    spoilt = [np.where(np.arange(a.size) % 7, a, np.inf).astype(np.float32) for a in given]
+    params, same = assemble(program, spoilt), []
+    for p, own in enumerate(spoilt):
+        anchor = given[p] + 1.0
+        params = program.cuts.adopt(p, params, anchor, 0.25)
+        wanted = np.where(np.isfinite(own), 0.25 * own + 0.75 * anchor, anchor)
+        same.append(np.allclose(program.cuts.values(p, params), wanted, atol=1e-6))
+    return all(same)
+
+
 def exact(program: Program) -> dict[str, bool]:
     """Whether what is adopted is read again, and encoded as the compiled encoder does."""
     given, found = anchors(program), {}
     params = assemble(program, given)
     read = [program.cuts.values(p, params) for p in range(len(given))]
     found["adopted"] = all(a.tobytes() == b.tobytes() for a, b in zip(read, given, strict=True))
+    found["mixed"] = mixes(program, given)
     rng, placement = np.random.default_rng(8), program.placement
     assert placement is not None
     for name in CODECS:

@@ -46,6 +46,42 @@ def test_covers_compares_every_fragment() -> None:
     assert not c.covers((2, 3))
 
 
+def sounding(*skipped: bool) -> list[int]:
+    """Sound steps after each boundary, where fragment 0 was adopted after five steps. `skipped`:
+    whether the fifth step was, and those after it but the newest, of which nobody knows."""
+    c = Counters([0])
+    for _ in range(5):
+        c.stepped(1)
+    c.adopt(0, 1)
+    found = []
+    for one in skipped:
+        c.stepped(1, skipped=one)
+        found.append(c.c_sound(0))
+    return found
+
+
+def test_who_skips_all_its_steps_after_an_adoption_has_no_sound_one() -> None:
+    """However sound the step before it was. The newest is taken to be as the one before it."""
+    assert sounding(False, *[True] * 23) == [1] + [0] * 23
+    assert sounding(True, *[True] * 23) == [0] * 24
+    # One that is sound is enough, and what was skipped before the adoption takes nothing from it.
+    assert sounding(True, False, True, True) == [0, 2, 1, 1]
+    assert sounding(False, True, True, False, False) == [1, 0, 0, 2, 3]
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=30), st.integers(0, 29))
+def test_sound_steps_are_those_known_and_perhaps_the_newest(bad: list[bool], at: int) -> None:
+    """Of steps of which `bad` tells, all but the newest are known; adopted after the `at`-th."""
+    at %= len(bad) - 1
+    c = Counters([0])
+    for n in range(len(bad)):
+        c.stepped(1, skipped=bad[n - 1] if n else False)
+        if n + 1 == at:
+            c.adopt(0, 1)
+    known = sum(not one for one in bad[at:-1])
+    assert c.c_sound(0) == known + (not bad[-2])
+
+
 @given(st.lists(st.tuples(st.integers(0, 500), st.sampled_from([-1, 0, 1, 2])), max_size=60))
 def test_counts_are_the_sums_over_the_interval_since_adoption(
     history: list[tuple[int, int]],

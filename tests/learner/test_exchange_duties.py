@@ -186,12 +186,13 @@ def test_a_new_epoch_voids_what_was_adopted_until_its_keyframes_are_here() -> No
     assert not desk.exchange.may_step and desk.exchange.position()[0] == 4.0
     assert not only(desk.tell(anchor(0, 10)), Adopt)
     effects = desk.tell(*(anchor(q, 3, epoch=1) for q in range(3)), pull(1))
-    assert only(effects, Adopt) == [Adopt(1, q, 3) for q in range(3)]
+    assert only(effects, Adopt) == [Adopt(1, q, 3, anew=True) for q in range(3)]
     assert not only(effects, Contribute)
     assert desk.exchange.may_step
     desk.tell(pull(1, term=2, epoch=1))
     (answer,) = only(desk.step(), Contribute)
     assert (answer.epoch, answer.base, answer.step_from, answer.step_to) == (1, 3, 6, 7)
+    assert only(desk.tell(anchor(0, 4, epoch=1)) + desk.step(), Adopt) == [Adopt(1, 0, 4)]
 
 
 def test_who_trains_begins_anew_where_the_run_has_not_begun_and_it_is_asked() -> None:

@@ -44,7 +44,7 @@ def check(
 ) -> None:
     assert found["begins_equal"]
     assert all(found["exact"].values()), found["exact"]
-    assert len(found["exact"]) == 1 + codecs * 2 * 2
+    assert len(found["exact"]) == 2 + codecs * 2 * 2
     # Norms and counts lie on every device.
     assert 1 / state_parts <= found["share"] < 1.1 / state_parts
     assert found["largest"] <= 2 * 8 * 32 * 64 // state_parts

@@ -1,10 +1,11 @@
 """One bad batch costs one step; many in a row end the learner."""
 
+import itertools
 import math
 from typing import Any
 
 import pytest
-from learner.rig import Rig, beat, outgoing, run
+from learner.rig import Rig, anchor, beat, outgoing, run
 
 from diloco_learner.events import (
     Tell,
@@ -13,12 +14,12 @@ from diloco_learner.training.inner import SKIPS_MAX, Diverged
 from diloco_learner.training.train import TrainLoop
 
 
-def always_bad(loop: TrainLoop) -> None:
-    """From now on no step has a loss or a gradient that is a number."""
-    step = loop.trainer.step
+def always_bad(loop: TrainLoop, sound: int = 0) -> None:
+    """After so many sound ones no step has a loss or a gradient that is a number."""
+    step, taken = loop.trainer.step, itertools.count()
 
     def bad(tokens: Any, rate: float, *, poisoned: bool = False) -> Any:
-        return step(tokens, rate, poisoned=True)
+        return step(tokens, rate, poisoned=next(taken) >= sound)
 
     loop.trainer.step = bad  # type: ignore[method-assign]
 
@@ -59,6 +60,20 @@ def test_steps_that_are_all_skipped_end_the_loop_with_advice(rig: Rig) -> None:
     # Longer than it takes to adopt every fragment anew; one more step is under way.
     assert loop.skips.in_a_row == max(SKIPS_MAX, loop.spec.algorithm.sync_every_steps) + 1
     assert loop.trainer.inner_state() == before, "nothing of them is in the moments"
+
+
+@pytest.mark.parametrize("many", [0, 2, 3])
+def test_the_last_word_says_how_much_was_adopted_while_steps_were_skipped(
+    rig: Rig, many: int
+) -> None:
+    """Where rounds take longer than H steps, nothing may have been."""
+    loop, box, _ = rig()
+    news = loop.trainer.initial_fragments()
+    box.at = {2: [anchor(0, 1, news[0])]}  # another sound step follows
+    box.at |= {5 + p: [anchor(p, 2, news[p])] for p in range(many)}
+    always_bad(loop, sound=3)
+    with pytest.raises(Diverged, match=rf"\. {many} of 3 fragments were adopted anew meanwhile\."):
+        run(loop)
 
 
 def test_skipped_steps_with_good_ones_between_them_end_nothing(rig: Rig) -> None:

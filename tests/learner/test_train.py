@@ -14,6 +14,7 @@ from learner.rig import Box, Clock, Rig, anchor, beat, donation, outgoing, pull,
 
 from diloco_learner.events import (
     AnchorReady,
+    BeatSeen,
     Checkpoint,
     Contribute,
     DonateSeen,
@@ -89,6 +90,53 @@ def test_an_anchor_overwrites_its_fragment_and_no_other(rig: Rig) -> None:
     assert not np.array_equal(after[0], before[0])
     assert loop.exchange.counters.adopted_P == [0, 0, 1]
     assert loop.anchors == {}
+
+
+def mixing(loop: TrainLoop, alpha: float) -> None:
+    """It keeps that share of its own parameters from now on."""
+    algorithm = loop.spec.algorithm.model_copy(update={"alpha": alpha})
+    loop.spec = loop.spec.model_copy(update={"algorithm": algorithm})
+
+
+def test_a_share_of_ones_own_is_kept_within_an_epoch_alone(rig: Rig) -> None:
+    """What was trained on parameters that are void is lost, whatever the share."""
+    loop, box, _ = rig()
+    mixing(loop, 0.5)
+    sizes = loop.trainer.program.layout.sizes
+    news = [np.full(n, 0.25, np.float32) for n in sizes]
+    kept: list[Any] = []
+    adopt = loop.trainer.adopt
+
+    def adopting(p: int, values_F: Any, alpha: float) -> None:
+        own_F = loop.trainer.fragment(p)
+        adopt(p, values_F, alpha)
+        kept.append((p, own_F, loop.trainer.fragment(p)))
+
+    loop.trainer.adopt = adopting  # type: ignore[method-assign]
+    epoch = [Anchored(AnchorReady(1, p, 0, 0, START, {}), news[p]) for p in range(3)]
+    box.at = {2: [anchor(2, 1, news[2])], 4: epoch}
+    box.at[6] = [Anchored(AnchorReady(1, 0, 1, 1, START, {}), news[0])]
+    box.at[8] = [BeatSeen(beat("stopped", (1, 0, 0)).beat.model_copy(update={"epoch": 1}))]
+    run(loop)
+    assert [p for p, _, _ in kept] == [2, 0, 1, 2, 0]
+    for n, (p, own_F, mixed_F) in enumerate(kept):
+        wanted_F = news[p] if n in (1, 2, 3) else 0.5 * own_F + 0.5 * news[p]
+        np.testing.assert_allclose(mixed_F, wanted_F, rtol=1e-5)
+        assert not np.allclose(own_F, news[p])
+
+
+def test_no_share_is_kept_of_parameters_that_no_step_can_be_taken_on(rig: Rig) -> None:
+    """They are finite, and their loss is not."""
+    loop, box, _ = rig()
+    mixing(loop, 0.5)
+    news = [np.full(n, 0.25, np.float32) for n in loop.trainer.program.layout.sizes]
+    for p, new_F in enumerate(news):
+        loop.trainer.adopt(p, np.full_like(new_F, 1e30), 0.0)
+        box.at[4 + p] = [anchor(p, 1, new_F)]
+    box.at[12] = [beat("stopped", (1, 1, 1))]
+    run(loop)
+    assert 4 <= loop.skips.total < 8 and loop.skips.in_a_row == 0
+    assert all(np.abs(own_F).max() < 2 for own_F in loop.trainer.initial_fragments())
 
 
 def test_adoption_comes_before_the_answer_to_a_pull(rig: Rig) -> None:

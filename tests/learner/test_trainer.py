@@ -156,6 +156,16 @@ def test_values_that_overflowed_are_gone_after_adoption(program: Program, traine
     assert all(np.isfinite(f).all() for f in trainer.initial_fragments())
 
 
+def test_of_values_that_overflowed_no_share_is_kept(program: Program, trainer: Trainer) -> None:
+    own = trainer.initial_fragments()
+    trainer.params = jax.tree.map(lambda x: jnp.where(x > 0, jnp.inf, x), trainer.params)
+    for p in range(FRAGMENTS):
+        anchor_F = anchor_of(program, p)
+        trainer.adopt(p, anchor_F, 0.5)
+        wanted_F = np.where(own[p] > 0, anchor_F, 0.5 * own[p] + 0.5 * anchor_F)
+        np.testing.assert_allclose(trainer.initial_fragments()[p], wanted_F, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("p", range(FRAGMENTS))
 def test_a_contribution_is_anchor_minus_theta_in_bf16(
     program: Program, trainer: Trainer, p: int

@@ -149,6 +149,18 @@ def test_what_the_records_say_is_what_is_known() -> None:
     assert list(h.norms.per_step.seen[1]) == [0.75, 0.125]
 
 
+def test_norms_count_as_a_whole_too_where_learners_keep_a_share_of_their_own() -> None:
+    kept = spec().algorithm.model_copy(update={"alpha": 0.5})
+    mixing = spec().model_copy(update={"algorithm": kept})
+    h, begun = History(mixing), {"config_hash": config_hash(mixing)}
+    for seq, record in enumerate(EVENTFUL, 1):
+        told = record.model_copy(update=begun) if isinstance(record, TapeInit) else record
+        h.apply(told, seq)
+    assert h.norms.whole is not None and list(h.norms.whole.seen[1]) == [3.0, 0.5]
+    assert h.meta() == History.restore(mixing, h.meta()).meta()
+    assert of(*EVENTFUL).norms.whole is None
+
+
 NEW = ("began", "epochs_before", "norms_per_step")
 
 

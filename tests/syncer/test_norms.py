@@ -21,9 +21,9 @@ def past(*seen: float) -> Past:
     return values
 
 
-def history(*seen: float, steps: int = 1) -> NormHistory:
+def history(*seen: float, steps: int = 1, keeps: bool = False) -> NormHistory:
     """Of contributions of so many steps, whose lengths per root step are given."""
-    norms = NormHistory(samples_min=20, z_max=6.0)
+    norms = NormHistory(samples_min=20, z_max=6.0, keeps=keeps)
     for value in seen:
         norms.record(0, norm(value, steps))
     return norms
@@ -140,6 +140,47 @@ def test_what_is_far_is_so_by_both_measures() -> None:
     assert history().outliers(0, first | {"c": Norm(1000.0, 1000)}) == {}
     assert history().outliers(0, first | {"c": Norm(29_000.0, 1000)}) == {}
     assert set(history().outliers(0, first | {"c": Norm(31_000.0, 1000)})) == {"c"}
+
+
+def test_what_learners_keep_of_their_own_is_no_reason_to_refuse_a_slow_one() -> None:
+    """With an alpha of 0.5, as a run of 60 rounds had it: a learner that is asked again after a
+    single step still has half of the way to the published parameters in what it brings."""
+    usual, slow = Norm(1.0, 24), Norm(0.54, 1)
+    for keeps in (False, True):
+        norms = history(*(x / 24**0.5 for x in SEEN), steps=24, keeps=keeps)
+        fleet = {m: usual for m in "abcde"}
+        assert set(norms.outliers(0, fleet | {"f": slow})) == (set() if keeps else {"f"})
+        assert norms.outliers(0, fleet | {"f": Norm(1.0, 24)}) == {}
+        # What is scaled is too long as a whole as well, whoever scales it.
+        for scaled in (Norm(4.0, 24), Norm(4.0, 1), Norm(1e3, 24), Norm(1e3, 1)):
+            assert set(norms.outliers(0, fleet | {"f": scaled})) == {"f"}
+        # Who is many times as fast brings more, and is too long by no other measure.
+        assert norms.outliers(0, fleet | {"f": Norm(4.0, 144)}) == {}
+
+
+def test_what_learners_keep_of_their_own_makes_nobody_far_of_its_round() -> None:
+    first = {m: Norm(1.0, 1000) for m in "ab"}
+    for keeps in (False, True):
+        norms = history(keeps=keeps)
+        assert set(norms.outliers(0, first | {"c": Norm(2.0, 1)})) == (set() if keeps else {"c"})
+        assert set(norms.outliers(0, first | {"c": Norm(31.0, 1)})) == {"c"}
+
+
+def test_lengths_are_in_a_snapshot_only_where_they_are_a_measure() -> None:
+    assert "norms_whole" not in history(*SEEN, steps=4).to_lists()
+    norms = history(*SEEN, steps=4, keeps=True)
+    lists = json.loads(json.dumps(norms.to_lists()))
+    again = NormHistory.from_lists(lists, samples_min=20, z_max=6.0, keeps=True)
+    assert again.to_lists() == norms.to_lists() and again.whole is not None
+    round_ = {"a": norm(1.0, 4), "b": norm(1.0, 4), "c": norm(9.0, 4)}
+    assert set(again.outliers(0, round_)) == {"c"}
+    # An older snapshot does not say them.
+    del lists["norms_whole"]
+    older = NormHistory.from_lists(lists, samples_min=20, z_max=6.0, keeps=True)
+    assert older.outliers(0, round_) == {}
+    # Where nothing is kept nobody asks for them.
+    plain = NormHistory.from_lists(again.to_lists(), samples_min=20, z_max=6.0)
+    assert plain.whole is None and set(plain.outliers(0, round_)) == {"c"}
 
 
 def test_reasons_say_what_an_outlier_is_measured_by() -> None:

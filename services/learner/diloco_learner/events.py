@@ -213,11 +213,16 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Overwrite (or mix) fragment with the anchor, which becomes its base."""
+    """Overwrite (or mix) fragment with the anchor, which becomes its base.
+
+    `anew`: the first one of an epoch. What was adopted before is void, and so is what was trained
+    on it: nothing of it is mixed in.
+    """
 
     epoch: int
     fragment: int
     version: int
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,9 @@ class Trained:
         self.last_moments: bytes | None = None  # then, where one host holds them
         # Of the publications that were delivered and not adopted yet.
         self.stamps: dict[tuple[int, int, int], Stamp] = {}
+        self.skipped: list[bool] = []  # of every step of this life, whether it does nothing
+        # Of the newest adopted anchors.
+        self.based_P = [exchange.epoch] * len(exchange.counters.adopted_P)
         self.copy: tuple[int, bytes] | None = None  # the newest of its moments: after which step
         self.life = f"{learner}/{exchange.incarnation}"
         options, algorithm = watch.scene.options, watch.spec.algorithm
@@ -157,14 +160,32 @@ class Trained:
 
         exchange: Any = self.exchange
         loop: Any = self.loop
-        step = loop.trainer.step
+        step, adopt = loop.trainer.step, loop.trainer.adopt
 
         def stepped(tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Any:
             self._reads(tokens_BxL1)
             self.watch.rates.steps(self.life, rate)
+            self.skipped.append(poisoned)
+            if poisoned:
+                self.watch.reached("learners:", "a step skipped")
             return step(tokens_BxL1, rate, poisoned=poisoned)
 
+        def adopted(p: int, anchor_F: Any, alpha: float) -> None:
+            self._keeps(p, alpha)
+            adopt(p, anchor_F, alpha)
+
         exchange.handle, loop.turns, loop.trainer.step = handled, turned, stepped
+        loop.trainer.adopt = adopted
+
+    def _keeps(self, p: int, alpha: float) -> None:
+        """A share of its own parameters: none of those that are void since an epoch began."""
+        epoch = self.exchange.epoch
+        if self.based_P[p] < epoch:
+            self.watch.reached("learners:", "adopts anew")
+            if alpha:
+                text = f"{self.life} carries {alpha} of fragment {p} into epoch {epoch}"
+                self.watch.broken("I9", text)
+        self.based_P[p] = epoch
 
     def _reads(self, tokens_BxL1: NDArray[Any]) -> None:
         """Every sequence says which one it is."""
@@ -214,6 +235,7 @@ class Trained:
             case Contribute() as e:
                 whose = watch.spec.name, self.learner
                 subject = subjects.contribution(*whose, e.epoch, e.fragment, e.round, e.term)
+                self._answers(e)
                 watch.claims.contributed(self.life, e)
                 watch.data.contributed(self.life, e)
                 watch.parts.contributed(self.life, subject)
@@ -231,6 +253,13 @@ class Trained:
                 pass
             case _:
                 watch.broken("I8", f"{self.life} is to wait for {type(effect).__name__}")
+
+    def _answers(self, e: Contribute) -> None:
+        """With a step that did something, as far as is known: of the newest it is not yet."""
+        known = self.skipped[e.step_from : e.step_to - 1]
+        if known and all(known):
+            text = f"{self.life} answers round {e.round} with steps that were all skipped"
+            self.watch.broken("I9", text)
 
     def _copied(self, step: int) -> bytes:
         """Moments as they were copied after this step: a part may share a copy made before."""

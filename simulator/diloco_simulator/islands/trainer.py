@@ -191,8 +191,8 @@ class LeadingTrainer(VirtualTrainer):
 
     def adopt(self, p: int, anchor_F: Any, alpha: float) -> None:
         number = self._named(plan.Adopt(p, float(alpha), anchor_F.key), anchor_F)
-        self.tiny.adopt(p, anchor_F[self.tiny.spans[p]])
-        self.reference.adopt(p, self.wholes[anchor_F])
+        self.tiny.adopt(p, anchor_F[self.tiny.spans[p]], alpha)
+        self.reference.adopt(p, self.wholes[anchor_F], alpha)
         self.held[p] = anchor_F
         self._carried(number)
 
@@ -359,7 +359,7 @@ class FollowingTrainer:
             case plan.Gather():
                 return self.anchors.given(order.key)
             case plan.Adopt():
-                tiny.adopt(order.fragment, self._anchor(number, order))
+                tiny.adopt(order.fragment, self._anchor(number, order), order.alpha)
             case plan.Contribute():
                 given = tiny.gives(order.fragment)
                 met = await self.programs.meet(number, self.part.index, given)

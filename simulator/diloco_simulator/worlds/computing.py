@@ -105,7 +105,7 @@ class VirtualTrainer:
         return anchor_F
 
     def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
-        self.tiny.adopt(p, anchor_F)
+        self.tiny.adopt(p, anchor_F, alpha)
 
     def contribution(self, p: int, round_: int) -> Sent:
         return Sent(self.tiny.contribution(p, round_))

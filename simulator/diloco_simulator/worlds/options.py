@@ -105,6 +105,9 @@ class Options:
     power_losses: int = 0  # of one machine or of all: their disks forget what was not synced
     merge: str = "rda"  # a run keeps to one rule
     no_names: bool = False  # file systems that know no sync of a folder, as some of a network
+    # Share of its own parameters that a learner keeps when it adopts. No seed draws it: it would
+    # change what every learner of the world sends.
+    alpha: float = 0.0
 
     @property
     def learners_ever(self) -> int:

@@ -93,9 +93,11 @@ class TinyTrainer:
         self.consumed += 1
         return float(sum(abs(x).sum() for x in self.theta))
 
-    def adopt(self, p: int, anchor_F: Values) -> None:
+    def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
+        """Overwrite, or keep that share of its own."""
         self.anchors[p] = anchor_F
-        self.theta[p] = anchor_F.copy()
+        share = np.float32(alpha)
+        self.theta[p] = share * self.theta[p] + (1 - share) * anchor_F if alpha else anchor_F.copy()
 
     def contribution(self, p: int, round_: int) -> bytes:
         """Of the whole fragment; its error is owed once the contribution is merged."""
@@ -157,6 +159,7 @@ def spec_of(options: Options, seed: int) -> RunSpec:
                 "codec_up": options.codec_up,
                 "merge": options.merge,
                 "weighting": options.weighting,
+                "alpha": options.alpha,
                 "codec_down": options.codec_down,
                 "pull_timeout_s_min": 3.0,
                 # Few enough that there are outliers in runs as short as these.

@@ -15,7 +15,8 @@ class Counters:
     """Steps and tokens of one incarnation, and where each of P fragments was adopted.
 
     A skipped step is a step with its tokens: what it read is read. `adopted_P` holds versions (-1:
-    none), `step_at_P`, `tokens_at_P` and `skipped_at_P` the totals at adoption.
+    none), `step_at_P`, `tokens_at_P` and `skipped_at_P` the totals at adoption. Whether a step was
+    skipped is known one step later: `skipped_at_P` counts that of the adoption once it is known.
     """
 
     adopted_P: list[int]
@@ -25,24 +26,28 @@ class Counters:
     step_at_P: list[int] = field(init=False)
     tokens_at_P: list[int] = field(init=False)
     skipped_at_P: list[int] = field(init=False)
-    began_at: int = field(init=False)  # step of this life's first boundary
+    newest_skipped: bool = False  # of the steps of which it is known
 
     def __post_init__(self) -> None:
         self.step_at_P = [self.step] * len(self.adopted_P)
         self.tokens_at_P = [self.tokens] * len(self.adopted_P)
         self.skipped_at_P = [self.skipped] * len(self.adopted_P)
-        self.began_at = self.step
 
     @property
     def complete(self) -> bool:
         """Whether every fragment is adopted."""
         return min(self.adopted_P) >= 0
 
-    def stepped(self, tokens: int) -> None:
-        """One inner step on `tokens` tokens is done."""
+    def stepped(self, tokens: int, *, skipped: bool = False) -> None:
+        """One inner step on `tokens` tokens is done; whether the one before it was `skipped`."""
         assert tokens >= 0, f"a step of {tokens} tokens"
+        for p, step in enumerate(self.step_at_P):
+            # It came before the adoption, and is none of those since.
+            self.skipped_at_P[p] += skipped and step == self.step
         self.step += 1
         self.tokens += tokens
+        self.skipped += skipped
+        self.newest_skipped = skipped
 
     def adopt(self, p: int, version: int) -> None:
         """Fragment `p` is now based on `version`; its counters start again."""
@@ -67,13 +72,11 @@ class Counters:
     def c_sound(self, p: int) -> int:
         """Steps since fragment `p` was adopted, without those that did nothing.
 
-        Whether a step was skipped is known one step later. So the skipped ones are those of a span
-        that began and ended one step earlier, and a life's newest step is taken to be as the one
-        before: who skips all its steps has no sound one. Of a life's very first step nobody knows.
+        Of the newest step nobody knows yet. It is taken to be as the one before it: who skips all
+        its steps has no sound one. A life's very first step is taken to be sound.
         """
-        skipped = self.skipped - self.skipped_at_P[p]
-        unknown = skipped > 0 and self.step_at_P[p] == self.began_at
-        return max(self.c_steps(p) - skipped - unknown, 0)
+        skipped = self.skipped - self.skipped_at_P[p] + self.newest_skipped
+        return max(self.c_steps(p) - skipped, 0)
 
     def covers(self, versions_P: tuple[int, ...]) -> bool:
         """Whether every fragment is adopted at these versions or newer ones."""

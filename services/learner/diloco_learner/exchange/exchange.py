@@ -176,8 +176,7 @@ class Exchange:
     # --- what arrives --------------------------------------------------------------------------
 
     def _stepped(self, e: Stepped) -> None:
-        self.counters.stepped(e.tokens)
-        self.counters.skipped += e.skipped
+        self.counters.stepped(e.tokens, skipped=e.skipped)
         # The first step compiles, or was only handed to the device: its time says nothing about
         # the next ones.
         if self.counters.step <= 2:
@@ -309,13 +308,14 @@ class Exchange:
         effects: list[ExchangeEffect] = []
         for p, anchor in sorted(self.ready.items()):
             assert anchor.epoch == self.epoch
+            anew = self.counters.adopted_P[p] < 0
             self.counters.adopt(p, anchor.version)
             # Of one shard among several: the run may be behind it.
             single = self.spec.algorithm.shards == 1
             stamp = anchor.stamp if single else slowest((anchor.stamp, self.stamp))
             self._progressed(stamp)
             self.anchor_stamp = max(self.anchor_stamp, stamp, key=lambda s: s.steps)
-            effects.append(Adopt(anchor.epoch, p, anchor.version))
+            effects.append(Adopt(anchor.epoch, p, anchor.version, anew))
         self.ready.clear()
         self.unreported = True
         self._stay(now)
@@ -324,8 +324,9 @@ class Exchange:
     def _contribute(self, now: float) -> list[ExchangeEffect]:
         """Answer what is owed, each round once, and never without a step that counts (weight 0).
 
-        Who skips all its steps has nothing to bring, and would only shorten the merge. Beside one
-        that counts, skipped ones weigh like it: a manifest of this wire version cannot tell them.
+        Who skips all its steps has nothing to bring, and would only shorten the merge: as far as
+        is known by then, which the newest step is not (`c_sound`). Beside one that counts, skipped
+        ones weigh like it: a manifest of this wire version cannot tell them.
         """
         if not self.pulls.pending:
             return []

@@ -229,10 +229,15 @@ def _adopt(
         part = _part(bit, leaves, at)
         new = anchor_F[offset : offset + bit.size].reshape(part.shape)
         offset += bit.size
-        # Not a product by 0: what overflowed must be gone.
-        mixed = jnp.where(alpha == 0, new, alpha * part + (1 - alpha) * new).astype(part.dtype)
-        _replace(bit, leaves, mixed, at)
+        _replace(bit, leaves, mixed(part, new, alpha), at)
     return tuple(leaves)
+
+
+def mixed(part: jax.Array, new: jax.Array, alpha: jax.Array) -> jax.Array:
+    """alpha * part + (1 - alpha) * new. Chosen and no product by 0, and all of `new` where `part`
+    is not finite: what overflowed must be gone."""
+    whole = (alpha == 0) | ~jnp.isfinite(part)
+    return jnp.where(whole, new, alpha * part + (1 - alpha) * new).astype(part.dtype)
 
 
 def _encode(

@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Parts, encode
 from diloco_learner.models import arrived, from_named, to_named
-from diloco_learner.training.fragment_ops import Bit, FragmentOps, FragmentView, PieceRun
+from diloco_learner.training.fragment_ops import (
+    Bit,
+    FragmentOps,
+    FragmentView,
+    PieceRun,
+    mixed,
+)
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead
 from diloco_shared.numerics.arrays import Layout, pseudogradient
@@ -203,11 +209,6 @@ def _taken(
     return tuple(leaves)
 
 
-def _mixed(part: jax.Array, new: jax.Array, alpha: jax.Array) -> jax.Array:
-    """As on one device (`fragment_ops`): not a product by 0."""
-    return jnp.where(alpha == 0, new, alpha * part + (1 - alpha) * new).astype(part.dtype)
-
-
 def _placed(bit: Bit | PieceRun, cuts: tuple[Cut, ...], leaves: Any, at: jax.Array) -> jax.Array:
     """The bits of a piece, or of a run of them: what this device has of it, and zeros."""
     if isinstance(bit, PieceRun):
@@ -248,23 +249,23 @@ def _mix(
             some = _own(new.reshape(-1, *_whole_shape(leaf, cut)[1:]), cut)
             own = jnp.take(some, order, axis=0, mode="clip")
             old = jnp.take(leaf, which, axis=0, mode="clip")
-            mixed = _mixed(old, own, alpha)
-            leaves[slot] = leaf.at[which].set(mixed, mode="clip", unique_indices=True)
+            both = mixed(old, own, alpha)
+            leaves[slot] = leaf.at[which].set(both, mode="clip", unique_indices=True)
             first += count
         return
     old, cut = _tensor(bit, cuts, leaves, at)
     piece = new.reshape(bit.shape)
     if bit.whole:
-        tensor = _mixed(old, _own(piece, cut), alpha)
+        tensor = mixed(old, _own(piece, cut), alpha)
     elif not cut[0]:
         some = lax.dynamic_slice_in_dim(old, at[1], bit.rows)
-        mixed = _mixed(some, _own(piece, cut), alpha)
-        tensor = lax.dynamic_update_slice_in_dim(old, mixed, at[1], 0)
+        both = mixed(some, _own(piece, cut), alpha)
+        tensor = lax.dynamic_update_slice_in_dim(old, both, at[1], 0)
     else:
         place = lax.axis_index(cut[0]) * len(old) + jnp.arange(len(old)) - at[1]
         here = ((place >= 0) & (place < bit.rows)).reshape(-1, *[1] * (old.ndim - 1))
         own = jnp.take(_own(piece, ((), *cut[1:])), place, axis=0, mode="clip")
-        tensor = jnp.where(here, _mixed(old, own, alpha), old)
+        tensor = jnp.where(here, mixed(old, own, alpha), old)
     leaf = leaves[bit.slot]
     leaves[bit.slot] = (
         lax.dynamic_update_index_in_dim(leaf, tensor, at[0], 0) if bit.stacked else tensor

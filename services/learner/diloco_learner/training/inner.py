@@ -9,7 +9,7 @@ number, parameters, moments and counts stay what they were, to the bit.
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -326,26 +326,31 @@ def _shape(params: Any, opt_state: Any, tokens_BxL1: Any, rate: Any) -> tuple[in
 # A skipped step counts as a step with its tokens: its data is consumed, and the intervals that
 # contributions tell must meet without a gap. It changes neither parameters nor moments.
 
-# Skipped steps in a row that end a learner, unless adopting every fragment anew takes longer: that
-# mends parameters that have overflowed. Bad data never comes in such rows; a rate too high does.
+# Skipped steps in a row that end a learner, or H where that is more: in so many, every fragment is
+# adopted anew where rounds keep up, which mends parameters that have overflowed. Where they take
+# longer, the process that is started again adopts them, so nothing is gained by skipping on. Bad
+# data never comes in such rows; a rate too high does.
 SKIPS_MAX = 20
 # Between two events that tell of skipped steps, in seconds.
 TELL_S = 60.0
 
 
 class Diverged(Exception):
-    """No step has brought a finite number for a long while, and no adoption has mended it."""
+    """No step has brought a finite number for a long while, whatever was adopted meanwhile."""
 
 
 @dataclass(slots=True)
 class Skips:
-    """Of one incarnation. `every_steps`: inner steps in which every fragment is adopted anew."""
+    """Of one incarnation. `every_steps`: H, in which every fragment is adopted anew where rounds
+    keep up."""
 
     every_steps: int
+    fragments: int
     total: int = 0
     in_a_row: int = 0
     untold: int = 0
     told_at: float = -math.inf
+    adopted: set[int] = field(default_factory=set)  # fragments, since the last sound step
 
     @property
     def in_a_row_max(self) -> int:
@@ -356,6 +361,7 @@ class Skips:
         """A step's loss is known; whether that step was skipped. Raises Diverged."""
         if math.isfinite(loss):
             self.in_a_row = 0
+            self.adopted.clear()
             return False
         self.total += 1
         self.in_a_row += 1
@@ -363,10 +369,10 @@ class Skips:
         if self.in_a_row > self.in_a_row_max:
             raise Diverged(
                 f"{self.in_a_row} steps in a row were skipped: their loss or their gradient is "
-                "not a finite number, also after every fragment was adopted anew. If all learners "
-                "end like this, lower inner.learning_rate or inner.clip_norm. If this one alone "
-                "does, look at its data and its device: it starts again with a healthy learner's "
-                "moments"
+                f"not a finite number. {len(self.adopted)} of {self.fragments} fragments were "
+                "adopted anew meanwhile. If all learners end like this, lower inner.learning_rate "
+                "or inner.clip_norm. If this one alone does, look at its data and its device: it "
+                "starts again with what is published and a healthy learner's moments"
             )
         return True
 

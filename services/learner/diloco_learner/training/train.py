@@ -172,7 +172,8 @@ class TrainLoop:
         self.injected = injected
         self.anchors: dict[tuple[int, int, int], Values] = {}  # ready, not yet adopted
         self.loss_handle: Any = None
-        self.skips = Skips(trainer.program.spec.algorithm.sync_every_steps)
+        a = trainer.program.spec.algorithm
+        self.skips = Skips(a.sync_every_steps, a.fragments)
         self.handed: Handed | None = None  # the inner state that is on its way out
         self.begun = False  # a checkpoint of which every host writes its part, before this step
         self.paused_s = 0.0  # in which no step was allowed
@@ -348,7 +349,12 @@ class TrainLoop:
 
     def _adopt(self, effect: Adopt) -> None:
         key = (effect.epoch, effect.fragment, effect.version)
-        self.trainer.adopt(effect.fragment, self.anchors[key], self.spec.algorithm.alpha)
+        # Nothing is kept of what is void, nor of what no step could be taken on: parameters may be
+        # finite, and yet too large for a loss that is.
+        whole = effect.anew or self.skips.in_a_row > 0
+        alpha = 0.0 if whole else self.spec.algorithm.alpha
+        self.trainer.adopt(effect.fragment, self.anchors[key], alpha)
+        self.skips.adopted.add(effect.fragment)
         for other in list(self.anchors):
             if other[1] == effect.fragment and other <= key:
                 del self.anchors[other]

@@ -134,7 +134,9 @@ class History:
         self.refused: Counter[str] = Counter()
         self.ledger = Ledger.empty(fragments, spec.data.virtual_shards, tuple(self.owned))
         a = spec.algorithm
-        self.norms = NormHistory(samples_min=a.outlier_samples_min, z_max=a.outlier_z_max)
+        self.norms = NormHistory(
+            samples_min=a.outlier_samples_min, z_max=a.outlier_z_max, keeps=a.alpha > 0
+        )
         self.merges = RecentMerges([[] for _ in range(fragments)])
         # Who was merged in the newest H rounds: "participating".
         self.recent: deque[tuple[str, ...]] = deque(maxlen=spec.algorithm.sync_every_steps)
@@ -527,7 +529,10 @@ class History:
         self.ledger = Ledger.restore(meta["ledger"])
         a = self.spec.algorithm
         self.norms = NormHistory.from_lists(
-            meta, samples_min=a.outlier_samples_min, z_max=a.outlier_z_max
+            meta,
+            samples_min=a.outlier_samples_min,
+            z_max=a.outlier_z_max,
+            keeps=a.alpha > 0,
         )
         self.merges = RecentMerges.of(meta.get("merges") or [[]] * len(self.versions))
         self.recent.clear()

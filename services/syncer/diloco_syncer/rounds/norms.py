@@ -5,8 +5,13 @@ of their number; did all go one way, with the number itself. Honest learners lie
 so a contribution is an outlier only by both measures: per root step a learner that is much faster
 than most would be one, and per step one that is much slower. What is scaled is too long by both.
 
+Where learners keep a share of their own parameters on adoption (`algorithm.alpha` above 0), their
+contributions hold that share of how far they are from what is published, besides their steps. That
+has no part in the steps: of few ones it would look too long by both measures. There a contribution
+is an outlier only if it is too long as a whole, too.
+
 Before there are norms enough to say what is usual, and besides, what is many times as long as most
-of its own round is an outlier too (`far`), by both measures again.
+of its own round is an outlier too (`far`), by the same measures.
 
 Steps are what the learner says, and only its own reports contradict it. Who claims n times its
 steps may send n times the length; under `rda` and `mean` its weight is n times as high already.
@@ -103,6 +108,11 @@ def _if_few(outliers: Iterable[str], of: int) -> frozenset[str]:
     return frozenset() if 2 * len(found) >= of else found
 
 
+def _among(known: Mapping[str, float], values: dict[str, float]) -> dict[str, float]:
+    """The values of those who are known."""
+    return {learner: value for learner, value in values.items() if learner in known}
+
+
 class Past:
     """What one measure of contributions was, per fragment."""
 
@@ -143,16 +153,20 @@ class Past:
 
 
 class NormHistory:
-    """Norms of every contribution seen, per fragment, by both measures."""
+    """Norms of every contribution seen, per fragment, by all measures."""
 
-    def __init__(self, *, samples_min: int, z_max: float) -> None:
+    def __init__(self, *, samples_min: int, z_max: float, keeps: bool = False) -> None:
+        """`keeps`: learners keep a share of their own parameters when they adopt published ones."""
         self.per_root_step = Past(samples_min=samples_min, z_max=z_max)
         self.per_step = Past(samples_min=samples_min, z_max=z_max)
+        self.whole = Past(samples_min=samples_min, z_max=z_max) if keeps else None
 
     def record(self, fragment: int, norm: Norm) -> None:
         """Remember a norm, merged or refused."""
         self.per_root_step.record(fragment, norm.per_root_step)
         self.per_step.record(fragment, norm.per_step)
+        if self.whole is not None:
+            self.whole.record(fragment, norm.length)
 
     def outliers(self, fragment: int, norms: Mapping[str, Norm]) -> dict[str, str]:
         """Who is one in this round, and why in words: by what was seen, and by the round itself.
@@ -165,6 +179,10 @@ class NormHistory:
         times, times_per_step = far(root_M), far(step_M)
         z = self.per_root_step.beyond(fragment, root_M)
         z_per_step = self.per_step.beyond(fragment, step_M)
+        if self.whole is not None:
+            whole_M = {learner: n.length for learner, n in norms.items()}
+            times = _among(far(whole_M), times)
+            z = _among(self.whole.beyond(fragment, whole_M), z)
         there = _if_few(times.keys() & times_per_step.keys(), len(norms))
         both = _if_few(there | (z.keys() & z_per_step.keys()), len(norms))
         why = {
@@ -182,17 +200,26 @@ class NormHistory:
     def to_lists(self) -> dict[str, dict[str, list[float]]]:
         """By the names of keys in a snapshot; what an older one did not say is left out again."""
         lists = {"norms": self.per_root_step.to_lists()}
+        if self.whole is not None and self.whole.seen:
+            lists["norms_whole"] = self.whole.to_lists()
         return lists | ({"norms_per_step": self.per_step.to_lists()} if self.per_step.seen else {})
 
     @classmethod
     def from_lists(
-        cls, lists: Mapping[str, Mapping[str, list[float]]], *, samples_min: int, z_max: float
+        cls,
+        lists: Mapping[str, Mapping[str, list[float]]],
+        *,
+        samples_min: int,
+        z_max: float,
+        keeps: bool = False,
     ) -> Self:
         """The inverse of `to_lists`, from whatever else is there besides.
 
-        An older snapshot says nothing per step: until that is known, what was seen refuses nobody.
+        An older snapshot does not say all: until it is known, what was seen refuses nobody.
         """
-        self = cls(samples_min=samples_min, z_max=z_max)
+        self = cls(samples_min=samples_min, z_max=z_max, keeps=keeps)
         self.per_root_step.take(lists["norms"])
         self.per_step.take(lists.get("norms_per_step", {}))
+        if self.whole is not None:
+            self.whole.take(lists.get("norms_whole", {}))
         return self
