@@ -170,7 +170,12 @@ class Leader:
         self.archiver = TapeArchiver(context, tape, archive, lambda: checkpoints.needed_from)
         self.fullness = self._fullness()
         self.floods = Floods(
-            context, self.machine, self.status_writer, self.outbox, lambda: self.purger.removed
+            context,
+            self.machine,
+            self.status_writer,
+            self.outbox,
+            lambda: self.purger.removed,
+            tape.still_ours,
         )
 
     def _purger(self) -> UpPurger:
@@ -179,6 +184,7 @@ class Leader:
             self.outbox,
             lambda: self.tail.sure,
             lambda: self.status_writer.storage.flying,
+            self.tape.still_ours,
         )
 
     def _fullness(self) -> Fullness:
