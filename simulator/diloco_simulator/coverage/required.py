@@ -215,6 +215,7 @@ REQUIRED = (
 # a kept world must reach each all the same.
 RARER = (
     "DN full",
+    "hubs of several nodes restored",
     "hubs restored twice",
     "refused: outlier",
     "restore in force",

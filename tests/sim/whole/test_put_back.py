@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_learner.exchange.leaders import Leaders
 from diloco_shared.process import hub_backup
 from diloco_shared.protocol.messages import Beat, TapeEnd
+from diloco_simulator.troubles.backups import Backups
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.found import read
 from diloco_simulator.worlds.options import Options
@@ -20,8 +22,31 @@ from diloco_simulator.worlds.world import WorldResult, played
 from diloco_syncer.history.follow_io import Follower
 from diloco_syncer.history.history import History
 from diloco_syncer.history.tape_io import Tape
+from diloco_syncer.streams.purging_io import UpPurger
 
 pytestmark = pytest.mark.whole
+
+
+def lost_at_a_purge(patch: pytest.MonkeyPatch) -> None:
+    """The hub loses its disks as soon as its leader purges UP. A backup is of before."""
+    begun, below = list[int](), UpPurger._below
+
+    def plan(self: Backups) -> None:
+        self.world.loop.call_later(2.0, self._begin)
+
+    async def noted(self: UpPurger) -> int:
+        begun.append(await below(self))
+        return begun[-1]
+
+    async def taken_and_needed(self: Backups) -> None:
+        folder = await self._take()
+        begun.clear()
+        await until(lambda: begun, "a purge", patience_s=20.0)
+        await self._restore(folder)
+
+    patch.setattr(UpPurger, "_below", noted)
+    patch.setattr(Backups, "plan", plan)
+    patch.setattr(Backups, "_taken_and_needed", taken_and_needed)
 
 
 ENDED = TapeEnd(term=0, versions=(), outcome="finished", reason="spent", at=0.0)
@@ -89,6 +114,19 @@ def test_terms_go_on_above_those_that_were_seen(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(History, "apply", forgetful)
     assert broken("terms-of-two-epochs")
+
+
+def test_what_was_to_be_purged_from_a_hub_that_is_lost_stays_on_the_one_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tape needs it. A hub of several nodes counts as one that has lost nothing."""
+    lost_at_a_purge(monkeypatch)
+    often = {"steps": 72, "snapshot_every_rounds": 3, "nodes": 3}
+    found = put_back(0, **often)
+    assert found.violations == [] and found.counts["hubs of several nodes restored"]
+    monkeypatch.setattr(Tape, "still_ours", nothing)
+    violations = (v for seed in range(6) for v in put_back(seed, **often).violations)
+    assert any(re.search(r"purges \d+ messages that are needed", v) for v in violations)
 
 
 @pytest.mark.long  # a world that never ends is given up late
