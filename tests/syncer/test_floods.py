@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from syncer.conftest import Driver
@@ -515,11 +516,7 @@ async def test_nothing_goes_from_a_hub_whose_tape_is_another_one() -> None:
     held = {"up.r.gone.0.99.0.0": 1, **{up(learner): LIMIT // 6 for learner in "abcde"}}
     bus, showing, _, floods = await crowded(run_spec(2), held)
     showing.needed = {"UP": LIMIT + 1}
-
-    async def replaced() -> None:
-        raise TapeReplaced("another one")
-
-    floods.still_ours = replaced
+    floods.still_ours = AsyncMock(side_effect=TapeReplaced("another one"))
     with pytest.raises(TapeReplaced):
         await floods.look()
     assert {m.subject for m in await bus.fetch(subjects.up_stream("r"), "up.r.>")} == {*held}

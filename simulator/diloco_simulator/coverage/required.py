@@ -215,7 +215,6 @@ REQUIRED = (
 # a kept world must reach each all the same.
 RARER = (
     "DN full",
-    "hubs of several nodes restored",
     "hubs restored twice",
     "refused: outlier",
     "restore in force",

@@ -523,10 +523,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "test_heeded.py::test_what_is_ordered_once_all_is_well_is_so": ("went back once all is well",),
     "test_put_back.py::test_everybody_goes_on_to_the_end_of_the_run": ("hubs restored",),
-    "test_put_back.py::"
-    "test_what_was_to_be_purged_from_a_hub_that_is_lost_stays_on_the_one_put_back": (
-        "hubs of several nodes restored",
-    ),
     "test_islands.py::came_back": ("islands ended", "islands whole again"),
     "test_islands.py::test_a_host_that_dies_ends_the_island": (
         "islands lost a host",
