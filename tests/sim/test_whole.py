@@ -36,6 +36,13 @@ def test_what_is_stored_and_when_is_the_same_in_each_play(monkeypatch: pytest.Mo
     assert plays[0] and all(play == plays[0] for play in plays)
 
 
+def test_a_hub_that_exchanges_its_leader_has_several_nodes_and_may_lose_all_of_them() -> None:
+    drawn = [Options.drawn(seed) for seed in range(1000)]
+    several = [options for options in drawn if options.nodes > 1]
+    assert several == [options for options in drawn if options.elections]
+    assert 0.05 < sum(options.hub_restores for options in several) / len(several) < 0.4
+
+
 def test_a_fault_of_the_product_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A publication whose digest is not that of what it publishes."""
     publish = Outbox.publish

@@ -39,4 +39,4 @@ def context(
 
 
 async def alone() -> None:
-    """What a leader asks before it writes, where nobody else may lead."""
+    """What a leader asks before it writes or removes, where nobody else may lead."""

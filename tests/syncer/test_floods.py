@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from syncer.conftest import Driver
-from syncer.contexts import NamedBus, context
+from syncer.contexts import NamedBus, alone, context
 
 from diloco_shared import ambient
 from diloco_shared.budget import overhead
@@ -25,6 +26,7 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import JoinSeen
 from diloco_syncer.history.history import History
+from diloco_syncer.history.tape_io import TapeReplaced
 from diloco_syncer.machine import Machine
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.streams.floods_io import (
@@ -419,7 +421,7 @@ async def test_a_stream_that_one_learner_fills_has_room_again_for_the_others(
     await bus.kv_put(subjects.MEMBERS, "LEARNER.thief", encode(liar))
     outbox = Outbox(context(spec, bus, "s"))
     machine = Machine(spec, History(spec))
-    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox, lambda: -1)
+    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox, lambda: -1, alone)
     for kind, mine, theirs in (
         ("UP", up("a"), up("thief")),
         ("STATE", "state.r.s.s2.n", "state.r.thief.nobody.n"),
@@ -451,7 +453,9 @@ async def test_a_stream_that_is_full_of_what_was_asked_for_is_left_alone() -> No
         history.sizes_P[p] = values[p]
     history.next_round, removed = 9, 2
     machine = Machine(spec, history)
-    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox, lambda: removed)
+    floods = Floods(
+        context(spec, bus, "s"), machine, cast(Any, showing), outbox, lambda: removed, alone
+    )
     stream = subjects.up_stream("r")
     await bus.ensure_stream(StreamSpec(stream, ("up.r.>",), LIMIT))
     codec, asked = spec.algorithm.codec_up, set[str]()
@@ -487,7 +491,7 @@ async def crowded(
     await bus.ensure_bucket(subjects.MEMBERS)
     outbox = Outbox(context(spec, bus, "s"))
     machine = Machine(spec, History(spec))
-    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox, lambda: -1)
+    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox, lambda: -1, alone)
     stream = subjects.up_stream("r")
     await bus.ensure_stream(StreamSpec(stream, ("up.r.>",), LIMIT))
     for subject, size in held.items():
@@ -505,6 +509,17 @@ async def test_what_a_site_left_where_no_shard_purges_goes_with_little_of_it() -
     showing.needed = {"UP": LIMIT + 1}  # and the stream too small for the run
     await floods.look()
     assert stray not in {m.subject for m in await bus.fetch(subjects.up_stream("r"), "up.r.>")}
+
+
+async def test_nothing_goes_from_a_hub_whose_tape_is_another_one() -> None:
+    """It was put back from a backup, and may need what this leader takes for removed."""
+    held = {"up.r.gone.0.99.0.0": 1, **{up(learner): LIMIT // 6 for learner in "abcde"}}
+    bus, showing, _, floods = await crowded(run_spec(2), held)
+    showing.needed = {"UP": LIMIT + 1}
+    floods.still_ours = AsyncMock(side_effect=TapeReplaced("another one"))
+    with pytest.raises(TapeReplaced):
+        await floods.look()
+    assert {m.subject for m in await bus.fetch(subjects.up_stream("r"), "up.r.>")} == {*held}
 
 
 async def test_in_a_stream_that_is_too_small_a_share_is_one_of_what_the_run_needs() -> None:
@@ -555,7 +570,9 @@ async def test_where_all_share_one_secret_nobody_is_accused() -> None:
     bus = MemoryBus(MemoryBroker(), "s")
     outbox = Outbox(context(spec, bus, "s"))
     machine = Machine(spec, History(spec))
-    await Floods(context(spec, bus, "s"), machine, cast(Any, Showing()), outbox, lambda: -1).keep()
+    await Floods(
+        context(spec, bus, "s"), machine, cast(Any, Showing()), outbox, lambda: -1, alone
+    ).keep()
     assert outbox.events.empty()
 
 

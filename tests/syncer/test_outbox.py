@@ -95,8 +95,11 @@ async def test_all_of_up_is_purged_without_a_filter_where_one_shard_has_it(
         filters.append(subject)
         return await purge(stream, subject, below_seq=below_seq)
 
+    async def below() -> int:
+        return 3
+
     monkeypatch.setattr(bus, "purge", noted)
-    await Outbox(context(spec(shards=shards), bus)).purge_up(lambda: 3)
+    await Outbox(context(spec(shards=shards), bus)).purge_up(below)
     assert (filters == [">"]) == (shards == 1), filters
     left = (await bus.stream_info(subjects.up_stream("t"))).messages
     assert left == shards - 1, "the other shard's stays"

@@ -15,7 +15,7 @@ from waiting import until
 
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import TapeRestore, TapeSnapshot
+from diloco_shared.protocol.messages import AHEAD, TapeEpoch, TapeRestore, TapeSnapshot
 from diloco_shared.protocol.wire import encode
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
@@ -109,6 +109,23 @@ async def test_a_standby_follows_while_its_snapshot_is_written(
     assert standby.snapshots.covers() == [standby.follower.own.covered] == [covers]
     meta, _ = standby.snapshots.load(covers)
     assert meta["history"]["next_round"] == 0, "as of the record, not as of when it was written"
+    assert not (await standby.follower.recovered()).uncovered
+
+
+@pytest.mark.parametrize("ahead", [1, AHEAD])
+async def test_whoever_goes_on_from_a_backup_of_the_hub_begins_with_a_snapshot(
+    standby: Standby, ahead: int
+) -> None:
+    """UP was saved after the tape. It may lack what a snapshot covers that is not on the tape."""
+    await standby.covered()
+    await standby.written()
+    assert not (await standby.follower.recovered()).uncovered
+    begins = TapeEpoch(epoch=ahead, term=ahead, reason="the hub was restored", at=4.0)
+    standby.recording.append(begins)
+    await standby.catches_up()
+    assert (await standby.follower.recovered()).uncovered == (ahead == AHEAD)
+    await standby.covered()
+    await standby.written()
     assert not (await standby.follower.recovered()).uncovered
 
 

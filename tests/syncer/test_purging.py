@@ -8,19 +8,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from syncer.contexts import context
+from syncer.contexts import alone, context
 from syncer.purges import STATE, bus_with, bus_with_states, show, spec, states_on
 from waiting import until
 
 from diloco_shared.budget import assumed, flying, limits
 from diloco_shared.budget.streams import contributions
-from diloco_shared.bus.port import Refused, Unavailable
+from diloco_shared.bus.port import Refused, StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import TapeTerm
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.history.tape_io import Tape, TapeReplaced
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.streams import purging_io as purging
 from diloco_syncer.streams.purging_io import UpPurger, forget_states
+from diloco_syncer.streams.tail_io import Tail
 
 COVERS = 10
 
@@ -38,7 +41,7 @@ async def emptied(bus: MemoryBus) -> None:
 
 def purger(bus: MemoryBus, run: RunSpec, flying: int = 0) -> UpPurger:
     place = context(run, bus, "s1")
-    found = UpPurger(place, Outbox(place), lambda: True, lambda: flying)
+    found = UpPurger(place, Outbox(place), lambda: True, lambda: flying, alone)
     found.want(COVERS, 2, 5)
     return found
 
@@ -111,6 +114,31 @@ async def test_a_rewind_lowers_what_a_purge_that_is_under_way_removes(
             await asyncio.sleep(0.001)
     assert [s.subject for s in await bus.fetch(subjects.up_stream("r"), "up.r.>")] == ["up.r.later"]
     work.cancel()
+
+
+async def test_a_hub_put_back_while_a_purge_was_tried_keeps_what_its_tape_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has several nodes, of which nobody thinks that they lose anything. Who was a member is in
+    no backup, so no standby is waited for."""
+    bus, stream = await bus_with(), subjects.tape_stream("r")
+    bus.broker.nodes = 3
+    await bus.ensure_stream(StreamSpec(stream, ("tape.r.>",), 1 << 20))
+    tape, place = Tape(bus, "r"), context(spec(), bus, "s1")
+    await tape.append(TapeTerm(epoch=0, term=1, leader="s1", at=0.0))
+    tail = Tail(bus, "r", lambda: 0, lambda end, certain: None)
+    found = UpPurger(place, Outbox(place), lambda: tail.sure, lambda: 0, tape.still_ours)
+
+    async def goes_down(*_: object, **__: object) -> int:
+        monkeypatch.undo()
+        bus.broker.lose(stream, 1, synced=True)
+        raise Unavailable("the message server went away")
+
+    monkeypatch.setattr(bus, "purge", goes_down)
+    found.want(COVERS, 2, 5)
+    with pytest.raises(TapeReplaced):
+        await asyncio.wait_for(found.work(), 20)
+    assert tail.sure and await left(bus) == 1
 
 
 async def test_it_knows_up_to_which_round_contributions_are_gone() -> None:

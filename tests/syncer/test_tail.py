@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from syncer.contexts import context
+from syncer.contexts import alone, context
 from waiting import until
 
 from diloco_shared.bus.port import StreamSpec
@@ -113,7 +113,7 @@ async def test_nothing_is_purged_until_it_is_known_what_was_lost() -> None:
     run = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
     place = context(run, seen.bus, "s1")
     await seen.bus.ensure_bucket(subjects.MEMBERS)
-    purger = UpPurger(place, Outbox(place), lambda: seen.tail.sure, lambda: 0)
+    purger = UpPurger(place, Outbox(place), lambda: seen.tail.sure, lambda: 0, alone)
     seen.bus.broker.restart()
     purger.want(10, 5, 1)
     work = asyncio.create_task(purger.work())
@@ -131,7 +131,7 @@ async def test_where_nothing_is_known_of_the_end_no_round_counts_as_removed() ->
     run = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
     place = context(run, seen.bus, "s1")
     await seen.bus.ensure_bucket(subjects.MEMBERS)
-    purger = UpPurger(place, Outbox(place), lambda: True, lambda: 0)
+    purger = UpPurger(place, Outbox(place), lambda: True, lambda: 0, alone)
     purger.want(10, 5, 1)
     purger.rewound(0)
     work = asyncio.create_task(purger.work())

@@ -135,6 +135,16 @@ async def test_what_is_appended_while_a_leader_looks_back_is_its_own() -> None:
     assert tape.life == bus.life
 
 
+async def test_nobody_knows_whose_a_tape_is_while_an_append_to_a_new_server_has_no_answer() -> None:
+    """What is there beyond its newest record may be its own."""
+    bus, tape = await led()
+    await put_back(bus, lost=0, added=1)
+    for since, error, why in ((1.0, Unavailable, "not known yet"), (0.0, TapeReplaced, "record 2")):
+        tape.appending_since = since
+        with pytest.raises(error, match=why):
+            await tape.still_ours()
+
+
 async def test_a_leader_whose_server_answers_late_finds_that_it_was_put_back() -> None:
     """Each answer takes as long as two heartbeats: a look waits for it."""
     bus, tape = await led()

@@ -38,6 +38,7 @@ from diloco_shared.bus.stored_records import readable, records_in
 from diloco_shared.durable import replace, settle_names
 from diloco_shared.process.nats_server import NatsServer, free_port
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import AHEAD as AHEAD
 from diloco_shared.protocol.messages import (
     Count,
     Message,
@@ -60,10 +61,8 @@ _ORDER = ("DN", "TAPE", "UP", "EVENTS")
 _OF_RUNS = ("DN", "TAPE", "UP", "STATE")
 # Of the moment: only how they are set up is kept.
 _EMPTY = ("STATE", f"KV_{subjects.MEMBERS}", f"KV_{subjects.LEASES}")
-# More epochs, terms, and lives of one learner, than can have begun since the backup was taken.
-AHEAD = 1000
-# Unless another was put back meanwhile. So each is at least the number of seconds since 2026 began
-# (itself in seconds since 1970): none of them begins every second.
+# `AHEAD` is enough unless another was put back meanwhile. So each number is at least that of the
+# seconds since 2026 began (itself in seconds since 1970): none of them begins every second.
 CLOCK_FROM = 1_767_225_600
 # Beyond what a tape was allowed to take: a record of some hundred bytes for each shard, 64 at most.
 TAPE_ROOM_BYTES = 64 << 10
@@ -269,7 +268,7 @@ async def fill(
     for stream in backup.streams:
         # Where more nodes are than were, coordinator and syncers add their copies.
         copies = min(stream.config.get("num_replicas", 1), nodes)
-        config = stream.config | {"num_replicas": copies} | _room(stream)
+        config = stream.config | {"num_replicas": copies} | _room(stream) | _synced(nodes)
         # Nodes that have a leader need not all have met yet.
         until = ambient.monotonic() + LEADS_S
         put = partial(_put, streams, stream, config, folder / STREAMS / stream.name)
@@ -294,6 +293,12 @@ def _room(stream: Stream) -> dict[str, Any]:
     limit = stream.config.get("max_bytes", -1)
     full = stream.name.startswith(f"{subjects.tape_stream('')}") and limit > 0
     return {"max_bytes": limit + TAPE_ROOM_BYTES} if full else {}
+
+
+def _synced(nodes: int) -> dict[str, Any]:
+    """On several nodes nothing is acknowledged from memory alone, as one may for payloads: nobody
+    would notice that a node has lost it (`Bus.several_nodes`)."""
+    return {"persist_mode": "default"} if nodes > 1 else {}
 
 
 async def _put(streams: Streams, stream: Stream, config: dict[str, Any], file: Path) -> None:

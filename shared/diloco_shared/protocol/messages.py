@@ -389,6 +389,11 @@ class TapeTerm(Message):
     at: Seconds
 
 
+# A hub that was put back from a backup goes on with numbers that are larger by so much, or by more:
+# fewer epochs, terms, and lives of one learner, can have begun since. All others follow each other.
+AHEAD = 1000
+
+
 class TapeEpoch(Message):
     """History restarts: learners discard anchors of older epochs."""
 

@@ -6,13 +6,14 @@ handles an event.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Beat, Grant, Pull, TapeEnd, TapeRound
+from diloco_shared.protocol.messages import Beat, Grant, Pull, TapeEnd, TapeRound, TapeSnapshot
+from diloco_shared.protocol.wire import decode_tape
 from diloco_simulator.checkers.heard import Heard
 from diloco_simulator.checkers.limits import LeaderHolds, records_in_stream
 from diloco_simulator.checkers.watch import RunWatch, WatchedScene
@@ -36,6 +37,7 @@ from diloco_syncer.events import (
     SendPull,
     Tell,
 )
+from diloco_syncer.history.replay import payloads_needed
 from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.machine import Machine
 from diloco_syncer.messages.outbox_io import Outbox
@@ -96,11 +98,15 @@ class SeenLeaders:
             if (term := self.terms.get(id(outbox))) is not None:
                 term.losses.tells(told)
 
-        async def purged(outbox: Outbox, below: Callable[[], int]) -> None:
+        async def purged(outbox: Outbox, below: Callable[[], Awaitable[int]]) -> None:
             if (term := self.terms.get(id(outbox))) is None:
                 return await purge(outbox, below)
             until = term.covered_until
-            await purge(outbox, lambda: term.purges(below()))
+
+            async def seen() -> int:
+                return term.purges(await below())
+
+            await purge(outbox, seen)
             if until is not None:
                 term.purged(until)
 
@@ -263,16 +269,29 @@ class SeenTerm:
 
     def purges(self, below: int) -> int:
         """What is below goes now: chunks and manifests alike, and none of a round of this term that
-        no snapshot covers."""
-        run = self.watch.spec.name
+        no snapshot covers, nor any that the tape needs, which may be another one than before."""
+        run, named = self.watch.spec.name, self._named()
         if self.broker.exists(self.up):
             there = (m for m in self.broker.select(self.up, f"up.{run}.>", 1) if m.seq < below)
-            self.of.limits.purges(self.name, [m.subject for m in there if self._needed(m.subject)])
+            needed = [m.subject for m in there if self._needed(m.subject, named)]
+            self.of.limits.purges(self.name, needed)
         return below
 
-    def _needed(self, subject: str) -> bool:
+    def _needed(self, subject: str, named: Set[str]) -> bool:
         """Whether it is of an answer to a pull. Anybody may write anywhere."""
-        return self.asked.get(subject.removesuffix(".m"), -1) > self.covered_round
+        place = subject.removesuffix(".m")
+        return place in named or self.asked.get(place, -1) > self.covered_round
+
+    def _named(self) -> set[str]:
+        """What the hub's tape names, and no snapshot on it covers: places on UP."""
+        stream = subjects.tape_stream(self.watch.spec.name)
+        if not self.broker.exists(stream):
+            return set()
+        place = subjects.tape(self.watch.spec.name, self.machine.history.shard)
+        stored = self.broker.select(stream, place, 1)
+        tape = [(message.seq, decode_tape(message.payload)) for message in stored]
+        covers = max((r.covers for _, r in tape if isinstance(r, TapeSnapshot)), default=0)
+        return {name for seq, r in tape if seq > covers for name in payloads_needed(r)}
 
     def purged(self, until: int) -> None:
         """What was wanted is done, unless UP has lost its tail meanwhile: what has the sequences of

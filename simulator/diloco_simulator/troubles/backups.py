@@ -146,6 +146,7 @@ class Backups:
         world.user.orders.clear()
         world.observer.put_back()
         self.counts["hubs restored"] += 1
+        self.counts["hubs of several nodes restored"] += broker.nodes > 1
         world.net.lives += 1
         world.net.gone = False
 

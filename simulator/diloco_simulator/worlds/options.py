@@ -96,6 +96,7 @@ class Options:
     clogs: int = 0  # connections of some machines stand still, and go on in another order
     storms: int = 0  # of the hub, a disk and the network at once
     in_order: bool = False  # what met a cut stays in its connection's order; with clogs it does so
+    nodes: int = 1  # of the hub
     elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
     full_disks: int = 0  # for some seconds the hub's disk is full, which no append's answer tells
     data_shards: int = 0  # of 40 sequences or so, which a run reads to their ends; 0: larger ones
@@ -185,6 +186,8 @@ class Options:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
             # could know of such a version, nor would anybody have it.
             more["tails"] = 0
+        if more.get("elections"):
+            more |= several_nodes(seed)
         if more.get("hub_restores"):
             # What a power cut took from the tape, a backup from before may have.
             more["power_cuts"] = 0
@@ -255,6 +258,17 @@ def seldom(seed: int) -> dict[str, Any]:
         if rng.random() < one.share:
             drawn[option] = rng.choice(one.choices)
     return drawn
+
+
+# The nodes of a hub that has several, and how many of these hubs lose all of them, beside those
+# whose disks SELDOM takes anyway.
+NODES, ALL_LOST = 3, 0.1
+
+
+def several_nodes(seed: int) -> dict[str, Any]:
+    """From dice of its own."""
+    lost = random.Random(f"nodes put back of {seed}").random() < ALL_LOST
+    return {"nodes": NODES} | ({"hub_restores": 1} if lost else {})
 
 
 # How many of the worlds whose user goes back to a checkpoint have one who does so time and again.

@@ -117,7 +117,7 @@ class World:
         self.rng = Random(f"whole {seed}")
         self.found = WorldResult(seed)
         self.broker = MemoryBroker()
-        self.broker.named = options.named
+        self.broker.named, self.broker.nodes = options.named, options.nodes
         self.found.counts["hubs that know who writes"] += options.named
         self.net = Net(loop, Random(f"net {seed}"), options, self.found.counts)
         self.healed_at = math.inf

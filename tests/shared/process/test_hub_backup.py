@@ -195,6 +195,24 @@ async def test_what_is_put_back_has_no_streams_of_a_deleted_run(
     assert broker.exists("TAPE-a") and not broker.exists("TAPE-deleted")
 
 
+@pytest.mark.parametrize(("nodes", "mode"), [(1, "async"), (3, "default")])
+async def test_payloads_of_one_server_are_synced_on_several_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, mode: str
+) -> None:
+    """One server may acknowledge what is in memory, since its next life is noticed."""
+    monkeypatch.setattr(backups, "SAVED_S", (0.0, 0.0))
+    monkeypatch.setattr(backups, "LOADED_S", (0.0, 0.0))
+    bus, up = await hub_with("a"), subjects.up_stream("a")
+    await bus.ensure_stream(StreamSpec(up, ("up.a.>",), 1 << 20, synced=False))
+    backup = await hub_backup.take(backups.MemoryStreams(bus.broker, Random(0)), tmp_path / "b")
+    broker = MemoryBroker()
+    broker.nodes = nodes
+    empty, streams = MemoryBus(broker, "restore"), backups.MemoryStreams(broker, Random(0))
+    await hub_backup.fill(empty, streams, backup, tmp_path / "b", nodes=nodes)
+    config = broker.config(up)
+    assert config is not None and config["persist_mode"] == mode
+
+
 async def test_a_backup_with_a_tape_that_is_full_is_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ def test_all_of_them_strike_and_the_run_ends() -> None:
 def test_a_run_goes_on_whenever_the_hub_exchanges_its_leader() -> None:
     """Connections and core messages stay; streams take nothing for seconds, and tell nothing or
     what they had."""
-    found = world.one(4, SHORT.changed(elections=9, syncers=2))
+    found = world.one(4, SHORT.changed(elections=9, nodes=3, syncers=2))
     assert found.violations == [] and found.rounds > 0
     assert found.counts["elections"] > found.counts["leaders alone"] > 0
 

@@ -9,19 +9,58 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_learner.exchange.leaders import Leaders
+from diloco_shared.checkpoints.tape_archive_io import TapeReader, archives_of
 from diloco_shared.process import hub_backup
-from diloco_shared.protocol.messages import Beat, TapeEnd
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Beat, TapeEnd, TapeSnapshot
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import decode
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_simulator.troubles.backups import Backups, MemoryStreams
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.found import read
 from diloco_simulator.worlds.options import Options
-from diloco_simulator.worlds.world import WorldResult, played
+from diloco_simulator.worlds.world import World, WorldResult, played
+from diloco_syncer.history import audit_io as audit
 from diloco_syncer.history.follow_io import Follower
 from diloco_syncer.history.history import History
 from diloco_syncer.history.tape_io import Tape
+from diloco_syncer.streams.purging_io import UpPurger
 
 pytestmark = pytest.mark.whole
+
+
+def begin_early(patch: pytest.MonkeyPatch) -> None:
+    """A backup is taken as soon as the run goes on."""
+
+    def plan(self: Backups) -> None:
+        self.world.loop.call_later(2.0, self._begin)
+
+    patch.setattr(Backups, "plan", plan)
+
+
+def lost_at_a_purge(patch: pytest.MonkeyPatch) -> None:
+    """The hub loses its disks as soon as its leader purges UP. A backup is of before."""
+    begun, below = list[int](), UpPurger._below
+
+    async def noted(self: UpPurger) -> int:
+        begun.append(await below(self))
+        return begun[-1]
+
+    async def taken_and_needed(self: Backups) -> None:
+        folder = await self._take()
+        begun.clear()
+        await until(lambda: begun, "a purge", patience_s=20.0)
+        await self._restore(folder)
+
+    patch.setattr(UpPurger, "_below", noted)
+    begin_early(patch)
+    patch.setattr(Backups, "_taken_and_needed", taken_and_needed)
 
 
 ENDED = TapeEnd(term=0, versions=(), outcome="finished", reason="spent", at=0.0)
@@ -89,6 +128,70 @@ def test_terms_go_on_above_those_that_were_seen(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(History, "apply", forgetful)
     assert broken("terms-of-two-epochs")
+
+
+def test_what_was_to_be_purged_from_a_hub_that_is_lost_stays_on_the_one_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tape needs it. A hub of several nodes counts as one that has lost nothing."""
+    lost_at_a_purge(monkeypatch)
+    often = {"steps": 72, "snapshot_every_rounds": 3, "nodes": 3}
+    found = put_back(0, **often)
+    assert found.violations == [] and found.counts["hubs of several nodes restored"]
+    monkeypatch.setattr(Tape, "still_ours", nothing)
+    violations = (v for seed in range(6) for v in put_back(seed, **often).violations)
+    assert any(re.search(r"purges \d+ messages that are needed", v) for v in violations)
+
+
+async def looked(world: World) -> tuple[int, list[int]]:
+    """How many snapshots the tape has, and records whose contributions are gone and needed."""
+    bus, tape = MemoryBus(world.broker, "an auditor"), subjects.tape_stream("sim")
+    stored = await bus.kv_get(subjects.RUNS, "sim")
+    assert stored is not None
+    spec = RunSpec.model_validate(decode(stored.value, RunRecord).spec)
+    end = (await bus.stream_info(tape)).last_seq
+    records = TapeReader(bus, "sim", archives_of(spec, "nowhere")[0], end)
+    found = await audit.verify(spec, bus, records, "nowhere")
+    assert all(fault.purged for fault in found.faults)
+    snapshots = [seq async for seq, r in records.after(0) if isinstance(r, TapeSnapshot)]
+    return len(snapshots), [fault.seq for fault in found.faults]
+
+
+def test_what_a_backup_of_its_contributions_lacks_is_no_fault_after_the_next_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """UP is saved after the tape, and when a snapshot that this does not know has covered some."""
+    purged, needed = list[int](), list[list[int]]()
+    purge, save, restore = MemoryBroker.purge, MemoryStreams.save, Backups._restore
+
+    def noted(self: MemoryBroker, name: str, *what: Any) -> int:
+        gone = purge(self, name, *what)
+        purged.append(gone if name == subjects.up_stream("sim") else 0)
+        return gone
+
+    async def saved(self: MemoryStreams, stream: str, file: Path) -> Any:
+        if stream == subjects.up_stream("sim"):
+            purged.clear()
+            await until(lambda: any(purged), "a purge", patience_s=20.0)
+        return await save(self, stream, file)
+
+    async def restored(self: Backups, folder: Path) -> None:
+        await restore(self, folder)
+        before, gone = await looked(self.world)
+        needed.append(gone)
+
+        async def covered() -> bool:
+            return (await looked(self.world))[0] > before
+
+        await until(covered, "a snapshot", every_s=1.0)
+        needed.append((await looked(self.world))[1])
+
+    begin_early(monkeypatch)
+    monkeypatch.setattr(MemoryBroker, "purge", noted)
+    monkeypatch.setattr(MemoryStreams, "save", saved)
+    monkeypatch.setattr(Backups, "_restore", restored)
+    assert put_back(1, steps=72).violations == []
+    assert needed[0] and needed[1] == []
 
 
 @pytest.mark.long  # a world that never ends is given up late

@@ -123,7 +123,7 @@ class TapeArchiver:
             passing("archived")
             # Whoever stood still meanwhile may have a successor, and then removes nothing. Not by
             # the lease: on a hub that is full nobody can renew it, and this is what makes room.
-            await self.tape.look_back(at_once=True)
+            await self.tape.still_ours()
             below = segment.last + 1
             await self.control.purge(self.tape.stream, self.tape.subject, below_seq=below)
             log.info("tape archived", first=segment.first, last=segment.last)

@@ -20,6 +20,7 @@ from diloco_shared.bus.stored_records import readable
 from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
+    AHEAD,
     Blob,
     ContributionManifest,
     InitManifest,
@@ -126,6 +127,7 @@ class Follower:
         self.executed = 0
         self.complete = False  # has been at the tape's end
         self.notes: list[str] = []
+        self.put_back = 0  # the newest record executed that the restore of a hub has written
         self.unread = 0  # how often a contribution was not whole
         self.reborn: Reborn | None = None
 
@@ -219,6 +221,8 @@ class Follower:
             record = decode_tape(stored.payload)
             payloads = await self._payloads(record)
             passing("follow" if self.complete else "replay")
+            if isinstance(record, TapeEpoch) and record.epoch >= self.history.epoch + AHEAD:
+                self.put_back = stored.seq
             await self.own.may_replace(record)
             back = await self._back(record)
             self.store = await asyncio.to_thread(
@@ -353,7 +357,9 @@ class Follower:
         published, keyframes = newest_published(h, manifests), newest_keyframes(h, manifests)
         notes = [*self.notes, executed(self.executed, h.seq)]
         unsure = self.data.life != self.own.life and not self.data.several_nodes
-        uncovered = self.own.covered < h.snapshot_covers
+        # A backup has the tape of one moment and UP of a later one, which may lack what a snapshot
+        # covers that this tape does not know.
+        uncovered = self.own.covered < max(h.snapshot_covers, self.put_back)
         return Recovered(h, self.store, published, notes, self.reborn, keyframes, unsure, uncovered)
 
 

@@ -248,6 +248,17 @@ class Tape:
             raise TapeReplaced(f"record {seq} on {self.subject} is not ours: our newest is {end}")
         self.life = life
 
+    async def still_ours(self) -> None:
+        """Before anything is removed for good that only this tape says is not needed: nobody else
+        has appended to it, and no backup was put back in its place.
+
+        Raises Deposed as `look_back` does, and BusError where nobody can tell, as while an append
+        to a server that has begun a new life has no answer.
+        """
+        await self.look_back(at_once=True)
+        if self.replaceable:
+            raise Unavailable("it is not known yet whether the hub was put back from a backup")
+
     def _is_tail(self, stored: Stored) -> bool:
         try:
             return self.tail in (None, identity(decode_tape(stored.payload)))

@@ -169,9 +169,7 @@ class Leader:
         checkpoints = self.machine.user_requests.checkpoints
         self.archiver = TapeArchiver(context, tape, archive, lambda: checkpoints.needed_from)
         self.fullness = self._fullness()
-        self.floods = Floods(
-            context, self.machine, self.status_writer, self.outbox, lambda: self.purger.removed
-        )
+        self.floods = self._floods()
 
     def _purger(self) -> UpPurger:
         return UpPurger(
@@ -179,6 +177,7 @@ class Leader:
             self.outbox,
             lambda: self.tail.sure,
             lambda: self.status_writer.storage.flying,
+            self.tape.still_ours,
         )
 
     def _fullness(self) -> Fullness:
@@ -192,6 +191,16 @@ class Leader:
             lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
             lambda: self.lease.lapsed,
             lambda: self.purger.owes,
+        )
+
+    def _floods(self) -> Floods:
+        return Floods(
+            self.context,
+            self.machine,
+            self.status_writer,
+            self.outbox,
+            lambda: self.purger.removed,
+            self.tape.still_ours,
         )
 
     def _left_states(self) -> LeftStates:

@@ -1,7 +1,7 @@
 """From effects to the bus: what must arrive is repeated until it does; the rest is sent once."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
@@ -162,7 +162,8 @@ class Outbox:
 
         Chunks that are there are dropped as repeats, for two minutes. To count what is there is no
         help: the server (2.15.1) counts what it lost. A link that breaks loses nothing; nor does a
-        node of a hub of several.
+        node of a hub of several. Where all of these were lost and a backup was put back, chunks are
+        gone as well; but there another epoch has begun, and nobody reads what is sealed here.
         """
         under, stream = subject + ".m", subjects.dn_stream(self.run)
 
@@ -199,23 +200,25 @@ class Outbox:
         progress.room()
         return seq
 
-    async def purge_up(self, below: Callable[[], int]) -> None:
+    async def purge_up(self, below: Callable[[], Awaitable[int]]) -> None:
         """Remove everything older from UP. A shard among others removes what is of its own
         fragments, for which the server reads each message: half a second a gigabyte, and some of it
         at a time (bus/nats/purging.py). Without a filter it drops whole blocks of its file, and one
         shard has all of UP.
 
         `below` is asked before each attempt: what it says may be lowered while the server is away.
+        What it raises ends this, unless it is a BusError.
         """
+
+        async def purge(subject: str) -> None:
+            await self.data.purge(stream, subject, below_seq=await below())
+
         stream, algorithm = subjects.up_stream(self.run), self.spec.algorithm
         filters = [">"]
         if algorithm.shards > 1:
             filters = [f"up.{self.run}.*.*.{p}.>" for p in algorithm.owned(self.shard)]
         for subject in filters:
-            await until_done(
-                lambda s=subject: self.data.purge(stream, s, below_seq=below()),  # type: ignore[misc]
-                f"purge of {subject}",
-            )
+            await until_done(partial(purge, subject), f"purge of {subject}")
 
     async def purge_down(self, effect: PurgeDown) -> None:
         """Remove what a keyframe replaces: everything of its fragment up to the manifest before.

@@ -31,7 +31,7 @@ Only on a hub whose processes have credentials of their own: else anybody may wr
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -361,14 +361,16 @@ class Floods:
         status_writer: StatusWriter,
         outbox: Outbox,
         removed: Callable[[], int],
+        still_ours: Callable[[], Awaitable[None]],
     ) -> None:
-        """`removed`: the newest round whose contributions are no longer on UP."""
+        """`removed`: the newest round whose contributions are no longer on UP. `still_ours`: as a
+        purge of UP asks (purging_io.py): a hub that was put back may need what was removed."""
         self.run, self.me, self.shard = context.spec.name, context.me, context.shard
         self.control = context.control
         self.machine = machine
         self.storage = status_writer.storage
         self.outbox = outbox
-        self.removed = removed
+        self.removed, self.still_ours = removed, still_ours
         self.rest_until = -math.inf  # monotonic seconds
 
     async def keep(self) -> None:
@@ -481,6 +483,7 @@ class Floods:
     async def _take_back(self, kind: str, learner: str, filters: Mapping[str, int]) -> None:
         """Purge what is under these filters, and name the learner."""
         size = sum(filters.values())
+        await self.still_ours()
         for part in _some(filters):
             await self._purge(kind, part)
         log.warning("flood", stream=kind, learner=learner, bytes=size)

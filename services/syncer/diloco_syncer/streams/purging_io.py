@@ -6,7 +6,7 @@ earlier life of one that is back.
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 
 import structlog
@@ -71,13 +71,16 @@ class UpPurger:
         outbox: Outbox,
         sure: Callable[[], bool],
         flying: Callable[[], int],
+        still_ours: Callable[[], Awaitable[None]],
     ) -> None:
         """`sure`: whether UP is known to have lost nothing but what `rewound` was told of.
-        `flying`: bytes that rounds in flight may add to UP."""
+        `flying`: bytes that rounds in flight may add to UP.
+        `still_ours`: returns where the tape is the one that says what a snapshot covers, and raises
+        Deposed or BusError where it is not, or nobody knows."""
         self.run, self.me = context.spec.name, context.me
         self.control, self.data = context.control, context.data
         self.outbox = outbox
-        self.sure, self.flying = sure, flying
+        self.sure, self.flying, self.still_ours = sure, flying, still_ours
         self.waits = False  # for standbys, with what a snapshot covers
         self.purging = False  # a wish is at work: a hundred gigabytes take minutes
         self.held = math.inf  # bytes on UP at the look before; infinite at the first
@@ -107,7 +110,7 @@ class UpPurger:
         return self.wanted.is_set() or self.purging
 
     async def work(self) -> None:
-        """For ever."""
+        """For ever. Raises Deposed where the tape is another's."""
         while True:
             await self.wanted.wait()
             self.purging = True
@@ -120,7 +123,10 @@ class UpPurger:
                 self.removed = min(covered, self.last_round)
             self.purging = False
 
-    def _below(self) -> int:
+    async def _below(self) -> int:
+        """Asked before each attempt. The hub may have been lost since the purge was wanted, and put
+        back from a backup, whose tape still needs what a snapshot of the lost one covers."""
+        await self.still_ours()
         if not self.sure():
             raise Unavailable("it is not known yet whether the message server lost the end of UP")
         return self.below

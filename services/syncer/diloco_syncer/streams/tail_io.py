@@ -47,7 +47,8 @@ class Tail:
 
     @property
     def sure(self) -> bool:
-        """Whether UP is as it was seen. A hub of several nodes loses nothing with one of them."""
+        """Whether UP is as it was seen. A hub of several nodes loses nothing with one of them; and
+        where all of them were lost, the tape is another one (`Tape.still_ours`)."""
         return self.data.several_nodes or (self.life == self.data.life and not self.doubted)
 
     def saw(self, seq: int, subject: str) -> None:
