@@ -130,7 +130,7 @@ class SeenRebirths:
         of = observer.watch.of[shard]
         of.report.looked("I6")
         self.world.found.counts["beginnings again that were judged"] += 1
-        for found in Way(self, spec, shard, observer.records[shard][:-1], record).found():
+        for found in Alternatives(self, spec, shard, observer.records[shard][:-1], record).found():
             of.report("I6", f"{record.leader} begins again from what is published, and {found}")
 
     def _spec_of(self, record: TapeRebirth) -> RunSpec | None:
@@ -152,7 +152,7 @@ def looked_s(spec: RunSpec) -> float:
     return LastResort(spec).after_s + LOOK_S
 
 
-class Way:
+class Alternatives:
     """What one that begins again could have gone on from."""
 
     def __init__(
