@@ -37,6 +37,8 @@ def test_both_count_the_same_at_every_instant(history: list[tuple[str, str, int]
                 for fate, n in now.classes(life, p, over=over).items():
                     found[fate] += n
             assert found == model.model_dump()
+        over = {x for x in now.lives if now.over(x) or x[0] in world.silent}
+        assert now.reread + sum(now.behind(x) for x in over) == world.reread(), "again"
 
 
 def test_a_line_is_painted_where_nothing_else_is() -> None:

@@ -210,6 +210,17 @@ class World:
                     found[p][self._class(p, key, token, known.base[p], over)] += 1
         return tuple(TokenCounts(**f) for f in found)
 
+    def reread(self) -> int:
+        """Tokens of lives that are over, behind the newest one that any fragment merged."""
+        newest, taken, found = self._newest(), set().union(*self.merged), 0
+        for key in {*self.taped, *self.heard}:
+            knows = [k for k in (self.taped.get(key), self.heard.get(key)) if k is not None]
+            left = any(k.left for k in knows)
+            if left or self.ended or key[1] < newest[key[0]] or key[0] in self.silent:
+                merged_to = max((token for *of, token in taken if tuple(of) == key), default=0)
+                found += max(k.tokens for k in knows) - merged_to
+        return found
+
     def _class(self, p: int, key: tuple[str, int], token: int, base: int, over: bool) -> str:
         if (*key, token) in self.merged[p]:
             return "merged"
@@ -223,6 +234,7 @@ class World:
         present = self.ledger.with_counts(self.counts.unrecorded(self.ledger))
         counted = present.tokens_P(lambda learner, incarnation: learner in self.silent)
         assert counted == self.model()
+        assert present.reread(lambda learner, _: learner in self.silent) == self.reread()
         for tokens in counted:
             assert sum(tokens.model_dump().values()) == present.processed
 

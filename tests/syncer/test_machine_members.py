@@ -554,3 +554,17 @@ def test_a_report_of_more_tokens_than_its_steps_can_have_is_refused_i11(running:
     assert running.machine.refused["malformed"] == 2
     shown = status(running.machine, running.now, 0.0, bytes_up=0, bytes_down=0)
     assert shown.tokens_processed == processed
+
+
+def test_what_a_silent_learner_had_in_flight_is_shown_as_lost_i5(running: Any) -> None:
+    """And as read again: nothing of it was merged."""
+    for learner in "ab":
+        running.step(learner, 4)
+    running.wait(5.5)
+    running.step("b", 0)
+    of_a = 4 * running.spec.tokens_per_step
+    shown = status(running.machine, running.now, 0.0, bytes_up=0, bytes_down=0)
+    assert shown.alive == ("b",)
+    assert {(t.lost, t.in_flight) for t in shown.tokens_by_fragment} == {(of_a, of_a)}
+    assert (shown.tokens.lost, shown.tokens.in_flight) == (of_a, of_a)
+    assert shown.tokens_reread == of_a

@@ -102,6 +102,10 @@ class Fates:
     # Of lives of which all is final: tokens, and those of each class, per fragment.
     before: int = 0
     settled: tuple[Mapping[str, int], ...] = ()
+    # The newest token of a life that a round of any fragment merged; and of lives of which all is
+    # final, the tokens behind theirs: whoever has their data next reads those samples again.
+    merged_to: Mapping[Life, int] = field(default_factory=dict)
+    reread: int = 0
     # (fragment, version) -> tokens that its round merged first.
     made_of: Mapping[tuple[int, int], int] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
@@ -159,7 +163,7 @@ class Fates:
     def _round(self, r: TapeRound) -> "Fates":
         p, had = r.fragment, self.merged(r.fragment)
         lives, newest = dict(self.lives), dict(self.newest)
-        lines, final = dict(self.lines), dict(self.final)
+        lines, final, merged_to = dict(self.lines), dict(self.final), dict(self.merged_to)
         for v in r.verdicts:
             life = v.learner, v.incarnation
             if v.outcome == "merged":
@@ -167,11 +171,14 @@ class Fates:
                 line = lines.get((life, p), ())
                 lines[life, p] = painted(line, v.tokens_from, v.tokens_to, "merged", ("refused",))
                 final[life, p] = max(final.get((life, p), 0), v.tokens_to)
+                merged_to[life] = max(merged_to.get(life, 0), v.tokens_to)
             elif v.outcome == "refused" and not v.reason.startswith("skipped") and life in lives:
                 until = min(v.tokens_to, lives[life].tokens)
                 line = lines.get((life, p), ())
                 lines[life, p] = painted(line, v.tokens_from, until, "refused")
-        decided = replace(self, lives=lives, newest=newest, lines=lines, final=final)
+        decided = replace(
+            self, lives=lives, newest=newest, lines=lines, final=final, merged_to=merged_to
+        )
         for life, known in lives.items():
             over, line = decided.over(life), lines.get((life, p), ())
             line = painted(line, 0, known.adopted[p], "overwritten")
@@ -204,6 +211,8 @@ class Fates:
             final={key: until for key, until in self.final.items() if key[0] not in gone},
             before=self.before + sum(self.lives[life].tokens for life in gone),
             settled=settled,
+            merged_to={life: n for life, n in self.merged_to.items() if life not in gone},
+            reread=self.reread + sum(self.behind(life) for life in gone),
         )
 
     def _at(self, versions: Mapping[int, int]) -> tuple[int, ...]:
@@ -235,6 +244,11 @@ class Fates:
         lines = (line for (_, q), line in self.lines.items() if q == p)
         open_ = sum(b - a for line in lines for a, b, fate in line if fate == "merged")
         return self.settled[p]["merged"] + open_
+
+    def behind(self, life: Life) -> int:
+        """Tokens of one life behind the newest that a round merged; none of one not heard of."""
+        known = self.lives.get(life)
+        return 0 if known is None else max(known.tokens - self.merged_to.get(life, 0), 0)
 
     def classes(self, life: Life, p: int, *, over: bool) -> dict[str, int]:
         """Tokens of one life that are in each class, towards a fragment."""

@@ -17,10 +17,11 @@ What a process did after its last report is not known to the leader, and nobody 
 reports are always under way. All that is compared with what was done is that it is not more.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from diloco_shared.protocol.messages import TapeEnd, TapeRecord, TapeRestore, TapeRound
-from diloco_shared.protocol.records import TokenCounts
+from diloco_shared.protocol.records import RunStatus, TokenCounts
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.fates import CLASSES, Fates, Known, Life, words_of
@@ -61,18 +62,11 @@ class Tokens:
             differing = sorted(k for k in known if known[k] != meta.get(k))
             self.report("I5", f"{leader} has another ledger at record {seq}: {differing}")
 
-    def shown(
-        self,
-        leader: str,
-        seq: int,
-        processed: int,
-        tokens_P: tuple[TokenCounts, ...],
-        heard: Heard,
-        now: float,
-    ) -> None:
-        """What a leader that has executed the tape up to record `seq` tells of every token, at
+    def shown(self, leader: str, seq: int, status: RunStatus, heard: Heard, now: float) -> None:
+        """What a leader that has executed the tape up to record `seq` shows of every token, at
         `now` by its clock."""
         self.report.looked("I5")
+        processed = status.tokens_processed
         done = sum(work.tokens for work in self.claims.work.values())
         if processed > done:
             self.report("I5", f"{leader} counts {processed} tokens, learners did {done}")
@@ -81,11 +75,18 @@ class Tokens:
         if not least <= processed <= most:
             told = f"{leader} counts {processed} tokens at record {seq}"
             self.report("I5", f"{told}, the tape and its learners told of {_between(least, most)}")
-        for p, tokens in enumerate(tokens_P):
+        least, most = counts.reread()
+        if not least <= status.tokens_reread <= most:
+            told = f"{leader} counts {status.tokens_reread} tokens as read again"
+            self.report("I5", f"{told} at record {seq}, there are {_between(least, most)}")
+        # Over all fragments there is a mean once their sizes are known.
+        mean = [("on average", status.tokens)] if status.parameters else []
+        of_p = [(f"of fragment {p}", tokens) for p, tokens in enumerate(status.tokens_by_fragment)]
+        for which, tokens in mean + of_p:
             if sum(tokens.model_dump().values()) != processed:
-                self.report("I5", f"{leader}: {tokens} of fragment {p} are not {processed}")
-            if p in self.owned:
-                self._compare(f"{leader} at record {seq}", p, tokens, counts)
+                self.report("I5", f"{leader}: {tokens} {which} are not {processed}")
+        for p in self.owned:
+            self._compare(f"{leader} at record {seq}", p, status.tokens_by_fragment[p], counts)
 
     def records(
         self,
@@ -164,19 +165,30 @@ class Counts:
                 found[fate] = least + min(of_life), most + max(of_life)
         return found
 
+    def reread(self) -> tuple[int, int]:
+        """Tokens of samples that are read again, as their reader is gone."""
+        least = most = self.all.reread
+        for life in self.all.lives:
+            of_life = [fates.behind(life) if over else 0 for fates, over in self._ways(life)]
+            least, most = least + min(of_life), most + max(of_life)
+        return least, most
+
     def _of(self, life: Life, p: int) -> list[dict[str, int]]:
-        """All that may be true of a life."""
+        """All that may be true of a life, towards a fragment."""
+        nothing = dict.fromkeys(CLASSES, 0)
+        return [
+            fates.classes(life, p, over=over) if life in fates.lives else nothing
+            for fates, over in self._ways(life)
+        ]
+
+    def _ways(self, life: Life) -> Iterator[tuple[Fates, bool]]:
+        """What may be known of a life, and whether it is over then."""
         silent = self.heard.silent(life, self.now)
-        known = []
         for fates in self._both:
-            if life not in fates.lives:
-                known.append(dict.fromkeys(CLASSES, 0))
-                continue
             # Who was taken for gone is over, whatever it says.
-            certain = fates.over(life) or silent
+            certain = (life in fates.lives and fates.over(life)) or silent
             gone = life in self.heard.doubted or self.heard.gone(life, self.now)
             if gone and not certain:
                 certain = None
-            overs = (False, True) if certain is None else (certain,)
-            known += [fates.classes(life, p, over=over) for over in overs]
-        return known
+            for over in (False, True) if certain is None else (certain,):
+                yield fates, over

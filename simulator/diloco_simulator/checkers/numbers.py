@@ -402,9 +402,12 @@ class CheckedNumbers:
         self.bits[m.epoch, m.fragment, m.version] = anchor_F
         self.exact[digest_array(anchor_F)] = anchor_F
 
-    def execute(self, tape: Sequence[TapeRecord], executed: Executed, vault: str) -> None:
-        """The product executes the whole tape once more, and compares digests."""
-        history, store = History(self.spec, self.shard), None
+    def execute(
+        self, spec: RunSpec, tape: Sequence[TapeRecord], executed: Executed, vault: str
+    ) -> None:
+        """The product executes the whole tape once more, and compares digests. `spec`: as the hub
+        has it, with the run's id."""
+        history, store = History(spec, self.shard), None
         try:
             for n, record in enumerate(tape, 1):
                 payloads = {s: self._payload(record, s) for s in payloads_needed(record)}
@@ -415,7 +418,7 @@ class CheckedNumbers:
                     back = reborn_store(history, record.versions, anchors)
                 if isinstance(record, TapeRestore):
                     try:
-                        back = load_recorded(self.spec, self.shard, record, vault)
+                        back = load_recorded(spec, self.shard, record, vault)
                     except CheckpointError:
                         if record is next(r for r in reversed(tape) if isinstance(r, TapeRestore)):
                             raise

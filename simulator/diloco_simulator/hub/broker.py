@@ -152,6 +152,8 @@ class MemoryBroker:
         self._clock = clock
         # Stream -> where it ended each time that it lost its tail, since the world began.
         self.ends: dict[str, list[int]] = {}
+        # Subjects of what it has lost so, by stream; it may have some of them again.
+        self.lacks: dict[str, set[str]] = {}
         self._time: Callable[[], float] | None = None  # the clock, once it was read
         self._streams: dict[str, _Stream] = {}
         self._gone: dict[str, int] = {}  # where streams ended that its last disk had
@@ -393,7 +395,9 @@ class MemoryBroker:
         if stream.synced and not synced:
             return 0
         gone = list(stream.messages)[-count:] if count else []
+        lacks = self.lacks.setdefault(name, set())
         for seq in reversed(gone):
+            lacks.add(stream.messages[seq].subject)
             stream.remove(seq)
         if gone:
             stream.last_seq = gone[0] - 1

@@ -42,6 +42,7 @@ from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.machine import Machine
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
+from diloco_syncer.status.status import status
 
 # A leader that is silent about the hub's full disk for longer, in virtual seconds, says nothing.
 # Three of its looks may each meet two requests without an answer (of five seconds) and a try (of
@@ -415,12 +416,12 @@ class SeenTerm:
 
     def _account(self, now: float) -> None:
         """What the leader would show of every token, now."""
-        h, roster, tokens = self.machine.history, self.machine.roster, self.of.tokens
+        h, tokens = self.machine.history, self.of.tokens
         if (n := self.of.number_of(h.seq, h.tail)) < 0:
             return
         if n != self.accounted:
             self.accounted = n
             tokens.ledger(self.name, n, h.ledger.meta())
-        present = h.ledger.with_counts(roster.counts.unrecorded(h.ledger))
-        shown = present.tokens_P(lambda learner, life: roster.silent(learner, life, now))
-        tokens.shown(self.name, n, present.processed, shown, self.heard, now)
+        # What users see, and not what it is made of: that may be put together in a wrong way.
+        shown = status(self.machine, now, 0.0, bytes_up=0, bytes_down=0)
+        tokens.shown(self.name, n, shown, self.heard, now)

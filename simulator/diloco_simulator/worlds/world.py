@@ -42,6 +42,7 @@ from diloco_simulator.inside.leaders import SeenLeaders
 from diloco_simulator.inside.learners import Trained, going_back
 from diloco_simulator.inside.leases import Trust
 from diloco_simulator.inside.observer import Observer, Scene
+from diloco_simulator.inside.rebirths import SeenRebirths
 from diloco_simulator.inside.states import SeenStates
 from diloco_simulator.islands.computing import IslandComputing, IslandLearner
 from diloco_simulator.islands.processes import Island
@@ -160,6 +161,7 @@ class World:
         self.backups = Backups(self)
         self.visitors = Visitors(self)
         self.hardships = Hardships(self)
+        self.rebirths = SeenRebirths(self)
 
     def _asked(self, spec: RunSpec) -> RunSpec:
         """The run of the tiny model, as its user submits it."""
@@ -269,6 +271,7 @@ class World:
             self.islands.chunk(message)
         for observer in self.observers.values():
             observer.stored(stream, message)
+            self.rebirths.stored(observer, stream, message)
 
     def watch_of(self, run: str) -> RunWatch | None:
         """None: nobody looks at it."""
@@ -304,6 +307,7 @@ class World:
             looks.enter_context(Counted(self.lies).used())
             looks.enter_context(SeenLeaders(self.scene, self.broker, self.watch_of).used())
             looks.enter_context(SeenStates(self.watch_of).used())
+            looks.enter_context(self.rebirths.used())
             looks.enter_context(Trust(self.watch_of).used())
             looks.enter_context(going_back(self.watch_of))
             if self.exporting is not None:

@@ -57,8 +57,8 @@ def of_adoptions(patch: pytest.MonkeyPatch) -> None:
     """Every report says that all of it is adopted over; so nothing is in flight."""
     saw = Counts.saw
 
-    def all_of_it(self: Counts, p: Progress) -> None:
-        saw(self, p.model_copy(update={"c_tokens": (0,) * len(p.c_tokens)}))
+    def all_of_it(self: Counts, p: Progress, *taped: int) -> None:
+        saw(self, p.model_copy(update={"c_tokens": (0,) * len(p.c_tokens)}), *taped)
 
     patch.setattr(Counts, "saw", all_of_it)
 
@@ -82,6 +82,19 @@ def of_silence(patch: pytest.MonkeyPatch) -> None:
     """Nobody is silent."""
     patch.setattr(Roster, "silent", lambda self, learner, incarnation, now: False)
     somebody(patch, lambda self: self.world.lose(self.world.learners[0]))
+
+
+def of_what_is_read_again(patch: pytest.MonkeyPatch) -> None:
+    """Of a life that is settled for good nothing is read again."""
+    forget = Ledger._forget
+
+    def forgets(self: Ledger, learner: str, incarnation: int) -> None:
+        had = self.reread_before
+        forget(self, learner, incarnation)
+        self.reread_before = had
+
+    patch.setattr(Ledger, "_forget", forgets)
+    somebody(patch, lambda self: self.world.crash(self.world.learners[0], 1.0))
 
 
 def somebody(patch: pytest.MonkeyPatch, dies: Callable[[Troubles], None]) -> None:
@@ -151,6 +164,7 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any
     "lost, of the replaced": (of_lost, "as lost", {}),
     "lost, of the silent": (of_silence, "as lost", {}),
     "lost, of a restore": (of_restores, "as lost", {"checkpoint_every_steps": 6, "restores": 1}),
+    "read again": (of_what_is_read_again, "as read again", {}),
     "processed": (of_words, "told of", {}),
     "reports": (of_reports, "that it adopted fragment", {}),
     "records": (of_records, "which has told", {}),
@@ -158,7 +172,14 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any
 
 
 # One of each class every time; the others with `make test-long`.
-OFTEN = {"merged", "refused", "overwritten", "in flight at the end", "lost, of the replaced"}
+OFTEN = {
+    "merged",
+    "refused",
+    "overwritten",
+    "in flight at the end",
+    "lost, of the replaced",
+    "read again",
+}
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeRound, 
 from diloco_simulator.inside.observer import Observer
 from diloco_simulator.troubles.disks import Disks
 from diloco_simulator.troubles.troubles import Troubles
+from diloco_simulator.virtual_loop import current
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.constants import ROOM
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.processes import CoordinatorApp, Host
 from diloco_simulator.worlds.world import World, WorldResult, played
 from diloco_syncer.history.follow_io import Follower, Purged
-from diloco_syncer.history.state_search_io import StateSearch
+from diloco_syncer.history.state_search_io import Peers, StateSearch
+from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.snapshots.finding_io import Finder
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 from diloco_syncer.status.announce import Announcer
@@ -268,3 +270,52 @@ def test_a_leader_that_drains_hands_its_shard_over(monkeypatch: pytest.MonkeyPat
     *before, last = (record for _, record in seen.of(TapeTerm) if isinstance(record, TapeTerm))
     assert drained[0] in {record.leader for record in before}
     assert last.term == 2 and last.leader != drained[0]
+
+
+def needless(patch: pytest.MonkeyPatch, strike: Callable[[World], object], **changes: int) -> str:
+    """What is said of a beginning again for which there was no reason."""
+    seen = Seen(patch, strike)
+    found = played(Case(1, CALM.changed(**changes)))
+    assert len(seen.of(TapeRebirth)) == 1
+    assert all(said.startswith("I6 at ") for said in found.violations), found.violations
+    return " ".join(found.violations)
+
+
+def test_a_beginning_again_beside_a_sound_snapshot_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A syncer that is started again overlooks its own."""
+    monkeypatch.setattr(Finder, "own", lambda self: (None, []))
+    monkeypatch.setattr(Finder, "newer", lambda self, after, before=0.0: None)
+    said = needless(monkeypatch, lambda world: world.crash(leader(world), 1.0))
+    assert "a sound snapshot of record " in said
+
+
+def test_a_beginning_again_beside_who_stands_by_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not want to lead, and nobody asks it."""
+    kept: list[str] = []
+    fit = LeaseKeeper.fit
+
+    def strike(world: World) -> None:
+        (standby,) = (machine for machine in world.syncers if machine is not leader(world))
+        kept.append(standby.name)
+        world.troubles._replace(leader(world), False)
+
+    def rests(keeper: LeaseKeeper, why_not: str) -> None:
+        process = current()
+        assert process is not None
+        fit(keeper, why_not or "it rests" * (process.name.partition("/")[0] in kept))
+
+    async def nobody(search: StateSearch) -> Peers:
+        return Peers((), (), (), ())
+
+    async def nothing(*_: object, **__: object) -> str:
+        return "nobody is asked"
+
+    async def no_newer(*_: object, **__: object) -> None:
+        return None
+
+    monkeypatch.setattr(LeaseKeeper, "fit", rests)
+    monkeypatch.setattr(StateSearch, "_peers", nobody)
+    monkeypatch.setattr(StateSearch, "_newer", no_newer)
+    monkeypatch.setattr(StateSearch, "_ask_for_snapshot", nothing)
+    said = needless(monkeypatch, strike, syncers=2)
+    assert f"{kept[0]} stands by with all of it" in said

@@ -1,0 +1,62 @@
+"""What a run has left is audited in every world, also where the hub has lost some of it."""
+
+from typing import Any
+
+import pytest
+
+from diloco_shared.protocol.messages import TapeRecord, TapeRound
+from diloco_simulator.checkers import numbers
+from diloco_simulator.troubles.troubles import Troubles
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.world import WorldResult, played
+from diloco_syncer.history import audit_io as audit
+
+CALM = Options.calm(learners=2, quorum=1, steps=36, snapshot_every_rounds=2)
+
+
+def without_tails(patch: pytest.MonkeyPatch) -> WorldResult:
+    """A world whose hub loses the newest of UP, DN and STATE."""
+
+    def plan(troubles: Troubles) -> None:
+        troubles.loop.call_later(9.0, troubles.lose_tails, troubles.rng)
+
+    patch.setattr(Troubles, "plan", plan)
+    found = played(Case(1, CALM))
+    assert found.counts["tails lost"] == 1
+    return found
+
+
+def test_what_the_hub_has_lost_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = without_tails(monkeypatch)
+    assert (
+        found.violations == [] and found.counts["audits"] and found.counts["merges executed again"]
+    )
+
+
+def test_other_damage_is_a_fault_although_the_hub_has_lost_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contribution = audit._contribution
+
+    async def damaged(run: str, data: Any, record: TapeRecord, subject: str) -> Any:
+        payload, why, purged = await contribution(run, data, record, subject)
+        return payload, why or f"{subject} is damaged", purged
+
+    monkeypatch.setattr(audit, "_contribution", damaged)
+    violations = without_tails(monkeypatch).violations
+    assert any(v.startswith("audit at ") and "is damaged" in v for v in violations), violations
+
+
+def test_the_whole_tape_is_executed_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what snapshots cover, and nobody else could execute any more."""
+    replay = numbers.replay
+
+    def other(history: Any, store: Any, record: TapeRecord, *rest: Any) -> Any:
+        if isinstance(record, TapeRound) and record.round == 0:
+            raise ValueError("it makes something else")
+        return replay(history, store, record, *rest)
+
+    monkeypatch.setattr(numbers, "replay", other)
+    (said,) = played(Case(1, CALM)).violations
+    assert said.startswith("I9 at ") and "it makes something else" in said
