@@ -196,7 +196,8 @@ class Runs:
             record = self._replayed(response, spec.name)
         else:
             try:
-                record = await self.begin(spec, run_id=run_id)
+                undone = partial(asked.forget, run_id) if asked is not None else None
+                record = await self.begin(spec, run_id=run_id, undone=undone)
             except Problem:
                 # The same request may have come twice at once, and the other one was faster.
                 if asked is None or not await asked.was_made():
@@ -259,11 +260,12 @@ class Runs:
         restore: Restore | None = None,
         first: Callable[[], Awaitable[None]] | None = None,
         run_id: str = "",
+        undone: Callable[[], Awaitable[None]] | None = None,
     ) -> RunRecord:
         """Create a run, perhaps with a checkpoint to begin with; 409 says the name is taken.
 
         `first`: what has to be done under its name before anybody may work for it. `run_id`: one
-        that no run has had.
+        that no run has had. `undone`: told before a run that cannot be made is removed again.
         """
         must("operate", spec.name)
         spec = spec.model_copy(update={"id": run_id or ambient.token(6)})
@@ -292,6 +294,8 @@ class Runs:
                 Refused,
             ) as error:  # without an answer it may be repeated as it is
                 with contextlib.suppress(BusError):
+                    if undone is not None:
+                        await undone()
                     await delete_run(self.registry, spec.name, spec.id)
                 if isinstance(error, StreamFull):
                     storage = await self.registry.bus.storage()
