@@ -16,6 +16,7 @@ from diloco_coordinator.api.look_io import Look
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX, Repeatable
 from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.api.uses_io import Uses
 from diloco_coordinator.api.vaults_io import Vaults
 from diloco_coordinator.api.views import (
     PHASES,
@@ -43,6 +44,7 @@ from diloco_shared.bus.port import (
 from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.checking import Invalid, check
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, begun_from
+from diloco_shared.checkpoints.needed_io import bare, weights_in
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Restore, RunRecord
@@ -140,6 +142,7 @@ class Runs:
         self.checkpoints = checkpoints  # where those of most runs are, and archived tapes
         self.places = (checkpoints, *places)  # all where those of a run may be
         self.vaults = Vaults()
+        self.uses = Uses()
         self.streams = streams
         self.leaving: dict[str, float] = {}  # by id: since when a run is to be deleted
         # One at a time, lest two requests for one name undo each other's steps.
@@ -187,6 +190,12 @@ class Runs:
     ) -> dict[str, Any]:
         """Submit a run. 422 names the path of every fault, 409 says the name is taken."""
         must("operate", str(body.get("name") or "")[:63])
+        with self.uses.using(bare(weights_in(body))):
+            return await self._created(response, body, idempotency_key)
+
+    async def _created(
+        self, response: Response, body: dict[str, Any], idempotency_key: str
+    ) -> dict[str, Any]:
         spec = await self.checked(body)
         run_id = ambient.token(6)
         asked = (
@@ -292,6 +301,7 @@ class Runs:
                 StreamFull,
                 TooFewNodes,
                 Refused,
+                Problem,
             ) as error:  # without an answer it may be repeated as it is
                 with contextlib.suppress(BusError):
                     if undone is not None:
