@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
+from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Body, Header, Query, Response
 from fastapi.responses import StreamingResponse
@@ -145,8 +146,8 @@ class Runs:
         self.uses = Uses()
         self.streams = streams
         self.leaving: dict[str, float] = {}  # by id: since when a run is to be deleted
-        # One at a time, lest two requests for one name undo each other's steps.
-        self.changing = asyncio.Lock()  # held while a run is made or removed
+        # By name: held while a run is made or removed. As many as requests hold or wait for.
+        self.changing = WeakValueDictionary[str, asyncio.Lock]()
         self.router = APIRouter(prefix="/v1/runs", tags=["runs"])
         add = self.router.add_api_route
         add("", self.create, methods=["POST"], status_code=201, **guard.begin)
@@ -287,7 +288,7 @@ class Runs:
             restore=restore,
             phase="submitting",
         )
-        async with self.changing:
+        async with self._alone(spec.name):
             await self.free(spec.name)
             try:
                 await self.registry.create_run(record)
@@ -314,6 +315,13 @@ class Runs:
                     raise invalid("run", [_too_few_nodes(spec.keeping.replicas, error)]) from None
                 raise
         return record
+
+    def _alone(self, name: str) -> asyncio.Lock:
+        """One at a time, lest two requests for one name undo each other's steps. Those for other
+        names go on: a large run takes minutes to be removed. Whoever holds it asks the message
+        server alone, which answers each question within a limit, or the place of a checkpoint,
+        likewise."""
+        return self.changing.setdefault(name, asyncio.Lock())
 
     async def free(self, name: str) -> None:
         """409 for a name that is taken, also by a run that is not mirrored here.
@@ -475,7 +483,7 @@ class Runs:
         self._may_delete(record)
         await self._left(record)
         run_id = run_id_of(record)
-        async with self.changing:
+        async with self._alone(run):
             for _ in range(ATTEMPTS_MAX):
                 if now := self.registry.runs.get(run):
                     _same(now, run_id)  # "deleted" would seem to speak of this one
