@@ -284,9 +284,10 @@ class Meter:
 class Door:
     """Bounds failed attempts per origin, so that nobody can try many tokens.
 
-    While an origin has failed too often, a good token from there is refused as a bad one is: the
-    answers say nothing about what was tried. A token that came in from there before still does, so
-    a stranger behind the same address locks nobody out.
+    It is for tokens that somebody chose, and that may be guessed; who has a random one right does
+    not come by here. While an origin has failed too often, a good token from there is refused as a
+    bad one is: the answers say nothing about what was tried. A token that came in from there before
+    still does, so a stranger behind the same address locks nobody out.
     """
 
     failures: Meter

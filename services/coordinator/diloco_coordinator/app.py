@@ -129,7 +129,7 @@ def create_app(
     guard, audit = Guard(registry, token), audit or Audit()
     streams = Streams(registry, guard.good)
     app.state.streams = streams
-    runs = Runs(registry, guard, streams, checkpoints, places)
+    runs = app.state.runs = Runs(registry, guard, streams, checkpoints, places)
     app.include_router(runs.router)
     app.include_router(Rounds(runs, guard).router)
     app.include_router(CheckpointRoutes(registry, guard, runs).router)

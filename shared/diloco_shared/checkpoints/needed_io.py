@@ -5,7 +5,8 @@ checkpoint yet, and where it cannot it never does: until it has, it needs the on
 known to its syncer alone, which shows it in the run's status (`run_states.needs_in`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.status_key import shown
@@ -44,17 +45,21 @@ def named(record: RunRecord, told: Sequence[RunStatus | None]) -> set[str]:
 
     `told`: by each of its syncer shards; None where one shows nothing.
     """
-    texts = set[str]()
-    model = record.spec.get("model")
-    weights = model.get("weights") if isinstance(model, dict) else None
-    if isinstance(weights, str) and weights.startswith(OF_CHECKPOINT):
-        texts.add(weights.removeprefix(OF_CHECKPOINT))
+    texts = {weights_in(record.spec)}
     for status in told:
         texts.update((status and needs_in(status)) or ())
     wish = record.restore
     if wish is not None and not (told and all(_answers(status, wish.serial) for status in told)):
         texts.add(wish.source)
-    return {ref for text in texts if (ref := _reference(text))}
+    return {ref for text in texts if (ref := bare(text))}
+
+
+def weights_in(spec: Mapping[str, Any]) -> str:
+    """The checkpoint whose weights a specification takes, perhaps with an address; "" for none."""
+    model = spec.get("model")
+    weights = model.get("weights") if isinstance(model, dict) else None
+    named = isinstance(weights, str) and weights.startswith(OF_CHECKPOINT)
+    return str(weights).removeprefix(OF_CHECKPOINT) if named else ""
 
 
 def _answers(status: RunStatus | None, serial: int) -> bool:
@@ -63,8 +68,8 @@ def _answers(status: RunStatus | None, serial: int) -> bool:
     return status is not None and status.restores >= serial and needs_in(status) is not None
 
 
-def _reference(text: str) -> str:
-    """Without its address; "" for what is none."""
+def bare(text: str) -> str:
+    """A reference without its address; "" for what is none."""
     try:
         return reference(*parse_reference(text)[1:])
     except ValueError:

@@ -89,7 +89,7 @@ class FaultAgent:
 
     def works_for(self, run: str) -> None:
         """Another run begins, or none: its steps are counted anew, and what was to come at a step
-        of the one before never comes."""
+        of the one before never comes. What was to come at a time is judged then."""
         dropped, self.armed = self.armed, []
         for fault in dropped:
             log.warning("fault dropped: its step was not reached", id=fault.id, step=fault.at_step)
@@ -170,9 +170,20 @@ class FaultAgent:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
+    def _is_anothers(self, fault: Fault, worked_for: str) -> bool:
+        """Whether a fault that has come due would hit another run than its own. `worked_for`: what
+        the process worked for when it took the fault. Whoever is given a run hears of it late: one
+        that had no run then, and has none yet, is meant nevertheless."""
+        late = not self.run and not worked_for
+        return bool(fault.run) and self.run != fault.run and not late
+
     async def _carry_out(self, fault: Fault) -> None:
+        worked_for = self.run
         if fault.at_step < 0:
             await asyncio.sleep(max(fault.after_s, self.answer_s))
+        if self._is_anothers(fault, worked_for):
+            log.warning("fault dropped: its run was left", id=fault.id, run=fault.run, now=self.run)
+            return
         await self._tell("fault-applied", fault)
         match fault.kind:
             case "kill":

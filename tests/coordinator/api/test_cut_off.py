@@ -1,6 +1,7 @@
 """A submission or a deletion that ends half way can be repeated, and revives nothing."""
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -121,6 +122,33 @@ async def test_two_who_delete_one_run_at_once(world: Any, status: Callable[..., 
         codes = [a.status_code for a in await asyncio.gather(*asked)]
         assert 204 in codes and set(codes) <= {204, 404}
         assert not desk.registry.runs
+
+
+async def test_a_long_deletion_holds_up_requests_for_its_own_name_alone(
+    world: Any, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.coordinator() as desk:
+        await finished(desk, world, status)
+        remove, waits, goes_on = desk.registry.bus.purge, asyncio.Event(), asyncio.Event()
+
+        async def slowly(*given: Any) -> None:
+            waits.set()
+            await goes_on.wait()
+            await remove(*given)
+
+        monkeypatch.setattr(desk.registry.bus, "purge", slowly)
+        long = asyncio.create_task(desk.ask("DELETE", "/v1/runs/demo"))
+        await waits.wait()
+        other = await asyncio.wait_for(desk.ask("POST", "/v1/runs", SPEC | {"name": "other"}), 60)
+        assert other.status_code == 201
+        again = asyncio.create_task(desk.ask("POST", "/v1/runs", SPEC))
+        await asyncio.sleep(60)
+        assert not again.done() and not long.done()
+        goes_on.set()
+        assert (await long).status_code == 204 and (await again).status_code == 201
+        assert sorted(desk.registry.runs) == ["demo", "other"]
+        gc.collect()
+        assert not desk.app.state.runs.changing, "no lock outlives its requests"
 
 
 async def test_the_last_step_of_a_deletion_leaves_the_next_run_of_that_name(

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from waiting import until
 
+from diloco_coordinator.api.admin_token_io import FILE, AdminToken
 from diloco_coordinator.api.auth_io import FAILURES_BURST
 from diloco_coordinator.api.gateway_io import BODY_BYTES_MAX
 from diloco_coordinator.api.listening_io import listen
@@ -65,6 +66,52 @@ async def test_who_came_in_before_is_not_locked_out_by_others_at_the_same_addres
         for _ in range(FAILURES_BURST + 1):
             answer = await desk.asks_as("wrong", "GET", "/v1/runs")
         assert answer.status_code == 429
+        assert (await desk.ask("GET", "/v1/runs")).status_code == 200
+
+
+async def fails_too_often(desk: Any) -> None:
+    for _ in range(FAILURES_BURST + 1):
+        answer = await desk.asks_as("wrong", "GET", "/v1/runs")
+    assert answer.status_code == 429
+
+
+async def test_a_token_that_nobody_can_guess_is_let_in_after_any_number_of_failures(
+    world: Any,
+) -> None:
+    """A forgotten script from the same address; and after a restart nobody came in before."""
+    async with world.coordinator() as desk:
+        eve = await desk.makes("eve", "read")
+    async with world.coordinator() as desk:
+        await fails_too_often(desk)
+        assert (await desk.asks_as(eve, "GET", "/v1/runs")).status_code == 200
+        assert (await desk.ask("GET", "/v1/runs")).status_code == 429, "this one was chosen"
+
+
+@pytest.mark.parametrize(
+    ("token", "code"),
+    [(None, 200), ("0123456789abcdef" * 4, 200), ("my favourite passphrase", 429)],
+)
+async def test_an_administrators_token_that_was_chosen_is_looked_at_by_the_door(
+    world: Any, tmp_path: Path, token: str | None, code: int
+) -> None:
+    path = tmp_path / FILE
+    if token is not None:
+        path.write_text(f"{token}\n")
+    world.admin = AdminToken.at(tmp_path, None)
+    async with world.coordinator() as desk:
+        desk.token = path.read_text().strip()
+        await fails_too_often(desk)
+        assert (await desk.ask("GET", "/v1/runs")).status_code == code
+
+
+async def test_a_token_that_has_expired_is_no_failed_attempt(world: Any) -> None:
+    async with world.coordinator() as desk:
+        soon = {"name": "eve", "scopes": ["read"], "expires_in_s": 1e-6}
+        eve = (await desk.ask("POST", "/v1/tokens", soon)).json()["token"]
+    async with world.coordinator() as desk:
+        for _ in range(FAILURES_BURST + 1):
+            answer = await desk.asks_as(eve, "GET", "/v1/runs")
+            assert answer.status_code == 401 and "has expired" in answer.json()["detail"]
         assert (await desk.ask("GET", "/v1/runs")).status_code == 200
 
 

@@ -3,14 +3,18 @@
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diloco_coordinator.api import rounds_io
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive
+from diloco_shared.checkpoints.vault_io import Vault
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Verdict
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec
 
 pytestmark = pytest.mark.virtual
 
@@ -137,6 +141,40 @@ async def test_the_newest_that_do_not_fit_into_one_answer_come_in_several(
             page = await desk.get(f"{PLACE}?newest=20&after={after}")
             found, after = found + [r["round"] for r in page["rounds"]], page["next"]
         assert found == list(range(40, 60))
+
+
+async def test_an_archived_segment_is_fetched_once_for_an_answer(
+    world: Any,
+    closed: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its records are large, and a few of them are read at a time."""
+    monkeypatch.setattr(rounds_io, "FETCH_FIRST", 8)
+    monkeypatch.setattr(rounds_io, "FETCH_MAX", 8)
+    world.checkpoints = str(tmp_path)
+    async with world.coordinator() as desk:
+        made = (await desk.ask("POST", "/v1/runs", SPEC)).json()["spec"]
+        await world.tape("demo", *(closed(n) for n in range(200)))
+        stream = subjects.tape_stream("demo")
+        archive = TapeArchive(str(tmp_path), RunSpec.model_validate(made).folder)
+        every = await world.bus.fetch(stream, "tape.demo.0", limit=150)
+        for at in (0, 50, 100):
+            archive.write(every[at : at + 50])
+        await world.bus.purge(stream, ">", below_seq=151)
+        read, fetched = Vault.read, list[str]()
+
+        def counted(vault: Vault, key: str, **more: Any) -> Any:
+            fetched.append(key)
+            return read(vault, key, **more)
+
+        monkeypatch.setattr(Vault, "read", counted)
+        page = await desk.get(f"{PLACE}?limit=1000")
+        assert [r["round"] for r in page["rounds"]] == list(range(200))
+        *before, last = (segment.key for segment in archive.segments())
+        assert [fetched.count(key) for key in before] == [1, 1]
+        # At the end of the archive it is looked again: records may have come into it meanwhile.
+        assert fetched.count(last) <= 3
 
 
 async def test_nothing_more_is_read_for_whoever_has_gone(

@@ -152,6 +152,10 @@ async def test_a_repeated_request_is_not_answered_with_somebody_elses_run(world:
             assert mine.status_code == 201
             assert mine.headers.get("Idempotency-Replayed") == replayed
         await delete()
+        for _ in "12":
+            late = await desk.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k")
+            assert (late.status_code, late.json()["title"]) == (409, "The run was deleted")
+            assert not desk.registry.runs, "whoever deleted it wants none"
         await desk.ask("POST", "/v1/runs", SPEC)
         answer = await desk.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k")
         assert answer.status_code == 409, "the name is used anew"

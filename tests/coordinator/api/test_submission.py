@@ -195,7 +195,7 @@ async def test_a_run_begins_from_a_checkpoint_that_the_coordinator_reaches(
 async def test_more_copies_than_the_hub_has_nodes_are_refused_and_nothing_stays(world: Any) -> None:
     three = SPEC | {"keeping": {"replicas": 3}}
     async with world.coordinator() as desk:
-        answer = await desk.ask("POST", "/v1/runs", three)
+        answer = await desk.ask("POST", "/v1/runs", three, Idempotency_Key="k")
         assert answer.status_code == 422
         (fault,) = answer.json()["errors"]
         assert fault["path"] == "keeping.replicas"
@@ -203,7 +203,8 @@ async def test_more_copies_than_the_hub_has_nodes_are_refused_and_nothing_stays(
         assert "'diloco hub init' with --node HOST, once for each" in fault["message"]
         assert not desk.registry.runs
         world.broker.nodes = 3
-        assert (await desk.ask("POST", "/v1/runs", three)).status_code == 201
+        again = await desk.ask("POST", "/v1/runs", three, Idempotency_Key="k")
+        assert again.status_code == 201, "that it was removed is no user's deletion"
         for stream in subjects.run_streams("demo"):
             assert (await desk.registry.bus.stream_info(stream)).replicas == 3
 

@@ -1,11 +1,13 @@
 """Tokens: made, shown once, expiring, changed over, revoked; the administrator's in a file."""
 
+import asyncio
 import errno
 import json
 import os
 import stat
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +266,36 @@ async def test_the_admin_token_is_changed_over_without_a_gap(world: Any, tmp_pat
             desk.token = new["token"]
             assert (await desk.ask("GET", "/v1/runs")).status_code == 200
             assert (await desk.ask("DELETE", "/v1/tokens/admin")).status_code == 409
+
+
+async def test_two_who_change_the_admin_token_over_at_once_each_get_a_good_one(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.admin = AdminToken.at(tmp_path / "data", None)
+    rotate, began = world.admin.rotate, threading.Barrier(2)
+
+    def slowly(overlap_s: float) -> Any:
+        """Both read the file before one writes it, where nothing keeps the second one out."""
+        with suppress(threading.BrokenBarrierError):
+            began.wait(0.2)
+        return rotate(overlap_s)
+
+    write = admin_token_io.replace_for_owner
+
+    def late(*given: Any) -> None:
+        with suppress(threading.BrokenBarrierError):
+            began.wait(0.2)
+        write(*given)
+
+    monkeypatch.setattr(world.admin, "rotate", slowly)
+    monkeypatch.setattr(admin_token_io, "replace_for_owner", late)
+    async with world.coordinator() as desk:
+        desk.token = (tmp_path / "data" / "admin-token").read_text().strip()
+        asked = [desk.ask("POST", "/v1/tokens/admin/rotate") for _ in "12"]
+        answers = await asyncio.gather(*asked)
+        assert [a.status_code for a in answers] == [200, 200], [a.text for a in answers]
+        for token in (desk.token, *(a.json()["token"] for a in answers)):
+            assert (await desk.asks_as(token, "GET", "/v1/runs")).status_code == 200
 
 
 async def test_a_file_that_cannot_be_written_says_what_to_do(

@@ -253,6 +253,34 @@ async def test_a_fault_for_a_step_of_one_run_does_not_come_in_the_next() -> None
         assert victim.done == [] and not agent.tasks
 
 
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("worked_for", "then", "comes"),
+    [
+        ("one", ("", "two"), False),
+        ("one", ("",), False),
+        ("two", (), False),  # it was given `one`, and has not heard of it
+        ("one", ("", "one"), True),
+        ("", ("one",), True),
+        ("", (), True),
+    ],
+)
+async def test_a_fault_for_a_time_comes_in_its_own_run_alone(
+    worked_for: str, then: tuple[str, ...], *, comes: bool
+) -> None:
+    victim = Victim()
+    agent = new_agent(victim)
+    agent.works_for(worked_for)
+    async with serving(agent) as bus:
+        assert (await ask(bus, run="one", after_s=60.0)).accepted
+        await asyncio.sleep(1.0)
+        for run in then:
+            agent.works_for(run)
+        await asyncio.gather(*agent.tasks)
+        assert victim.done == (["kill"] if comes else [])
+        assert len(await told(bus)) == comes, "what does not come is not told of"
+
+
 async def test_a_learner_that_does_not_step_yet_says_when_to_try_again() -> None:
     """It is assigned, and compiles for a minute: whoever pastes commands is that early."""
     agent = new_agent(Victim())

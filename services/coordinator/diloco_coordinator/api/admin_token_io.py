@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ LOOK_S = 1.0
 LINES_MAX, FILE_BYTES_MAX = 4, 4096
 # Fewer characters could be guessed; what this program makes has 43.
 TOKEN_CHARS_MIN = 16
+# 256 random bits, as this program writes them, and as 'openssl rand -hex 32' does.
+_RANDOM = re.compile(r"[A-Za-z0-9_-]{43}|[0-9a-f]{64}")
 
 
 class NoToken(WrongSetUp):
@@ -84,6 +87,7 @@ class AdminToken:
     def __init__(self, path: Path | None, fixed: str = "") -> None:
         self.path = path
         self._tokens = [digest(fixed)] if fixed else []
+        self._random = frozenset[str]()  # those of them that nobody can guess
         self._seen: tuple[int, int, int] | None = None
         self._look_at = 0.0
         self._complained = ""
@@ -110,6 +114,11 @@ class AdminToken:
             self._read()
         return (*self._tokens, *(old for old, _ in self._before()))
 
+    def guessable(self, given: str) -> bool:
+        """Whether a token of the file, by its digest, has not the form of 256 random bits. What is
+        being replaced counts as such: only its digest is kept."""
+        return given not in self._random
+
     def _read(self) -> None:
         """A file that cannot be read, or is empty, changes nothing: somebody is writing it."""
         assert self.path is not None
@@ -129,6 +138,7 @@ class AdminToken:
             if self._seen is not None:
                 log.info("the administrator's token was replaced")
             self._tokens, self._seen, self._complained = [digest(t) for t in tokens], seen, ""
+            self._random = frozenset(digest(t) for t in tokens if _RANDOM.fullmatch(t))
 
     def _before(self) -> list[tuple[str, float]]:
         """(digest, end) of those that are being replaced, newest first."""

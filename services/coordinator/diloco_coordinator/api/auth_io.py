@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from diloco_coordinator.access import (
+    ADMIN,
     ASKING,
     TOKENS_MAX,
     Asking,
@@ -122,26 +123,33 @@ class Guard:
         return _refuse(hindrance(found, scope, run, member, now=ambient.wall()))
 
     def _holder(self, asking: Asking) -> TokenRecord:
-        """Whose a token is: 401 if it is nobody's or has expired, 429 after many failures."""
-        wall, origin = ambient.wall(), origin_of(asking.address)
+        """Whose a token is: 401 if it is nobody's or has expired, 429 after many failures.
+
+        The door is for those who may guess. Whoever has 256 random bits right did not, though they
+        have expired: such a request is no failed attempt, and waits for none of others.
+        """
+        origin = origin_of(asking.address)
         found = self._find(asking) if asking.given else None
-        good = found is not None and not found.expired(wall)
-        name = found.name if found is not None and good else ""
-        _wait(
-            self._door.knock(origin, name, ambient.monotonic()),
-            "too many requests without a good token came from this address",
-        )
+        if found is None or self._guessable(found, asking.given):
+            _wait(
+                self._door.knock(origin, found.name if found else "", ambient.monotonic()),
+                "too many requests without a good token came from this address",
+            )
         asking.token = found
         if found is None:
             raise _unknown(
                 "send 'Authorization: Bearer <token>'; the admin token is in the file "
                 f"'{FILE}' of the coordinator's data folder"
             )
-        if not good:
+        if found.expired(ambient.wall()):
             raise _unknown(
                 f"the token {found.name!r} has expired: ask an administrator for another"
             )
         return found
+
+    def _guessable(self, found: TokenRecord, given: str) -> bool:
+        """Whether somebody chose the token: all but the administrator's are made here."""
+        return found.name == ADMIN and self.admin.guessable(given)
 
     def _find(self, asking: Asking) -> TokenRecord | None:
         return self._keyring.find(asking.given, self.admin.digests(), ambient.wall())

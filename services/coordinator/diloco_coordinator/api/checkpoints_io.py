@@ -25,7 +25,7 @@ from diloco_shared.checkpoints.checkpoints_io import (
     CheckpointMissing,
     RunCheckpoints,
 )
-from diloco_shared.checkpoints.needed_io import needed_by_runs
+from diloco_shared.checkpoints.needed_io import bare, needed_by_runs, weights_in
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import TAPE, CheckpointManifest, reference
 from diloco_shared.protocol.records import Incarnation, Restore, RunRecord
@@ -238,15 +238,14 @@ class CheckpointRoutes:
         if entry and entry.value and (record is None or _is_of(folder, record)):
             text = f"{folder} is of the run {run!r}, which is there: delete the run first"
             raise Problem(409, "The run is not deleted", text)
-        await self._needed_by_none(f"{folder}/")
-        await self.vaults.removed(lambda: there.remove_folder(folder))
+        with self.runs.uses.removing(f"{folder}/"):
+            await self._needed_by_none(f"{folder}/")
+            await self.vaults.removed(lambda: there.remove_folder(folder))
 
     async def _remove(self, there: RunCheckpoints, folder: str, number: int) -> None:
         _, ref = await self.vaults.ask(
             lambda: RunCheckpoints.at(reference(folder, number), there.root)
         )
-
-        await self._needed_by_none(ref)
         under_way = self._under_way(ref)
 
         def remove() -> bool:
@@ -258,7 +257,10 @@ class CheckpointRoutes:
             there.remove(ref)  # a damaged one too, and what is left of one
             return True
 
-        if not await self.vaults.removed(remove):
+        with self.runs.uses.removing(ref):
+            await self._needed_by_none(ref)
+            gone = await self.vaults.removed(remove)
+        if not gone:
             raise Problem(409, "It is being made", f"checkpoint {ref} is being made: wait for it")
 
     async def _needed_by_none(self, place: str) -> None:
@@ -291,24 +293,30 @@ class CheckpointRoutes:
         run_id = run_id_of(self.runs.record(run)) if request.as_run is None else ""
         there, folder = await self._of(run)
         ref = reference(folder, number)
-        manifest = await self._manifest(there, ref)
-        if request.as_run is None:
-            serials = list[int]()
-
-            def back(record: RunRecord) -> dict[str, Any]:
-                # Of two wishes at once the second one has a number of its own.
-                self._may_go_back(run)
-                before, status = record.restore, self.registry.statuses.get(run)
-                known = (before.serial if before else 0, status.restores if status else 0)
-                serials.append(max(known) + 1)
-                return {"restore": Restore(serial=serials[-1], source=ref)}
-
-            await self.runs.update(run, "", back, run_id)
-            return {"run": run, "number": number, "serial": serials[-1]}
-        body = {**manifest.spec, "name": request.as_run}
-        await self._begin(body, there, ref, manifest)
+        with self.runs.uses.using(ref):
+            manifest = await self._manifest(there, ref)
+            if request.as_run is None:
+                serial = await self._sent_back(run, run_id, ref)
+                return {"run": run, "number": number, "serial": serial}
+            body = {**manifest.spec, "name": request.as_run}
+            await self._begin(body, there, ref, manifest)
         response.headers["Location"] = f"/v1/runs/{request.as_run}"
         return {"run": request.as_run, "number": number, "serial": 1}
+
+    async def _sent_back(self, run: str, run_id: str, ref: str) -> int:
+        """The number of the wish that the run's record has now."""
+        serials = list[int]()
+
+        def back(record: RunRecord) -> dict[str, Any]:
+            # Of two wishes at once the second one has a number of its own.
+            self._may_go_back(run)
+            before, status = record.restore, self.registry.statuses.get(run)
+            known = (before.serial if before else 0, status.restores if status else 0)
+            serials.append(max(known) + 1)
+            return {"restore": Restore(serial=serials[-1], source=ref)}
+
+        await self.runs.update(run, "", back, run_id)
+        return serials[-1]
 
     def _may_go_back(self, run: str) -> None:
         """A shard of the syncer that is over goes back no more, and the others cannot alone."""
@@ -329,8 +337,9 @@ class CheckpointRoutes:
         must("operate", str(body.get("name") or "")[:63])
         must_see(checkpoint)
         there, ref = await self.vaults.ask(lambda: self._found(checkpoint))
-        manifest = await self._manifest(there, ref)
-        record = await self._begin(body, there, ref, manifest)
+        with self.runs.uses.using(ref, bare(weights_in(body))):
+            manifest = await self._manifest(there, ref)
+            record = await self._begin(body, there, ref, manifest)
         response.headers["Location"] = f"/v1/runs/{record.name}"
         return self.runs.view(record)
 
@@ -348,6 +357,9 @@ class CheckpointRoutes:
 
         async def seed() -> None:
             """Nobody may begin a life that the ledger of the checkpoint knows."""
+            # Whoever else removes some, as the syncer that keeps a few, sees the record from here
+            # on. It may have asked the records before.
+            await self._manifest(there, ref)
             await seed_incarnations(self.registry.bus, spec.name, manifest.incarnations)
 
         return await self.runs.begin(spec, Restore(serial=1, source=source), seed)

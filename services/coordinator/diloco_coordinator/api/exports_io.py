@@ -137,8 +137,19 @@ class ExportRoutes:
         if record is None:
             known = ", ".join(r.id for r in found) or "none"
             text = f"{run!r} has no export {export[:63]!r}; known: {known}"
-            raise Problem(404, "No such export", text)
+            raise Problem(404, "No such export", text + self._elsewhere())
         return record
+
+    def _elsewhere(self) -> str:
+        """Where else an export may be: a balancer may have asked another coordinator for it."""
+        living = self.registry.roll.living.items()
+        there = sorted(name for name, record in living if record.role == "coordinator")
+        if len(there) < 2:
+            return ""
+        return (
+            f". It may be another coordinator's: {', '.join(there)} keep their own each "
+            "(docs/how-to/deploy.md, Several coordinators)"
+        )
 
     def view(self, record: ExportRecord) -> dict[str, Any]:
         """For people, progress included."""

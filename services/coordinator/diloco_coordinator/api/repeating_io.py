@@ -15,6 +15,7 @@ from diloco_coordinator.runs.registry_io import REPEATS, Registry
 from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared.bus.port import Conflict
 from diloco_shared.bus.stored_records import write_if
+from diloco_shared.protocol import subjects
 
 # How long a repeat of a request is known as one.
 REPEAT_S = 86_400.0
@@ -42,7 +43,8 @@ class Repeatable:
         self.asked = digest(json.dumps(body, sort_keys=True))
 
     async def came_before(self, run_id: str) -> bool:
-        """Whether this very request made its run already; 422 if it was another one.
+        """Whether this very request made its run already; 422 if it was another one, and 409 if
+        that run was deleted since: whoever deletes one wants none, and a repeat may come late.
 
         If not, it may now, as `run_id`. A run of this name that has none of its ids is somebody
         else's.
@@ -50,9 +52,10 @@ class Repeatable:
         bus = self.registry.bus
         for _ in range(ATTEMPTS_MAX):
             revision, ids = await self._noted()
-            # Else known, but without a run: the first attempt died half way, or it is deleted.
             if ids and await self._is_one_of(ids):
                 return True
+            # Else known, but without a run: the first attempt died half way, or it is deleted.
+            await self._none_deleted(ids)
             note = " ".join([self.asked, *ids[1 - IDS_MAX :], run_id]).encode()
             with contextlib.suppress(Conflict):  # the same request came twice at once
                 await write_if(bus, *self.place, note, revision, ttl_s=REPEAT_S)
@@ -71,6 +74,27 @@ class Repeatable:
                 return False
             await asyncio.sleep(MADE_LOOK_S)
         return False
+
+    async def forget(self, run_id: str) -> None:
+        """An id was given to no run after all, and its removal is no user's: the same request may
+        make the run later. Raises BusError."""
+        for _ in range(ATTEMPTS_MAX):
+            revision, ids = await self._noted()
+            if run_id not in ids:
+                return
+            note = " ".join([self.asked, *(i for i in ids if i != run_id)]).encode()
+            with contextlib.suppress(Conflict):  # the same request came meanwhile
+                await write_if(self.registry.bus, *self.place, note, revision, ttl_s=REPEAT_S)
+                return
+
+    async def _none_deleted(self, ids: list[str]) -> None:
+        """409 where one of the runs that had these ids was deleted. Its mark is kept for longer
+        than the note of its request."""
+        for run_id in ids:
+            mark = await self.registry.bus.kv_get(subjects.DELETED, run_id)
+            if mark is not None and mark.value:
+                text = f"this request made {self.run!r}, and that run was deleted: use a new key"
+                raise Problem(409, "The run was deleted", text)
 
     async def _noted(self) -> tuple[int, list[str]]:
         """Revision of the note, 0 for none, and the ids in it."""

@@ -7,7 +7,7 @@ records at a time, and an answer is bounded in bytes as well as in rounds.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -18,7 +18,7 @@ from diloco_coordinator.api.runs_io import After, Limit, Runs
 from diloco_coordinator.api.views import round_json
 from diloco_shared.bus.port import NoStream, Stored, Unavailable
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
-from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive, archives_of, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
@@ -84,8 +84,9 @@ class Rounds:
         4 MB: wherever rounds follow, `next` is the cursor to go on with.
         """
         spec, page = spec_of(self.runs.record(run)), Page(limit)
-        start = await self._before_newest(request, spec, after, newest) if newest else after
-        async with contextlib.aclosing(self._records(request, spec, start)) as pieces:
+        tape = Tape(self.runs, spec, await self._archives(spec))
+        start = await self._before_newest(request, tape, after, newest) if newest else after
+        async with contextlib.aclosing(self._records(request, tape, start)) as pieces:
             async for stored in pieces:
                 found = await asyncio.to_thread(_closed, run, stored)
                 if not all(page.take(seq, text) for seq, text in found):
@@ -93,11 +94,11 @@ class Rounds:
         return Response(page.json(), media_type="application/json")
 
     async def _records(
-        self, request: Request, spec: RunSpec, after: int
+        self, request: Request, tape: "Tape", after: int
     ) -> AsyncGenerator[Sequence[Stored], None]:
         """Those after a sequence, AT_ONCE at a time, as long as somebody waits for them."""
         count = FETCH_FIRST
-        while stored := await self._tape(spec, after, count):
+        while stored := await tape.read(after, count):
             for at in range(0, len(stored), AT_ONCE):
                 if await request.is_disconnected():
                     return
@@ -108,16 +109,16 @@ class Rounds:
             each = sum(len(s.payload) for s in stored) // len(stored)
             count = max(AT_ONCE, min(FETCH_MAX, FETCH_BYTES // max(each, 1)))
 
-    async def _before_newest(self, request: Request, spec: RunSpec, after: int, newest: int) -> int:
+    async def _before_newest(self, request: Request, tape: "Tape", after: int, newest: int) -> int:
         """The sequence behind which the newest rounds are, so many of them; at least `after`.
 
         From the tape's end back: by its number alone nobody knows where a round is. Other records
         lie between, and the shards of a run share one tape.
         """
-        end = await self._end(spec)
+        end = await tape.end()
         while end > after and not await request.is_disconnected():
             begin = max(after, end - min(newest + AT_ONCE, FETCH_FIRST))
-            stored = await self._tape(spec, begin, end - begin)
+            stored = await tape.read(begin, end - begin)
             # What cannot be read counts as well: whoever reads on is told of it.
             rounds = [s.seq for s in stored if s.seq <= end and name_of(s.payload) in _COUNTED]
             if len(rounds) >= newest:
@@ -125,29 +126,53 @@ class Rounds:
             newest, end = newest - len(rounds), begin
         return after
 
-    async def _end(self, spec: RunSpec) -> int:
-        """The newest sequence of the tape; 0 where there is none yet."""
+    async def _archives(self, spec: RunSpec) -> list[TapeArchive]:
+        with _problems():
+            return archives_of(spec, await self.runs.root_of(spec))
+
+
+class Tape:
+    """A run's tape of all shards, from the stream and the archive, as one request reads it.
+
+    Its archives are made once: whoever reads on in one has each segment fetched and unpacked once.
+    """
+
+    def __init__(self, runs: Runs, spec: RunSpec, archives: Sequence[TapeArchive]) -> None:
+        self.bus, self.ask = runs.registry.bus, runs.vaults.plainly
+        self.run, self.archives = spec.name, archives
+        self.stream = subjects.tape_stream(spec.name)
+
+    async def end(self) -> int:
+        """The newest sequence; 0 where there is none yet."""
         try:
-            info = await self.runs.registry.bus.stream_info(subjects.tape_stream(spec.name))
+            info = await self.bus.stream_info(self.stream)
         except NoStream:
             return 0
         return info.last_seq
 
-    async def _tape(self, spec: RunSpec, after: int, limit: int) -> list[Stored]:
-        """Of all shards, from the stream and the archive."""
-        stream, bus = subjects.tape_stream(spec.name), self.runs.registry.bus
+    async def read(self, after: int, limit: int) -> list[Stored]:
+        """The first so many records after a sequence."""
+        archives, ask = self.archives, self.ask
         try:
-            archives = archives_of(spec, await self.runs.root_of(spec))
-            ask = self.runs.vaults.plainly
-            return await read_tape(bus, spec.name, archives, after=after, limit=limit, ask=ask)
-        except (CheckpointError, VaultError) as error:
-            raise Problem(503, "The tape's archive cannot be read", str(error)) from None
+            with _problems():
+                return await read_tape(
+                    self.bus, self.run, archives, after=after, limit=limit, ask=ask
+                )
         except Unavailable:
             # A missing stream looks like a missing server, unless one asks for its sizes.
             with contextlib.suppress(NoStream):
-                await bus.stream_info(stream)
+                await self.bus.stream_info(self.stream)
                 raise
             return []  # no syncer has taken the run yet: it has no tape
+
+
+@contextlib.contextmanager
+def _problems() -> Iterator[None]:
+    """What the place of an archive says of what is wrong, as an answer."""
+    try:
+        yield
+    except (CheckpointError, VaultError) as error:
+        raise Problem(503, "The tape's archive cannot be read", str(error)) from None
 
 
 _COUNTED = (TapeRound.__name__, "")

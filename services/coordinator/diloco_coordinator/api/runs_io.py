@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
+from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Body, Header, Query, Response
 from fastapi.responses import StreamingResponse
@@ -16,6 +17,7 @@ from diloco_coordinator.api.look_io import Look
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX, Repeatable
 from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.api.uses_io import Uses
 from diloco_coordinator.api.vaults_io import Vaults
 from diloco_coordinator.api.views import (
     PHASES,
@@ -43,6 +45,7 @@ from diloco_shared.bus.port import (
 from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.checking import Invalid, check
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, begun_from
+from diloco_shared.checkpoints.needed_io import bare, weights_in
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Restore, RunRecord
@@ -140,10 +143,11 @@ class Runs:
         self.checkpoints = checkpoints  # where those of most runs are, and archived tapes
         self.places = (checkpoints, *places)  # all where those of a run may be
         self.vaults = Vaults()
+        self.uses = Uses()
         self.streams = streams
         self.leaving: dict[str, float] = {}  # by id: since when a run is to be deleted
-        # One at a time, lest two requests for one name undo each other's steps.
-        self.changing = asyncio.Lock()  # held while a run is made or removed
+        # By name: held while a run is made or removed. As many as requests hold or wait for.
+        self.changing = WeakValueDictionary[str, asyncio.Lock]()
         self.router = APIRouter(prefix="/v1/runs", tags=["runs"])
         add = self.router.add_api_route
         add("", self.create, methods=["POST"], status_code=201, **guard.begin)
@@ -187,6 +191,12 @@ class Runs:
     ) -> dict[str, Any]:
         """Submit a run. 422 names the path of every fault, 409 says the name is taken."""
         must("operate", str(body.get("name") or "")[:63])
+        with self.uses.using(bare(weights_in(body))):
+            return await self._created(response, body, idempotency_key)
+
+    async def _created(
+        self, response: Response, body: dict[str, Any], idempotency_key: str
+    ) -> dict[str, Any]:
         spec = await self.checked(body)
         run_id = ambient.token(6)
         asked = (
@@ -196,7 +206,8 @@ class Runs:
             record = self._replayed(response, spec.name)
         else:
             try:
-                record = await self.begin(spec, run_id=run_id)
+                undone = partial(asked.forget, run_id) if asked is not None else None
+                record = await self.begin(spec, run_id=run_id, undone=undone)
             except Problem:
                 # The same request may have come twice at once, and the other one was faster.
                 if asked is None or not await asked.was_made():
@@ -259,11 +270,12 @@ class Runs:
         restore: Restore | None = None,
         first: Callable[[], Awaitable[None]] | None = None,
         run_id: str = "",
+        undone: Callable[[], Awaitable[None]] | None = None,
     ) -> RunRecord:
         """Create a run, perhaps with a checkpoint to begin with; 409 says the name is taken.
 
         `first`: what has to be done under its name before anybody may work for it. `run_id`: one
-        that no run has had.
+        that no run has had. `undone`: told before a run that cannot be made is removed again.
         """
         must("operate", spec.name)
         spec = spec.model_copy(update={"id": run_id or ambient.token(6)})
@@ -276,7 +288,7 @@ class Runs:
             restore=restore,
             phase="submitting",
         )
-        async with self.changing:
+        async with self._alone(spec.name):
             await self.free(spec.name)
             try:
                 await self.registry.create_run(record)
@@ -290,8 +302,11 @@ class Runs:
                 StreamFull,
                 TooFewNodes,
                 Refused,
+                Problem,
             ) as error:  # without an answer it may be repeated as it is
                 with contextlib.suppress(BusError):
+                    if undone is not None:
+                        await undone()
                     await delete_run(self.registry, spec.name, spec.id)
                 if isinstance(error, StreamFull):
                     storage = await self.registry.bus.storage()
@@ -300,6 +315,13 @@ class Runs:
                     raise invalid("run", [_too_few_nodes(spec.keeping.replicas, error)]) from None
                 raise
         return record
+
+    def _alone(self, name: str) -> asyncio.Lock:
+        """One at a time, lest two requests for one name undo each other's steps. Those for other
+        names go on: a large run takes minutes to be removed. Whoever holds it asks the message
+        server alone, which answers each question within a limit, or the place of a checkpoint,
+        likewise."""
+        return self.changing.setdefault(name, asyncio.Lock())
 
     async def free(self, name: str) -> None:
         """409 for a name that is taken, also by a run that is not mirrored here.
@@ -461,7 +483,7 @@ class Runs:
         self._may_delete(record)
         await self._left(record)
         run_id = run_id_of(record)
-        async with self.changing:
+        async with self._alone(run):
             for _ in range(ATTEMPTS_MAX):
                 if now := self.registry.runs.get(run):
                     _same(now, run_id)  # "deleted" would seem to speak of this one

@@ -102,6 +102,9 @@ class Tokens:
         self.guard = guard
         self.audit = audit
         self.chaos_on = chaos
+        # Two at once would each write down the same token as the one before, and one of the new
+        # ones would be good for nothing. Each takes as long as the disk does for two small files.
+        self._rotating_admin = asyncio.Lock()
         self.router = APIRouter(prefix="/v1")
         may = [Depends(guard.needs("administer"))]
         rule: dict[str, Any] = {"tags": ["tokens"], "dependencies": may}
@@ -182,7 +185,8 @@ class Tokens:
         if admin.path is None:
             raise Problem(409, "Nothing to rotate", "this coordinator's token is in no file")
         try:
-            token = await asyncio.to_thread(admin.rotate, overlap_s)
+            async with self._rotating_admin:
+                token = await asyncio.to_thread(admin.rotate, overlap_s)
         except OSError as error:
             text = (
                 f"{admin.path} cannot be written ({error.strerror}): put another token there "
