@@ -109,6 +109,9 @@ class Options:
     # Share of its own parameters that a learner keeps when it adopts. No seed draws it: it would
     # change what every learner of the world sends.
     alpha: float = 0.0
+    # A server of the hub that ends takes everybody's connection with it. Every drawn world has it;
+    # kept ones from before are as they were.
+    severs: bool = False
 
     @property
     def learners_ever(self) -> int:
@@ -180,6 +183,7 @@ class Options:
         )
         more = beyond(seed) | islands(seed) | seldom(seed) | newer_codecs(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
+        more |= {"severs": True}
         if drawn.restores:
             more |= restored_often(seed)
         if drawn.power_cuts:
