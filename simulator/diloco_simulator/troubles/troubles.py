@@ -42,6 +42,10 @@ TRIED_S = 0.25
 SERVER_ENDS = 0.5
 # Of what stands still, so many do as a whole machine that is suspended: its clock stands still too.
 SUSPENDED = 0.4
+# A power cut at the hub takes so many of the newest messages of a stream that is not synced: none,
+# a part of a publication, or all of several rounds, as a server writes such a stream every two
+# minutes. So many that were purged last come back: the purge was not written either.
+TAILS, PURGED_BACK = (0, 1, 3, 30), (0, 1, 30)
 # On the tape these make sense of all that follows, and learners have seen who leads: a disaster
 # that took them could not be told from another run.
 # What a checkpoint covers is on disk, as is what a snapshot covers.
@@ -359,7 +363,13 @@ class Troubles:
         """A power cut at the hub: of every stream but those that are synced, as the tape is."""
         name, broker = self.world.spec.name, self.world.broker
         streams = (subjects.up_stream(name), subjects.dn_stream(name), subjects.state_stream(name))
-        lost = [broker.lose(s, dice.randint(0, 3)) for s in streams if broker.exists(s)]
+        lost, deep = list[int](), self.world.options.deep_tails
+        for stream in filter(broker.exists, streams):
+            newest = dice.choice(TAILS) if deep else dice.randint(0, 3)
+            lost.append(broker.lose(stream, newest))
+            if deep:
+                back = broker.take_back(stream, dice.choice(PURGED_BACK))
+                self.counts["purged messages back"] += back
         self.counts["tails lost"] += any(lost)
         named = self.world.options.named  # then events are not synced
         synced = SYNCED if named else (*SYNCED, subjects.EVENTS_STREAM)
