@@ -75,9 +75,7 @@ def frozen(world: World) -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("strike", [outage, restart, power_cut, storm, frozen])
-def test_everybody_loses_its_connection_and_the_run_goes_on(
-    strike: Strike, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_after_it(strike: Strike, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(troubles, "SERVER_ENDS", 1.0)
     found, seen = struck(monkeypatch, strike, CALM.changed(severs=True))
     assert found.violations == [] and found.rounds > 0

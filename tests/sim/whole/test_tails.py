@@ -13,9 +13,7 @@ CALM = Options.calm(steps=36, safety_s=40.0, syncers=2, snapshot_every_rounds=3,
 
 @pytest.mark.whole
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_run_goes_on_without_its_newest_rounds_and_with_what_was_purged(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_after_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(self: Troubles) -> None:
         for at in (8.0, 20.0):
             self.loop.call_later(at, self.lose_tails, self.world.rng)
