@@ -129,6 +129,54 @@ async def test_a_power_cut_takes_nothing_of_a_bucket() -> None:
         assert broker.lose(f"KV_{bucket}", 1) == 0, bucket
 
 
+async def test_a_power_cut_brings_back_what_was_purged_last_and_not_synced() -> None:
+    broker = MemoryBroker(clock=lambda: 0.0)
+    bus = MemoryBus(broker, "a")
+    await bus.ensure_stream(SPEC)
+    await bus.ensure_stream(replace(SPEC, name="U", subjects=("u.>",), synced=False))
+    for name in ("s", "u"):
+        for n in range(6):
+            await bus.append(f"{name}.{n % 2}", bytes([n]))
+        await bus.purge(name.upper(), ">", below_seq=5)
+    there = (await bus.stream_info("U")).bytes
+    broker.lose("U", 1)  # sequence 6, which comes again
+    assert broker.take_back("S", 4) == 0, "synced"
+    assert broker.take_back("U", 2) == 2
+    assert [m.seq for m in await bus.fetch("U", ">")] == [3, 4, 5], "in their order"
+    newest = await bus.last("U", "u.1")
+    assert newest is not None and newest.seq == 4
+    assert (await bus.stream_info("U")).bytes == there // 2 * 3
+    assert await bus.append("u.1", b"6") == 6
+    assert broker.take_back("U", 4) == 0, "once"
+
+
+async def test_what_was_lost_since_does_not_come_back() -> None:
+    broker = MemoryBroker(clock=lambda: 0.0)
+    bus = MemoryBus(broker, "a")
+    await bus.ensure_stream(replace(SPEC, synced=False))
+    for subject in ("s.a", "s.b", "s.c", "s.b"):
+        await bus.append(subject, b"")
+    await bus.purge("S", "s.b")
+    broker.lose("S", 1)  # sequence 3, and the one behind it too
+    assert await bus.append("s.c", b"") == 3 and await bus.append("s.c", b"") == 4
+    assert broker.take_back("S", 9) == 1
+    assert [m.seq for m in await bus.fetch("S", ">")] == [1, 2, 3, 4]
+
+
+async def test_what_finds_no_room_does_not_come_back() -> None:
+    broker = MemoryBroker(clock=lambda: 0.0)
+    bus = MemoryBus(broker, "a")
+    await bus.ensure_stream(replace(SPEC, synced=False))
+    for _ in range(4):
+        await bus.append("s.a", b"x")
+    each = (await bus.stream_info("S")).bytes // 4
+    await bus.purge("S", ">")
+    await bus.append("s.a", b"x")
+    broker.narrow("S", 3 * each)
+    assert broker.take_back("S", 4) == 2
+    assert [m.seq for m in await bus.fetch("S", ">")] == [3, 4, 5]
+
+
 async def test_how_a_stream_persists_is_settled_when_it_is_made() -> None:
     broker = MemoryBroker()
     bus = MemoryBus(broker, "a")

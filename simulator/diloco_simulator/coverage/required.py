@@ -20,6 +20,7 @@ RAREST = {
     "learners rest: paused": 381,
     "members: learner unfit": 386,
     "refused: non-finite": 475,
+    "purged messages back": 200,  # of 150 seeds, counted as of these
     "released in another order": 470,  # of some hundred seeds, counted as of these
     "restart during publication": 221,
     "submitted without room": 372,
@@ -124,6 +125,7 @@ REQUIRED = (
     "partitions",
     "processes exchanged once all is well",
     "pulls sent again",
+    "purged messages back",
     "quorum accepted",
     "quorum in force",
     "refused: non-finite",
@@ -133,6 +135,7 @@ REQUIRED = (
     "requests answered at a stop",
     "rounds in flight: 1",
     "samples written once all is well",
+    "servers of the hub ended",
     "skipped for want of answers",
     "skipped round",
     "snapshots asked for",

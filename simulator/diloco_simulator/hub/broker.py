@@ -9,14 +9,13 @@ itself.
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Literal
 
-from diloco_shared.bus.nats.wire import head_bytes, stored_bytes
+from diloco_shared.bus.nats.wire import head_bytes
 from diloco_shared.bus.port import (
     BusError,
     Conflict,
@@ -32,6 +31,7 @@ from diloco_shared.bus.port import (
     Unavailable,
 )
 from diloco_shared.protocol import subjects
+from diloco_simulator.hub.stream import MemoryStream, size
 
 # As the embedded server is configured.
 PAYLOAD_BYTES_MAX = 2 << 20
@@ -63,70 +63,6 @@ def overlap(a: str, b: str) -> bool:
     return len(left) == len(right)
 
 
-@dataclass(slots=True)
-class _Stream:
-    """One stream's messages, oldest first."""
-
-    config: dict[str, Any]
-    messages: dict[int, Stored] = field(default_factory=dict)
-    last_by_subject: dict[str, int] = field(default_factory=dict)
-    # message id -> (sequence, time)
-    ids: dict[str, tuple[int, float]] = field(default_factory=dict)
-    # sequence -> time of expiry
-    expiries: dict[int, float] = field(default_factory=dict)
-    bytes: int = 0
-    last_seq: int = 0
-
-    @property
-    def bytes_max(self) -> int:
-        return max(int(self.config.get("max_bytes", 0)), 0)
-
-    @property
-    def per_subject(self) -> int:
-        """How many messages of a subject there may be; 0: as many as fit."""
-        return max(int(self.config.get("max_msgs_per_subject", 0)), 0)
-
-    @property
-    def synced(self) -> bool:
-        """Whether what it acknowledges is on disk."""
-        return self.config.get("persist_mode") != "async"
-
-    def fit(self, subjects_: Iterable[str]) -> None:
-        """The oldest go that are too many of their subject, or too many bytes."""
-        for subject in subjects_ if self.per_subject else ():
-            for seq in self.of(subject)[: -self.per_subject]:
-                self.remove(seq)
-        if self.config.get("discard") == "old" and self.bytes_max:
-            while self.messages and self.bytes > self.bytes_max:
-                self.remove(next(iter(self.messages)))
-
-    @property
-    def first_seq(self) -> int:
-        if self.messages:
-            return next(iter(self.messages))
-        return self.last_seq + 1 if self.last_seq else 0
-
-    def remove(self, seq: int) -> Stored:
-        message = self.messages.pop(seq)
-        self.bytes -= _size(message)
-        self.expiries.pop(seq, None)
-        if self.last_by_subject.get(message.subject) == seq:
-            rest = () if self.per_subject == 1 else self.of(message.subject)
-            if rest:
-                self.last_by_subject[message.subject] = rest[-1]
-            else:
-                del self.last_by_subject[message.subject]
-        return message
-
-    def remember(self) -> None:
-        """What a server that begins reads of message ids: those of messages that are still here."""
-        self.ids = {key: at for key, at in self.ids.items() if at[0] in self.messages}
-
-    def of(self, subject: str) -> list[int]:
-        """Sequences of a subject's messages."""
-        return [s for s, m in self.messages.items() if m.subject == subject]
-
-
 class MemoryBroker:
     """The shared state. `fault` decides the fate of every message; None delivers all."""
 
@@ -155,9 +91,9 @@ class MemoryBroker:
         # Subjects of what it has lost so, by stream; it may have some of them again.
         self.lacks: dict[str, set[str]] = {}
         self._time: Callable[[], float] | None = None  # the clock, once it was read
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, MemoryStream] = {}
         self._gone: dict[str, int] = {}  # where streams ended that its last disk had
-        self._by_subject: dict[str, _Stream] = {}  # found so far, of these streams
+        self._by_subject: dict[str, MemoryStream] = {}  # found so far, of these streams
         self._subscribers: dict[int, tuple[str, Callable[[Delivery], None]]] = {}
         # Who is told of a subject, found so far, of these subscribers.
         self._told: dict[str, list[Callable[[Delivery], None]]] = {}
@@ -233,7 +169,7 @@ class MemoryBroker:
             self._streams[name].config = config
             self._streams[name].fit([*self._streams[name].last_by_subject])
         else:
-            self._streams[name] = _Stream(config)
+            self._streams[name] = MemoryStream(config)
         self._by_subject.clear()
         self.wake()
 
@@ -322,7 +258,7 @@ class MemoryBroker:
         stream.last_seq = message.seq
         stream.messages[message.seq] = message
         stream.last_by_subject[subject] = message.seq
-        stream.bytes += _size(message)
+        stream.bytes += size(message)
         if msg_id is not None:
             stream.ids[msg_id] = (message.seq, now)
             _forget_ids(stream, now)
@@ -372,7 +308,9 @@ class MemoryBroker:
             if matches(subject, message.subject) and (below_seq is None or seq < below_seq)
         ]
         for seq in gone:
-            stream.remove(seq)
+            message = stream.remove(seq)
+            if not stream.synced:
+                stream.purged.append(message)
         return len(gone)
 
     def restart(self) -> None:
@@ -403,8 +341,21 @@ class MemoryBroker:
             stream.last_seq = gone[0] - 1
             self.ends.setdefault(name, []).append(stream.last_seq)
             stream.remember()
+            stream.forget_purged()
             self.wake(name)
         return len(gone)
+
+    def take_back(self, name: str, count: int) -> int:
+        """A power cut undoes a purge that was not on disk: of what was purged last, up to `count`
+        are there again, as far as there is room; how many. None of a stream that is synced."""
+        stream = self._named(name)
+        back = stream.take_back(count)
+        if age_ns := stream.config.get("max_age", 0):
+            for message in back:  # counted anew, as nobody knows how old each is
+                self._expire_at(stream, message.seq, self.now() + age_ns / 1e9)
+        if back:
+            self.wake(name)
+        return len(back)
 
     # --- backups ------------------------------------------------------------------------------
 
@@ -431,9 +382,10 @@ class MemoryBroker:
 
     def load(self, saved: Any, config: dict[str, Any]) -> None:
         """A stream as it was saved."""
-        stream: _Stream = saved
+        stream: MemoryStream = saved
         name, stream.config = config["name"], config
         stream.remember()
+        stream.purged.clear()
         self._streams[name] = stream
         self._by_subject.clear()
         if stream.last_seq < self._gone.get(name, 0):
@@ -465,7 +417,7 @@ class MemoryBroker:
             and matches(subject, m.subject)
         )
         for message in islice(messages, messages_max):
-            found[message.subject] = found.get(message.subject, Held()).and_one(_size(message))
+            found[message.subject] = found.get(message.subject, Held()).and_one(size(message))
         return found
 
     def storage(self) -> StorageInfo:
@@ -489,7 +441,7 @@ class MemoryBroker:
                 self.wake(name)
             self._expires_at = min([self._expires_at, *stream.expiries.values()])
 
-    def _mark(self, stream: _Stream, gone: Stored) -> None:
+    def _mark(self, stream: MemoryStream, gone: Stored) -> None:
         """Tell that the last message of a subject has outlived its lifetime, where a stream does.
         Nothing follows a marker, nor what has removed all of a subject."""
         marker_ns = stream.config.get("subject_delete_marker_ttl", 0)
@@ -514,12 +466,12 @@ class MemoryBroker:
                 if not change.done():
                     change.set_result(None)
 
-    def _expire_at(self, stream: _Stream, seq: int, when: float) -> None:
+    def _expire_at(self, stream: MemoryStream, seq: int, when: float) -> None:
         """By whoever looks first after it: nobody is told."""
         stream.expiries[seq] = when
         self._expires_at = min(self._expires_at, when)
 
-    def _schedule_expiry(self, stream: _Stream, seq: int, ttl_s: float) -> None:
+    def _schedule_expiry(self, stream: MemoryStream, seq: int, ttl_s: float) -> None:
         self._expire_at(stream, seq, self.now() + ttl_s)
         if self._clock is None:
             # A timer may fire within the clock's resolution before its time.
@@ -527,13 +479,13 @@ class MemoryBroker:
 
     # --- parts --------------------------------------------------------------------------------
 
-    def _named(self, name: str) -> _Stream:
+    def _named(self, name: str) -> MemoryStream:
         self.expire()
         if name not in self._streams:
             raise NoStream(f"stream {name}: stream not found")
         return self._streams[name]
 
-    def _of_subject(self, subject: str) -> _Stream:
+    def _of_subject(self, subject: str) -> MemoryStream:
         if (known := self._by_subject.get(subject)) is not None:
             return known
         for stream in self._streams.values():
@@ -542,26 +494,22 @@ class MemoryBroker:
                 return stream
         raise Unavailable(f"nobody listens on {subject}")
 
-    def _make_room(self, stream: _Stream, message: Stored) -> None:
+    def _make_room(self, stream: MemoryStream, message: Stored) -> None:
         """Before it is stored; raises StreamFull."""
         # Of a bucket that is written again and again the one before is the only one.
         before = stream.last_by_subject.get(message.subject)
         replaced = before if stream.per_subject == 1 else None
-        freed = 0 if replaced is None else _size(stream.messages[replaced])
-        if stream.bytes_max and stream.bytes - freed + _size(message) > stream.bytes_max:
+        freed = 0 if replaced is None else size(stream.messages[replaced])
+        if stream.bytes_max and stream.bytes - freed + size(message) > stream.bytes_max:
             if stream.config.get("discard") != "old":
                 raise StreamFull(f"append on {message.subject}: maximum bytes exceeded")
-            while stream.messages and stream.bytes + _size(message) > stream.bytes_max:
+            while stream.messages and stream.bytes + size(message) > stream.bytes_max:
                 stream.remove(next(iter(stream.messages)))
         if replaced in stream.messages:
             stream.remove(replaced)
         elif stream.per_subject > 1:
             for seq in stream.of(message.subject)[: 1 - stream.per_subject]:
                 stream.remove(seq)
-
-
-def _size(message: Stored) -> int:
-    return stored_bytes(message.subject, head_bytes(message.headers), len(message.payload))
 
 
 def _duration(seconds: int) -> str:
@@ -577,7 +525,7 @@ def _seconds(duration: str) -> float:
     return sum(float(number) * {"h": 3600, "m": 60, "s": 1}[unit] for number, unit in parts)
 
 
-def _forget_ids(stream: _Stream, now: float) -> None:
+def _forget_ids(stream: MemoryStream, now: float) -> None:
     """Ids are remembered in order of time: drop the expired ones at the front."""
     while stream.ids:
         oldest = next(iter(stream.ids))

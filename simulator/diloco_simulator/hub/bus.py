@@ -59,6 +59,7 @@ class MemoryBus(StreamKv):
         self._up = asyncio.Event()
         self._up.set()
         self._closed = False
+        self.vanished = False  # its process is gone
         self._deliveries: dict[Deliveries, None] = {}  # in the same order in each play
         self._subscribed: set[int] = set()  # at the broker
 
@@ -94,6 +95,7 @@ class MemoryBus(StreamKv):
 
     def vanish(self) -> None:
         """Its process is gone, and the connection with it: nothing is sent to it any more."""
+        self.vanished = True
         self.disconnect()
         for number in self._subscribed:
             self.broker.unsubscribe(number)

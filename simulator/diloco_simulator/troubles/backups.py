@@ -130,6 +130,7 @@ class Backups:
         """The hub is gone with its disk, until a backup is put back on an empty one."""
         world, broker = self.world, self.world.broker
         world.net.gone = True
+        lost = world.troubles.server_ends() if world.options.severs else []
         world.net.lives += 1
         await asyncio.sleep(self.rng.uniform(*DISK_S))
         streams = MemoryStreams(broker, self.rng, self._loaded)
@@ -149,6 +150,7 @@ class Backups:
         self.counts["hubs of several nodes restored"] += broker.nodes > 1
         world.net.lives += 1
         world.net.gone = False
+        world.troubles.server_begins(lost, self.rng)
 
     def _loaded(self, stream: str) -> None:
         for run, observer in self.world.observers.items():

@@ -13,9 +13,9 @@ from diloco_simulator.worlds.processes import Host
 if TYPE_CHECKING:
     from diloco_simulator.troubles.troubles import Troubles
 
-# The hub is killed so long after its disk became scarce, is back after so long, and each process is
-# connected again so long after that, in virtual seconds.
-KILLED_S, BACK_S, CONNECTED_S = (0.5, 5.0), (0.5, 6.0), (0.1, 4.0)
+# The hub is killed so long after its disk became scarce, and is back after so long, in virtual
+# seconds.
+KILLED_S, BACK_S = (0.5, 5.0), (0.5, 6.0)
 # Its disk is nearly full for so long after it came back, in virtual seconds.
 SCARCE_S = (0.0, 12.0)
 # A syncer in a storm dies in half of them, after so long, in virtual seconds.
@@ -66,12 +66,8 @@ class Storms:
         if not world.scene.faulty or net.gone:
             return
         net.away = True
-        net.lives += 1
-        back_s = dice.uniform(*BACK_S)
-        for machine in world.machines:
-            if machine.process is not None and not machine.process.frozen:
-                for bus in machine.buses:
-                    self.troubles.breaks(bus, back_s + dice.uniform(*CONNECTED_S))
+        lost, back_s = self.troubles.server_ends(), dice.uniform(*BACK_S)
+        self.troubles.server_begins(lost, dice, back_s)
         if not world.options.power_cuts:
             # Where the tape loses what it had synced, nobody could know of what both have lost.
             self.troubles.lose_tails(dice)

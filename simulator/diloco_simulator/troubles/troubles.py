@@ -31,8 +31,21 @@ ELECTION_S = (1.0, 12.0)
 FULL_S, RESTARTED_S = (3.0, 40.0), (1.0, 4.0)
 # A connection that breaks is there again after so long, in virtual seconds.
 BROKEN_S = (0.2, 12.0)
+# A server that ends is there again after so long, in virtual seconds.
+BACK_S = (0.2, 2.0)
+# Half of the servers that begin have everybody at once, as each client tries four times a second
+# (`bus.nats.link`); the other half one after another, as over a network that is loaded.
+AT_ONCE, AT_ONCE_S, APART_S = 0.5, (0.0, 0.25), (0.1, 4.0)
+# A client that finds no server, or stands still, tries again after so long, in virtual seconds.
+TRIED_S = 0.25
+# So many outages are the server's own, and the others the network's, over which connections last.
+SERVER_ENDS = 0.5
 # Of what stands still, so many do as a whole machine that is suspended: its clock stands still too.
 SUSPENDED = 0.4
+# A power cut at the hub takes so many of the newest messages of a stream that is not synced: none,
+# a part of a publication, or all of several rounds, as a server writes such a stream every two
+# minutes. So many that were purged last come back: the purge was not written either.
+TAILS, PURGED_BACK = (0, 1, 3, 30), (0, 1, 30)
 # On the tape these make sense of all that follows, and learners have seen who leads: a disaster
 # that took them could not be told from another run.
 # What a checkpoint covers is on disk, as is what a snapshot covers.
@@ -78,7 +91,7 @@ class Troubles:
             (o.slow_links, lambda: self._slow(self._anybody().host)),
             (o.outages, self._outage),
             (o.squeezes, self._squeeze),
-            (o.tails, lambda: self.lose_tails(self.rng)),
+            (o.tails, self._cut_power),
             (o.power_cuts, self._lose_records),
         )
         user = self.world.user
@@ -151,18 +164,53 @@ class Troubles:
         """A connection that is there is lost for so long."""
         if not bus.connected:
             return
+        self._loses(bus)
+        self.loop.call_later(seconds, self._mend, bus)
+
+    def _loses(self, bus: FarBus) -> None:
         self.counts["connections broken"] += 1
         bus.breaks()
         self.broken.append(bus)
-        self.loop.call_later(seconds, self._mend, bus)
 
     def _mend(self, bus: FarBus) -> None:
         """Unless it is there again, or its process died meanwhile."""
         if bus not in self.broken:
             return
+        if self.world.options.severs and self._unreachable(bus):
+            self.loop.call_later(TRIED_S, self._mend, bus, context=self.net.outside)
+            return
         self.broken.remove(bus)
-        if any(bus in m.buses and m.process is not None for m in self.world.machines):
+        if not bus.vanished:
             bus.mended()
+
+    def _unreachable(self, bus: FarBus) -> bool:
+        """Whether there is no server to connect to, or a process that stands still."""
+        there = [*self.world.machines, *self.twins]
+        process = next((m.process for m in there if bus in m.buses), None)
+        frozen = process is not None and process.frozen
+        return not bus.vanished and (self.net.away or self.net.gone or frozen)
+
+    def server_ends(self) -> list[FarBus]:
+        """The hub's does: what is on its way never comes, and everybody's connection is lost.
+        Whoever asks hears of that at once. Returns what `server_begins` connects again."""
+        self.net.lives += 1
+        lost = [bus for bus in self.world.connections if bus.connected]
+        for bus in lost:
+            self._loses(bus)
+        self.counts["servers of the hub ended"] += 1
+        return lost
+
+    def server_begins(self, lost: list[FarBus], dice: Random, after_s: float = 0.0) -> None:
+        """So much later another one is there."""
+        within_s = AT_ONCE_S if dice.random() < AT_ONCE else APART_S
+        for bus in lost:
+            self.loop.call_later(after_s + dice.uniform(*within_s), self._mend, bus)
+
+    def _begins_anew(self, dice: Random, back_s: float) -> None:
+        """The hub's server ends, and is there again after so long."""
+        self.net.away = True
+        self.server_begins(self.server_ends(), dice, back_s)
+        self.loop.call_later(back_s, setattr, self.net, "away", False)
 
     # --- processes and disks -------------------------------------------------------------------
 
@@ -249,9 +297,15 @@ class Troubles:
         self.loop.call_later(self.rng.uniform(2.0, 12.0), setattr, link, "slow", False)
 
     def _outage(self) -> None:
+        """Of the network before the hub, over which connections last; or of the hub's server."""
         self.counts["outages"] += 1
+        broker, seconds = self.world.broker, self.rng.uniform(1.0, 10.0)
+        if self.world.options.severs and not broker.disk_full and self.rng.random() < SERVER_ENDS:
+            broker.restart()
+            self._begins_anew(self.rng, seconds)
+            return
         self.net.away = True
-        self.loop.call_later(self.rng.uniform(1.0, 10.0), setattr, self.net, "away", False)
+        self.loop.call_later(seconds, setattr, self.net, "away", False)
 
     def elect(self, dice: Random) -> None:
         """The node that led everything is gone, or has lost the others, and goes on telling what
@@ -285,19 +339,38 @@ class Troubles:
 
     def _restart(self) -> None:
         """The hub's server: everybody's connection breaks."""
+        if self.world.options.severs and not self.world.scene.faulty:
+            self.restarts -= 1  # whoever healed it has done so
+            return
         self.world.broker.restart()
         self.net.away = True
-        self.loop.call_later(self.of_full_disks.uniform(0.2, 2.0), self._restarted)
+        back_s = self.of_full_disks.uniform(*BACK_S)
+        if self.world.options.severs:
+            self.server_begins(self.server_ends(), self.of_full_disks, back_s)
+        self.loop.call_later(back_s, self._restarted)
 
     def _restarted(self) -> None:
         self.net.away = False
         self.restarts -= 1
 
+    def _cut_power(self) -> None:
+        """At the hub, whose server is there again soon."""
+        if self.world.options.severs:
+            self._begins_anew(self.rng, self.rng.uniform(*BACK_S))
+        self.lose_tails(self.rng)
+
     def lose_tails(self, dice: Random) -> None:
         """A power cut at the hub: of every stream but those that are synced, as the tape is."""
         name, broker = self.world.spec.name, self.world.broker
         streams = (subjects.up_stream(name), subjects.dn_stream(name), subjects.state_stream(name))
-        lost = [broker.lose(s, dice.randint(0, 3)) for s in streams if broker.exists(s)]
+        lost, deep = list[int](), self.world.options.deep_tails
+        for stream in filter(broker.exists, streams):
+            newest = dice.choice(TAILS) if deep else dice.randint(0, 3)
+            lost.append(broker.lose(stream, newest))
+            # Not on UP yet: I12 counts what a snapshot covers, and cannot tell that it came back.
+            if deep and stream != streams[0]:
+                back = broker.take_back(stream, dice.choice(PURGED_BACK))
+                self.counts["purged messages back"] += back
         self.counts["tails lost"] += any(lost)
         named = self.world.options.named  # then events are not synced
         synced = SYNCED if named else (*SYNCED, subjects.EVENTS_STREAM)
@@ -325,7 +398,10 @@ class Troubles:
         if lost:
             self.counts["power cuts"] += 1
             broker.lose(tape, lost, synced=True)
-            self.net.lives += 1  # what was on its way to the server that was killed never comes
+            if world.options.severs:
+                self._begins_anew(self.rng, self.rng.uniform(*BACK_S))
+            else:
+                self.net.lives += 1  # what was on its way to the server that was killed never comes
             world.observer.lost()
             for machine in world.syncers:
                 world.crash(machine, self.rng.uniform(0.5, 3.0))

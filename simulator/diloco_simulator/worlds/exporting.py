@@ -187,6 +187,7 @@ class _Export(Program):
         hub = (world.broker, name, machine.host, world.net, self.process.passes)
         self.bus = DataBus(*hub, world.options, world.of_links, lambda subject, payload: payload)
         self.bus.damages = world.options.corrupt
+        world.connections.append(self.bus)
         exporter.trouble(self, machine)
 
     def dies(self) -> None:

@@ -76,6 +76,9 @@ class Options:
     stop_late: bool = False  # the user stops the run while somebody hangs for long
     outages: int = 0  # of the hub, for everybody
     tails: int = 0  # power cuts that take the newest of the streams that are not synced
+    # They take as much as two minutes bring, and bring back what was purged in that time. Every
+    # drawn world has it; kept ones from before are as they were.
+    deep_tails: bool = False
     step_s: float = 1.0  # of the fastest learner; longer than a learner's lease in some worlds
     disk_spells: int = 0  # for some seconds a syncer's disk takes no snapshot at all
     link_bytes_per_s: float = math.inf  # of each machine, both ways together
@@ -109,6 +112,9 @@ class Options:
     # Share of its own parameters that a learner keeps when it adopts. No seed draws it: it would
     # change what every learner of the world sends.
     alpha: float = 0.0
+    # A server of the hub that ends takes everybody's connection with it. Every drawn world has it;
+    # kept ones from before are as they were.
+    severs: bool = False
 
     @property
     def learners_ever(self) -> int:
@@ -138,6 +144,7 @@ class Options:
         weighting = random.Random(f"weights of {seed}").choice(WEIGHTINGS)
         budget = rng.choice(["steps"] * 6 + ["tokens", "seconds"])
         drawn = cls(
+            deep_tails=True,
             learners=learners,
             quorum=rng.randint(1, learners - 1) if learners > 2 else rng.choice([1, 2]),
             fragments={1: (1, 2, 3), 2: (2, 2, 4)}[shards][rng.choice([1, 2, 3]) - 1],
@@ -180,6 +187,7 @@ class Options:
         )
         more = beyond(seed) | islands(seed) | seldom(seed) | newer_codecs(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
+        more |= {"severs": True}
         if drawn.restores:
             more |= restored_often(seed)
         if drawn.power_cuts:

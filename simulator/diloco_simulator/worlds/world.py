@@ -125,6 +125,7 @@ class World:
         self.scene = Scene(loop, options, self.found.counts)
         self.observers: dict[str, Observer] = {}  # by the names of runs
         self.begun: list[WatchedRun] = []
+        self.connections: list[FarBus] = []  # of all processes, whatever became of them
         self.broker.on_store = self._stored
         self.of_links = Chance(self.scene, Random(f"links {seed}"))
         self.disks = Disks(self, Random(f"disks {seed}"))
@@ -183,9 +184,13 @@ class World:
 
     def _client(self, name: str, host: str, passing: Passing | None) -> FarBus:
         hub = (self.broker, name, host, self.net, passing)
-        if name.endswith("-control"):
-            return FarBus(*hub)
-        return DataBus(*hub, self.options, self.of_links, self.lies.sent)
+        bus = (
+            FarBus(*hub)
+            if name.endswith("-control")
+            else DataBus(*hub, self.options, self.of_links, self.lies.sent)
+        )
+        self.connections.append(bus)
+        return bus
 
     def _machine(self, name: str, kind: Kind, folder: Path, host: str = "") -> Host:
         def failed(error: BaseException | None) -> None:
@@ -427,6 +432,8 @@ class World:
             self.broker.elected()
         if self.broker.disk_full or self.broker.unwritten:
             self.broker.restart()
+            if self.options.severs:
+                self.troubles.server_ends()  # and all are connected again where it heals
         self.net.heal()
         self.troubles.heal()
         self.of_islands.heal()

@@ -41,6 +41,7 @@ def test_a_run_goes_on_after_each_storm(
     assert found.counts["storms"] == found.counts[f"storms: {what}"] > 0
     if strike is Storms._kill_hub:
         assert found.counts["tails lost"] and found.counts["partitions"]
+        assert found.counts["servers of the hub ended"]
     else:
         assert found.counts["clogs"]
 
