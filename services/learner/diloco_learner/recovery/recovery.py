@@ -193,6 +193,11 @@ class Recovery:
         """Of the present attempt."""
         return self.join.nonce
 
+    @property
+    def awaited(self) -> tuple[str, str] | None:
+        """Donor and nonce of the inner state that is waited for; None: of none."""
+        return (self.donor, self.nonce) if self.state is Stage.RECEIVING else None
+
     def _take(self, event: RecoveryEvent, now: float) -> list[RecoveryEffect]:
         match event:
             case GrantSeen():
