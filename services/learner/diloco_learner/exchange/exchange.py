@@ -91,7 +91,7 @@ class Exchange:
         self.marks = self.handing.marks
         self.counters = Counters(list(versions))
         self.ready: dict[int, AnchorReady] = {}  # newest unadopted per fragment, of this epoch
-        self.pulls = AllPulls(learner, epoch, fragments, spec.algorithm.shards)
+        self.pulls = AllPulls(learner, epoch, spec.algorithm)
         self.draining = Draining(spec.membership.lease_s)
         self.undecided = Undecided(learner, incarnation)
         self.beat: Beat | None = None
