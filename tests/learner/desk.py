@@ -49,13 +49,15 @@ def beat(**change: Any) -> BeatSeen:
     return BeatSeen(b.model_copy(update=change))
 
 
-def pull(round_: int, *, term: int = 1, epoch: int = 0, timeout_s: float = 5.0) -> PullSeen:
+def pull(
+    round_: int, *, term: int = 1, epoch: int = 0, timeout_s: float = 5.0, fragments: int = 3
+) -> PullSeen:
     return PullSeen(
         Pull(
             epoch=epoch,
             term=term,
             round=round_,
-            fragment=round_ % 3,
+            fragment=round_ % fragments,
             participants=("a", "b"),
             timeout_s=timeout_s,
         )

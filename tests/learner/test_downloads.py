@@ -11,6 +11,7 @@ from diloco_learner.events import BeatSeen, PublicationMoved
 from diloco_learner.exchange import downlink_io as downlink
 from diloco_learner.exchange.priority_semaphore_io import PrioritySemaphore
 from diloco_shared.bus import blobs
+from diloco_shared.bus.port import Unavailable
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import cut, describe
@@ -106,3 +107,32 @@ async def test_that_the_last_publications_come_is_told_and_never_twice_of_the_sa
         while isinstance(event := await rig.next(), PublicationMoved):
             pass
         assert seen(event) == (0, 5, 1.0)
+
+
+async def test_one_question_that_nobody_answers_ends_no_fetch(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has come would be fetched again, and the chunks that are on their way, too."""
+    monkeypatch.setattr(downlink, "LOOK_S", 0.01)
+    unanswered: list[str] = []
+    begun: list[Blob] = []
+    comes = asyncio.Event()
+
+    async def fetched(bus: Any, stream: str, blob: Blob, **rest: Any) -> Any:
+        begun.append(blob)
+        await comes.wait()
+        return await blobs.get_blob(bus, stream, blob, **rest)
+
+    async def last(stream: str, subject: str) -> Any:
+        unanswered.append(subject)
+        raise Unavailable("no answer within 5 s")
+
+    monkeypatch.setattr(downlink, "get_blob", fetched)
+    monkeypatch.setattr(rig.bus, "last", last)
+    await rig.syncer.prepare()
+    await rig.syncer.publish(0, values(1))
+    async with rig.running(rig.down.publications()):
+        await until(lambda: len(unanswered) >= 3, "three questions while one is fetched")
+        comes.set()
+        assert seen(await rig.next()) == (0, 0, 1.0)
+    assert len(begun) == 1

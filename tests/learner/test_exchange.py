@@ -13,8 +13,9 @@ from diloco_learner.events import (
     TimePassed,
     Unmerged,
 )
-from diloco_learner.exchange.pulls import ANSWERED_MAX, PENDING_MAX
+from diloco_learner.exchange.pulls import ANSWERED_TIMES, PENDING_MAX, PENDING_MIN, pending_max
 from diloco_shared.protocol.messages import Cursor, Pull
+from diloco_shared.spec.run import RunSpec
 
 # --- pulls and adoption --------------------------------------------------------------------------
 
@@ -197,16 +198,33 @@ def test_memory_of_pulls_is_bounded_and_forgets_no_answer() -> None:
     """I2 and I12."""
     desk = Desk()
     desk.step()
-    rounds = ANSWERED_MAX + 10
+    most = ANSWERED_TIMES * PENDING_MIN
+    rounds = most + 10
     answered = [
         a.round for n in range(rounds) for a in only(desk.tell(pull(n)) + desk.step(), Contribute)
     ]
     assert answered == list(range(rounds))
     again = [only(desk.tell(pull(n)) + desk.step(), Contribute) for n in range(rounds)]
     assert not any(again)
-    desk.tell(*(pull(n) for n in range(1000, 1000 + 3 * PENDING_MAX)))
-    assert len(desk.exchange.pulls.pending) == PENDING_MAX
-    assert len(desk.exchange.pulls.answered) <= ANSWERED_MAX
+    desk.tell(*(pull(n) for n in range(1000, 1000 + 3 * PENDING_MIN)))
+    assert len(desk.exchange.pulls.pending) == PENDING_MIN
+    assert len(desk.exchange.pulls.answered) <= most
+
+
+def test_all_rounds_in_flight_may_wait_for_a_long_step() -> None:
+    """However many the run keeps in flight: what is forgotten is not merged."""
+    overlap = {"fragments": 12, "sync_every_steps": 12, "overlap_steps": 12}
+    spec = RunSpec.model_validate({**SPEC.model_dump(), "algorithm": overlap})
+    assert spec.algorithm.rounds_in_flight_max == 12
+    desk = Desk(spec)
+    desk.step()
+    desk.tell(*(pull(n, timeout_s=90.0, fragments=12) for n in range(12)))
+    assert [a.round for a in only(desk.step(), Contribute)] == list(range(12))
+
+
+@pytest.mark.parametrize(("in_flight", "most"), [(1, 8), (4, 8), (5, 10), (10**12, PENDING_MAX)])
+def test_as_many_pulls_wait_as_the_run_keeps_rounds_in_flight(in_flight: int, most: int) -> None:
+    assert pending_max(in_flight) == most
 
 
 # --- what was merged -----------------------------------------------------------------------------

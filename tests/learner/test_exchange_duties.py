@@ -23,7 +23,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.exchange.exchange import FINISH_S_MAX, PROGRESS_S_MIN
 from diloco_learner.recovery.donating import SILENCE_S
-from diloco_shared.protocol.messages import Progress
+from diloco_shared.protocol.messages import Progress, Restored
 from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.spec.run import RunSpec
 
@@ -107,6 +107,51 @@ def test_a_checkpoint_every_so_many_own_steps() -> None:
     assert only(desk.step(15), Checkpoint) == [Checkpoint(0, 10, (0, 0, 0), final=False)]
     desk.tell(StateGone())
     assert only(desk.step(10), Checkpoint) == [Checkpoint(0, 20, (0, 0, 0), final=False)]
+
+
+def test_moments_are_of_no_epoch_that_a_restore_may_have_begun() -> None:
+    """Its anchors may come over another connection than the beat that says so. Kept as of that
+    epoch, moments of before would be taken for newer than those that the run went back to."""
+    desk = Desk()
+    desk.step(9)
+    desk.tell(*(anchor(p, 0, epoch=1) for p in range(3)))
+    (kept,) = only(desk.step(), Checkpoint)
+    assert (kept.epoch, kept.step) == (0, 10)
+    desk.tell(donate(epoch=1))
+    assert not only(desk.step(), GiveState), "nobody else is to go on with them"
+    other = Desk()
+    other.step(5)
+    other.tell(*(anchor(p, 0, epoch=1) for p in range(3)))
+    (last,) = only(other.exchange.withdraw("the process is told to stop"), Checkpoint)
+    assert (last.epoch, last.final) == (0, True)
+    back = Restored(epoch=1, serial=1, source="r.1/000001")
+    (leave,) = only(desk.tell(beat(epoch=1, term=2, restored=back)), Leave)
+    assert leave.outcome == "restored"
+
+
+def test_moments_are_of_an_epoch_that_a_beat_tells_of_without_a_restore() -> None:
+    """A hub that was put back began it: they outlive that."""
+    desk = Desk()
+    desk.step(9)
+    desk.tell(*(anchor(p, 0, epoch=1) for p in range(3)), donate(epoch=1))
+    desk.tell(beat(epoch=1, term=2))
+    effects = desk.step()
+    (given,) = only(effects, GiveState)
+    assert given.donate.epoch == 1
+    desk.tell(StateGone())
+    (kept,) = only(desk.step(), Checkpoint)
+    assert kept.epoch == 1
+
+
+def test_of_several_shards_all_must_have_spoken_in_an_epoch_that_moments_are_of() -> None:
+    spec = RunSpec.model_validate(
+        {**SPEC.model_dump(), "algorithm": {"fragments": 4, "sync_every_steps": 12, "shards": 2}}
+    )
+    for terms, epoch in (((1, 0), 0), ((1, 1), 1)):
+        desk = Desk(spec)
+        desk.tell(beat(epoch=1, term=sum(terms), terms=terms, versions=(0, -1, 0, -1)))
+        (last,) = only(desk.exchange.withdraw("the process is told to stop"), Checkpoint)
+        assert last.epoch == epoch
 
 
 def test_a_checkpoint_waits_for_the_copy_that_is_on_its_way() -> None:

@@ -15,6 +15,7 @@ from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.exchange.leaders import Leaders
 from diloco_learner.exchange.pulls import AllPulls
 from diloco_shared.protocol.messages import Beat, Grant, Pull, Restored, Stamp
+from diloco_shared.spec.algorithm import Algorithm
 from diloco_shared.spec.run import RunSpec
 
 
@@ -107,7 +108,8 @@ def test_of_an_older_epoch_nothing_counts() -> None:
 
 def test_terms_of_an_older_epoch_fence_nobody() -> None:
     """On a hub that was put back from a backup, terms of a new epoch may be lower than before."""
-    leaders, pulls = Leaders("a", 2), AllPulls("a", 0, 2, 2)
+    leaders = Leaders("a", 2)
+    pulls = AllPulls("a", 0, Algorithm(fragments=2, shards=2, sync_every_steps=2))
     before = heard(leaders, beat(0, (3, 3), term=9), beat(1, (2, 2), term=7))
     assert (before.term, before.terms) == (16, (9, 7))
     raised = heard(leaders, beat(0, (1, 1), epoch=1, term=2))

@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from learner.contexts import uplink
 from learner.rig import START
+from waiting import until
 
 from diloco_learner.events import (
     AnchorReady,
     Begin,
     CheckpointLoaded,
+    GrantSeen,
     InitMoved,
     Leave,
     LoadState,
     SendInit,
     SendJoin,
+    StateBad,
     TimePassed,
 )
 from diloco_learner.exchange.uplink_io import Uplink
@@ -27,10 +30,11 @@ from diloco_learner.recovery import checkpoint_io, recoverer_io
 from diloco_learner.recovery.checkpoint_io import sequence_of
 from diloco_learner.recovery.moments import Received
 from diloco_learner.recovery.recoverer_io import Recoverer
+from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.train import Anchored
 from diloco_shared.bus.port import Unavailable
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Join, Restored
+from diloco_shared.protocol.messages import Grant, Join, Restored
 from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import Fate, MemoryBroker
@@ -44,6 +48,7 @@ class Asked:
     """A recovery that is asked for its initial parameters once, and leaves when it is told to."""
 
     deadline = None
+    awaited = None
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
@@ -331,3 +336,60 @@ async def test_a_checkpoint_of_the_run_that_nobody_can_read_in_time_is_passed_ov
         answers.set()
     assert found == ["its own"]
     assert told[0].startswith("r.1/000001 is passed over: the place did not answer within")
+
+
+class Giving:
+    """A downlink whose inner states are on their way for ever; says which those are."""
+
+    def __init__(self) -> None:
+        self.coming: list[tuple[str, str]] = []
+        self.states: dict[str, Received] = {}
+
+    async def state(self, donor: str, nonce: str) -> None:
+        self.coming.append((donor, nonce))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.coming.remove((donor, nonce))
+
+
+def granting(recovery: Recovery, donor: str) -> GrantSeen:
+    return GrantSeen(
+        Grant(
+            learner="a",
+            incarnation=1,
+            nonce=recovery.nonce,
+            accepted=True,
+            reason="welcome",
+            epoch=0,
+            term=1,
+            versions=(5,) * recovery.spec.algorithm.fragments,
+            donor=donor,
+            stamp=START,
+        )
+    )
+
+
+@pytest.mark.parametrize("next_donor", ["", "c", "b"])  # of b the newcomer takes nothing more
+async def test_nothing_more_is_fetched_of_a_donor_that_is_not_waited_for(
+    up: Uplink, spec: RunSpec, next_donor: str
+) -> None:
+    """Its state would come beside the anchors, and lie beside the moments that are loaded."""
+    down: Any = Giving()
+    trainer: Any = SimpleNamespace()
+    recovery = Recovery(
+        spec, "a", 1, has_checkpoint=False, nonce_seed="n", layout="d", initial=False
+    )
+    bringing = Recoverer(recovery, trainer, up.checkpoints, up.control, up, down, asyncio.Queue())
+    async with asyncio.TaskGroup() as bringing.tasks:
+        bringing._handle(granting(recovery, "b"))
+        await until(lambda: down.coming == [("b", "n-1")])
+        down.states = {"n-1": Received(b"whole, and not yet told", "d" * 32)}
+        bringing._handle(StateBad("b", "n-1", "rubbish"))
+        await until(lambda: not down.coming)
+        assert down.states == {}
+        bringing._handle(granting(recovery, next_donor))
+        await asyncio.sleep(0)
+        assert down.coming == ([("c", "n-2")] if next_donor == "c" else [])
+        if bringing.state is not None:
+            bringing.state.cancel()

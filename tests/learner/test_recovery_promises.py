@@ -19,7 +19,7 @@ from diloco_learner.events import (
     StateSeen,
     TimePassed,
 )
-from diloco_learner.recovery.recovery import DONORS_MAX, JOIN_S, STATE_S_MAX, Recovery, Stage
+from diloco_learner.recovery.recovery import DONORS_MAX, JOIN_S, STATE_S, Recovery, Stage
 from diloco_shared.protocol.messages import Beat, Grant, Join, Stamp
 from diloco_shared.spec.run import RunSpec
 
@@ -185,7 +185,7 @@ class RecoveryPromises(RuleBasedStateMachine):
         r = self.recovery
         if r.state in (Stage.JOINING, Stage.RECEIVING):
             assert r.deadline is not None
-            limit = JOIN_S if r.state is Stage.JOINING else STATE_S_MAX
+            limit = JOIN_S if r.state is Stage.JOINING else STATE_S
             assert self.now < r.deadline <= self.now + limit
         else:
             assert r.deadline is None
@@ -209,7 +209,7 @@ class RecoveryPromises(RuleBasedStateMachine):
                 self.publish(p, 0, False)
             if self.recovery.state is Stage.JOINING and not self.ends:
                 self.grant(-1, "d", False, True)
-            self.wait(STATE_S_MAX)
+            self.wait(STATE_S)
         assert self.ends, f"still {self.recovery.state}"
 
 

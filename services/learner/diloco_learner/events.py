@@ -270,7 +270,7 @@ class Evaluate:
 class Checkpoint:
     """Save moments, counts and adopted versions, asynchronously."""
 
-    epoch: int
+    epoch: int  # that the moments are of
     step: int
     versions: tuple[int, ...]
     final: bool

@@ -122,12 +122,14 @@ class LearnerLimits:
         self.report = report
         self.fragments, self.shards = spec.algorithm.fragments, spec.algorithm.shards
         self.checkpoints = spec.keeping.checkpoints
+        # Each shard may have so many rounds open, and asks once more for those of before.
+        self.asked = max(8, 2 * spec.algorithm.rounds_in_flight_max)
 
     def holds(self, life: str, has: LearnerHolds) -> None:
         """Looked at between two steps."""
         for what, size, limit in (
-            ("pulls to answer", has.to_answer, 8 * self.shards),
-            ("rounds answered", has.answered, 64 * self.shards),
+            ("pulls to answer", has.to_answer, self.asked * self.shards),
+            ("rounds answered", has.answered, 8 * self.asked * self.shards),
             ("undecided contributions", has.undecided, 16),
             ("newcomers to serve", has.newcomers, 8),
             ("anchors to adopt", has.to_adopt, self.fragments),

@@ -351,15 +351,17 @@ class Downlink:
 
     async def _again(self, manifests: list[PublicationManifest]) -> None:
         """Of one fragment, one after the other; one that is replaced is left."""
-        stream = subjects.dn_stream(self.run)
         for manifest in manifests:
-            subject = manifest_subject(manifest.blob.subject)
-            try:
-                there = await self.data.last(stream, subject) is not None
-            except BusError:
-                there = True  # perhaps
-            if there:
+            if await self._there(manifest.blob):
                 await self._publication(manifest)
+
+    async def _there(self, blob: Blob) -> bool:
+        """Whether it is still published; perhaps, where the bus does not say."""
+        stream = subjects.dn_stream(self.run)
+        try:
+            return await self.data.last(stream, manifest_subject(blob.subject)) is not None
+        except BusError:
+            return True
 
     async def _unless_replaced(
         self, blob: Blob, incoming: Incoming, permit: Permit
@@ -374,7 +376,7 @@ class Downlink:
                 await asyncio.wait({fetching}, timeout=LOOK_S)
                 if fetching.done():
                     return fetching.result()
-                if await self.data.last(stream, manifest_subject(blob.subject)) is None:
+                if not await self._there(blob):
                     return None
                 still_s = still_s + LOOK_S if incoming.received == received else 0.0
                 received = incoming.received

@@ -82,13 +82,16 @@ class Exchange:
         self.incarnation = incarnation
         self.epoch = epoch
         self.joined = epoch if joined is None else joined  # epoch of its grant
+        # The newest one that its moments are surely of. Anchors may tell of a newer one before the
+        # beat that says whether a restore began it, and then moments are of before.
+        self.moments_epoch = self.joined
         self.restore = restore  # serial of the newest one in the history of `epoch`; 0: none known
         self.donations = DonationRequests(learner, incarnation)
         self.handing = Handing(self.donations, spec.keeping.checkpoint_every_steps)
         self.marks = self.handing.marks
         self.counters = Counters(list(versions))
         self.ready: dict[int, AnchorReady] = {}  # newest unadopted per fragment, of this epoch
-        self.pulls = AllPulls(learner, epoch, fragments, spec.algorithm.shards)
+        self.pulls = AllPulls(learner, epoch, spec.algorithm)
         self.draining = Draining(spec.membership.lease_s)
         self.undecided = Undecided(learner, incarnation)
         self.beat: Beat | None = None
@@ -232,6 +235,7 @@ class Exchange:
         self.pulls.lead(beat.epoch, terms)
         if all(terms):  # every shard has spoken in this epoch
             self.restore = beat.restored.serial if beat.restored else 0
+            self.moments_epoch = beat.epoch
             if not self.placed:
                 self._place(beat.stamp)
                 self.placed = True
@@ -292,7 +296,8 @@ class Exchange:
         c = self.counters
         effects = [*self.handing.part(self.epoch, c), *self._adopt(now)]
         effects += self._contribute(now)
-        effects += self.handing.give(self.epoch, c, now)
+        if self.moments_epoch == self.epoch:
+            effects += self.handing.give(self.epoch, c, now)
         if self._finishing:
             return effects + self._finish(now)
         if why := self.draining.over(self.beat, c, now):
@@ -300,7 +305,7 @@ class Exchange:
         if self.beat is not None and c.complete and self.placed:
             versions = tuple(c.adopted_P)
             effects += self.evaluating.due(self.beat.evaluator, self.anchor_stamp, versions)
-        return effects + self.handing.keep(self.epoch, c, stepped=stepped)
+        return effects + self.handing.keep(self.epoch, self.moments_epoch, c, stepped=stepped)
 
     def _adopt(self, now: float) -> list[ExchangeEffect]:
         if not self.ready:
@@ -408,7 +413,7 @@ class Exchange:
     def _left(self, leave: Leave) -> list[ExchangeEffect]:
         self.left = True
         c = self.counters
-        checkpoint = Checkpoint(self.epoch, c.step, tuple(c.adopted_P), final=True)
+        checkpoint = Checkpoint(self.moments_epoch, c.step, tuple(c.adopted_P), final=True)
         return [checkpoint, SendProgress(self.progress()), leave]
 
     # --- reports -------------------------------------------------------------------------------

@@ -3,11 +3,20 @@
 from dataclasses import dataclass, field
 
 from diloco_shared.protocol.messages import Pull
+from diloco_shared.spec.algorithm import Algorithm
 
-# Pulls waiting for a step boundary: more than the rounds a syncer keeps in flight (2 or 3).
-PENDING_MAX = 8
-# Rounds remembered as answered: rounds are pulled in order, so a repeat is never far behind.
-ANSWERED_MAX = 64
+# Pulls waiting for a step boundary: twice the rounds that a syncer keeps in flight, and so many at
+# least. All of those rounds may be open at once, and of those before some repeats may come late.
+# So many at most: a run may allow any number in flight, and has 512 fragments at most.
+PENDING_MIN, PENDING_MAX = 8, 1024
+# Rounds remembered as answered: rounds are pulled in order, so a repeat is never far behind. Those
+# in flight may be answered in another order: so many times as many as may wait.
+ANSWERED_TIMES = 8
+
+
+def pending_max(rounds_in_flight: int) -> int:
+    """Pulls of one syncer shard that may wait for a step boundary."""
+    return max(PENDING_MIN, min(2 * rounds_in_flight, PENDING_MAX))
 
 
 @dataclass(slots=True)
@@ -25,6 +34,7 @@ class Pulls:
     learner: str
     epoch: int
     fragments: int
+    pending_max: int
     term: int = -1
     pending: dict[int, OpenPull] = field(default_factory=dict)  # by round
     answered: dict[int, None] = field(default_factory=dict)  # rounds, oldest first
@@ -60,7 +70,7 @@ class Pulls:
             known.deadline = min(known.deadline, deadline)
             return ""
         self.pending[pull.round] = OpenPull(pull, deadline)
-        if len(self.pending) > PENDING_MAX:
+        if len(self.pending) > self.pending_max:
             del self.pending[min(self.pending)]
         return ""
 
@@ -81,7 +91,7 @@ class Pulls:
         assert round_ not in self.answered and round_ > self.over, f"round {round_} again"
         del self.pending[round_]
         self.answered[round_] = None
-        if len(self.answered) > ANSWERED_MAX:
+        if len(self.answered) > ANSWERED_TIMES * self.pending_max:
             oldest = min(self.answered)
             del self.answered[oldest]
             self.close(oldest)
@@ -90,8 +100,10 @@ class Pulls:
 class AllPulls:
     """Pulls of every syncer shard: each numbers its rounds and terms by itself."""
 
-    def __init__(self, learner: str, epoch: int, fragments: int, shards: int) -> None:
-        self.of = [Pulls(learner, epoch, fragments) for _ in range(shards)]
+    def __init__(self, learner: str, epoch: int, algorithm: Algorithm) -> None:
+        most = pending_max(algorithm.rounds_in_flight_max)
+        shards = range(algorithm.shards)
+        self.of = [Pulls(learner, epoch, algorithm.fragments, most) for _ in shards]
 
     def lead(self, epoch: int, terms: tuple[int, ...]) -> None:
         """The leaders of all shards speak, in their order."""

@@ -123,14 +123,14 @@ class Handing:
         copy = self.copy
         return copy is None or (copy.epoch == epoch and copy.step >= 1 and self.given < GIVEN_MAX)
 
-    def keep(self, epoch: int, c: Counters, *, stepped: bool) -> list[Checkpoint]:
-        """An own checkpoint, where one is due."""
+    def keep(self, epoch: int, moments: int, c: Counters, *, stepped: bool) -> list[Checkpoint]:
+        """An own checkpoint, where one is due. `moments`: the epoch that these are of."""
         self.due = self.due or (stepped and c.step % self.every == 0)
         if self.copy or not self.due:
             return []
         self.due = False
         made = self._made(epoch, c)
-        return [Checkpoint(epoch, made.step, made.versions, final=False)]
+        return [Checkpoint(moments, made.step, made.versions, final=False)]
 
     def gone(self) -> None:
         """What was on its way has arrived, or was given up."""

@@ -9,7 +9,6 @@ import structlog
 from diloco_learner.events import (
     Begin,
     CheckpointLoaded,
-    GrantSeen,
     InitMoved,
     Leave,
     LoadState,
@@ -32,7 +31,7 @@ from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.port import TransferProgress as Stored
 from diloco_shared.bus.repeating import left_undone
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Grant, Join, Restored
+from diloco_shared.protocol.messages import Join, Restored
 from diloco_shared.protocol.wire import encode
 
 log = structlog.get_logger()
@@ -80,7 +79,7 @@ class Recoverer:
         self.init_stored: list[Stored] = []  # how far each fragment is
         self.state: asyncio.Task[None] | None = None
         self.loaded: dict[str, str] = {}  # digest of the inner state that a donor gave
-        self.awaited = ""  # nonce of the state that `state` waits for
+        self.awaited: tuple[str, str] | None = None  # donor and nonce that `state` waits for
         self.joined: Join | None = None  # said last
         self.unanswered = 0  # how often it was said again
         self.tasks: asyncio.TaskGroup
@@ -113,9 +112,9 @@ class Recoverer:
             for key in held[:-1]:
                 del self.anchors[key]
             event = r
-        if isinstance(event, GrantSeen):
-            self._expect_state(event.grant)
-        return self.recovery.handle(event, ambient.monotonic())
+        effects = self.recovery.handle(event, ambient.monotonic())
+        self._expect_state()
+        return effects
 
     def _begin_with(self, begin: Begin) -> tuple[Values, ...]:
         return tuple(self.anchors[(begin.epoch, p, v)] for p, v in enumerate(begin.versions))
@@ -201,15 +200,22 @@ class Recoverer:
                 self.down.put(InitMoved())
             await asyncio.sleep(LOOK_S)
 
-    def _expect_state(self, grant: Grant) -> None:
-        """A grant names a donor: look out for its inner state from now on."""
-        ours = grant.accepted and grant.donor and grant.nonce == self.recovery.nonce
-        if not ours or grant.nonce == self.awaited:
+    def _expect_state(self) -> None:
+        """Fetch the inner state that is waited for, and nothing of one that is not any more.
+
+        All of it would come beside the anchors, and lie in memory beside what is loaded instead.
+        """
+        awaited = self.recovery.awaited
+        if awaited == self.awaited:
             return
+        self.awaited = awaited
         if self.state is not None:
-            self.state.cancel()  # of a donor that was given up
-        self.awaited = grant.nonce
-        self.state = self.tasks.create_task(self.down.state(grant.donor, grant.nonce))
+            self.state.cancel()
+            self.state = None
+        for nonce in [n for n in self.down.states if n != self.recovery.nonce]:
+            del self.down.states[nonce]  # it was whole as its donor was given up
+        if awaited is not None:
+            self.state = self.tasks.create_task(self.down.state(*awaited))
 
     async def _load_state(self, effect: LoadState) -> None:
         if effect.source == "donor":

@@ -76,16 +76,17 @@ MOVES: dict[Stage, frozenset[Stage]] = {
 
 # A join is sent again after this many seconds without its grant.
 JOIN_S = 1.0
-# Patience with a donor that has shown no sign yet, doubling with every attempt. Beside it the time
-# in which it takes its state from the device and hashes it, on a slow host.
-STATE_S, STATE_S_MAX, STATE_BYTES_PER_S = 10.0, 60.0, 50_000_000
+# Patience with a donor that lives, as beats say, and has shown no sign yet: it gives between two
+# steps, and a step, an evaluation or a rest that its duty cycle demands may take so long. Beside it
+# the time in which it takes its state from the device and hashes it, on a slow host.
+STATE_S, STATE_BYTES_PER_S = 60.0, 50_000_000
 # Once its state moves: as long as it does, and this many seconds of silence. Moments may be old, so
 # no transfer is begun again for staleness; a donor that dies over it is not waited for.
 STATE_SILENCE_S = 2 * silence_s()
 # What has come may have taken so many times as long as on the slowest link worth using: a chunk now
 # and then is no transfer.
 SLOWER = 4.0
-# Donors tried before doing without: four minutes of waiting are worse than moments that start anew.
+# Donors tried before doing without: five minutes of waiting are worse than moments that start anew.
 DONORS_MAX = 5
 # If the run has not begun this many seconds after the last of them was stored, this learner looks
 # whether its initial parameters are all there; doubling, for the syncer may take long to read them.
@@ -133,6 +134,7 @@ class Recovery:
         self.attempt = 0
         self.failed_donors: tuple[str, ...] = ()
         self.donor = ""
+        self.donor_life = -1  # its incarnation as first told since it was named; -1: not told yet
         self.source = ""  # of the inner state, once settled
         self.loading = False  # from a checkpoint: there may be none that can be used
         self.epoch = -1  # newest seen
@@ -192,6 +194,11 @@ class Recovery:
     def nonce(self) -> str:
         """Of the present attempt."""
         return self.join.nonce
+
+    @property
+    def awaited(self) -> tuple[str, str] | None:
+        """Donor and nonce of the inner state that is waited for; None: of none."""
+        return (self.donor, self.nonce) if self.state is Stage.RECEIVING else None
 
     def _take(self, event: RecoveryEvent, now: float) -> list[RecoveryEffect]:
         match event:
@@ -286,7 +293,7 @@ class Recovery:
         if not able or len(self.failed_donors) >= DONORS_MAX:
             return self._without_donor()
         self._move(Stage.RECEIVING)
-        self.donor = grant.donor
+        self.donor, self.donor_life = grant.donor, -1
         self.since = self.since_at = now
         self.wake_at = now + self._patience_s
         early, self.early = self.early, None
@@ -311,8 +318,7 @@ class Recovery:
     @property
     def _patience_s(self) -> float:
         """With a donor that has shown no sign."""
-        patience_s: float = min(STATE_S * 2 ** len(self.failed_donors), STATE_S_MAX)
-        return patience_s + self.making_s
+        return STATE_S + self.making_s
 
     def _moving(self, event: StateMoved | StateComing, now: float) -> None:
         """More of it has come; once all is on the bus, the donor has done its part.
@@ -385,9 +391,19 @@ class Recovery:
             self._progressed(beat.stamp)
         waits = self.state is Stage.RECEIVING and self.arriving != self.nonce
         # A beat that knows this learner was made after the grant, when the donor was alive.
-        if waits and self.learner in beat.live and self.donor not in beat.live:
-            effects += self._donor_failed("it is silent for its lease", now)
+        if waits and self.learner in beat.live and (why := self._gone(beat)):
+            effects += self._donor_failed(why, now)
         return effects + self._initialise(now)
+
+    def _gone(self, beat: Beat) -> str:
+        """Why the donor that was named will give nothing (more); or ""."""
+        if self.donor not in beat.live:
+            return "it is silent for its lease"
+        life = beat.incarnations.get(self.donor, -1)
+        if self.donor_life < 0:
+            self.donor_life = life
+        # Only the life that was asked gives.
+        return "it has begun again" if life > self.donor_life else ""
 
     def _initialise(self, now: float) -> list[RecoveryEffect]:
         """Send the initial parameters, if asked, and only while a syncer shard has none at all.
