@@ -341,7 +341,7 @@ def test_who_left_is_judged_by_what_the_product_did_to_it() -> None:
     def looked(last_told: bool, *, forced: bool = False, **left: Any) -> int:
         watch: Any = SimpleNamespace(
             of=[of],
-            stops=SimpleNamespace(told={0} if forced else set()),
+            stops=SimpleNamespace(by_force=forced),
             ended="finished",
             healed_at=5.0,
             report=report,

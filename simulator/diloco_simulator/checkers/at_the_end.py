@@ -94,7 +94,7 @@ def _evaluated(watch: RunWatch, *, told: bool) -> None:
     watch.report.looked("liveness")
     if not told:
         watch.broken("liveness", f"{', '.join(stayed)} left, and no last evaluation was told")
-    if watch.stops.told:  # the coordinator had ended it, and nobody was waited for
+    if watch.stops.by_force:  # the coordinator saw nobody lead, and waited for nobody
         return
     for m, e in stayed.items():
         if e.dismissed and e.evaluates and e.at < ended_at + LAST_EVALUATION_S:

@@ -29,6 +29,7 @@ class Stops:
         self.led_at = [0.0] * shards
         self.spoke_at = [0.0] * shards
         self.told: set[int] = set()
+        self.by_force = False  # the coordinator has ended a shard
 
     def wished(self, now: float, *, faulty: bool) -> None:
         """The hub has the wish."""
@@ -52,6 +53,7 @@ class Stops:
 
     def forced(self, shard: int, ended: str) -> None:
         """The coordinator ends a shard; `ended`: what its tape says of its end."""
+        self.by_force = True
         if ended or shard in self.told or self.wished_at == math.inf:
             return
         self.told.add(shard)
