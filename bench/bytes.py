@@ -32,11 +32,10 @@ from typing import Any
 
 from runs import keep, results_of, surroundings
 
-from diloco_cli.api import connect
+from diloco_cli.api import answers, connect
 from diloco_cli.cluster import Where
 from diloco_cli.report import data_parallel_bytes, socket_bytes
 from diloco_cli.seen import Seen
-from diloco_cli.up.attended import answers
 from diloco_cli.up.stack import Stack, started
 from diloco_client import ApiError, Unreachable
 from diloco_learner.training.trainer import Program
