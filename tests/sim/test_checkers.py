@@ -332,6 +332,15 @@ def test_in_an_epoch_that_replaces_a_lost_history_less_of_the_budget_may_be_used
     assert not told
 
 
+def test_who_was_heard_of_long_ago_is_told_apart_from_who_never_was() -> None:
+    members = KnownMembers(Report(lambda invariant, text: None), spec_of(Options.calm(), 1))
+    members.heard(1, "a", 0, 10.0)
+    members.heard(2, "a", 0, 20.0)
+    members.heard(2, "b", 0, 10.0)
+    assert members.heard_within("a", 5.0, 25.0) and not members.heard_within("a", 5.0, 26.0)
+    assert not members.heard_within("b", 5.0, 25.0) and members.heard_within("c", 5.0, 25.0)
+
+
 def test_who_left_is_judged_by_what_the_product_did_to_it() -> None:
     """Whoever stayed to the end, or was dismissed then: over the last evaluation nobody is."""
     told: list[str] = []

@@ -387,6 +387,11 @@ class KnownMembers:
         """Progress of a life has reached the leader of a term."""
         self.heard_at[term, learner, incarnation] = now
 
+    def heard_within(self, learner: str, seconds: float, now: float) -> bool:
+        """Whether any leader heard of it so lately, or none has ever."""
+        at = [at for (_, who, _), at in self.heard_at.items() if who == learner]
+        return not at or now - max(at) <= seconds
+
     def grant(self, leader: str, learner: str, incarnation: int) -> None:
         """A leader admits a life."""
         self.report.looked("I10")
