@@ -60,9 +60,8 @@ class Sampling:
         tokens = self.rng.choice(TOKENS)
         body = {"prompt": "once", "tokens": tokens}
         self.reading += 1
-        writes = (
-            self.sampler.left()
-        )  # of somebody who went away; it may end before the answer is here
+        # One of somebody who went away may end before the answer is here.
+        writes = self.sampler.left()
         try:
             status, said = await visitors.rest.listen(path, "", seconds, "POST", body)
         except NoAnswer:
