@@ -183,6 +183,22 @@ def test_half_a_submission_is_no_run_that_exists(
     assert status == CONFLICT and "choose" in err, "another coordinator is at it, and may yet die"
 
 
+def test_a_conflict_about_something_else_is_told_as_it_is(
+    server: Server, diloco: Diloco, run_toml: str
+) -> None:
+    """As of a checkpoint that is being removed: there is no run of that name."""
+    about = {"title": "The checkpoint is being removed", "detail": "take another one"}
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(404, json=NO_RUN)
+        return httpx.Response(409, json=about)
+
+    server.handle = handle
+    status, out, err = diloco("submit", run_toml, "--if-absent")
+    assert (status, out) == (CONFLICT, "") and "take another one" in err
+
+
 def test_a_run_that_is_being_deleted_is_none_that_exists(
     server: Server, diloco: Diloco, run_toml: str
 ) -> None:

@@ -107,3 +107,31 @@ async def test_a_hang_of_the_message_server_is_over_with_the_last_of_those_that_
     over.clear()
     await over.wait()
     assert resumed[1:] == [pytest.approx(ends_at + 1.0)]
+
+
+async def test_a_hang_is_over_with_the_server_that_hangs(tmp_path: Path) -> None:
+    """It was killed, and the next one stands still for as long as it is asked to alone."""
+    loop, resumed = asyncio.get_running_loop(), list[float]()
+    began, ended = loop.time(), iter([9, Ended()])
+
+    async def wait() -> int:
+        if isinstance(code := next(ended), Exception):
+            raise code
+        return code
+
+    async def start() -> None:
+        pass
+
+    def resume() -> None:
+        resumed.append(loop.time() - began)
+
+    over: dict[str, Any] = {"running": True, "pause": lambda: None, "resume": resume}
+    stack = stack_of(tmp_path, start=start, wait=wait, **over)
+    abilities = stack._abilities()
+    assert abilities.hang
+    abilities.hang(30.0)
+    with pytest.raises(Ended):
+        await stack._keep_nats()
+    abilities.hang(5.0)
+    await asyncio.sleep(40.0)
+    assert resumed == [pytest.approx(stack_module.NATS_PAUSE_S + 5.0)]

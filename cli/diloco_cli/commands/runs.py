@@ -87,10 +87,19 @@ def _created(
     except ApiError as error:
         if not (if_absent and error.status == 409):  # another command was as quick
             raise
-        run = client.run(str(spec["name"]))
-        if _half(run):
-            raise  # nobody knows yet whether it will be there
+        run = _of_this_name(client, spec)
+        if run is None or _half(run):
+            raise  # it is about something else, or nobody knows yet whether it will be there
         return run
+
+
+def _of_this_name(client: Client, spec: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        return client.run(str(spec["name"]))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
 
 
 def _half(run: dict[str, Any]) -> str:

@@ -249,6 +249,9 @@ class Stack:
             code = await self.nats.wait()
             self.nats_restarts += 1
             self.told(f"nats ended ({code}), starting again")
+            if self.resuming is not None:  # what hung is gone, and the next one hangs for itself
+                self.resuming.cancel()
+                self.resuming = None
             await asyncio.sleep(NATS_PAUSE_S)
             trouble = (BinaryError, OSError)
             await until_done(self._start_nats, "nats", pauses=NATS_RETRIES, trouble=trouble)

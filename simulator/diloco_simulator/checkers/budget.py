@@ -112,7 +112,7 @@ class BudgetUsed:
             finishing=n if over else -1,
             perhaps=-1 if self.rounds else n,
             stopping=used.stopping,
-            cut=used.cut,
+            cut=used.stopping and then.finishing < 0 and share != 1.0,
             term=used.term,
             at=record.at,
         )

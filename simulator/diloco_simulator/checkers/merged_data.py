@@ -65,7 +65,8 @@ class MergedData:
         if isinstance(record, TapeRestore) and mark is not None:
             self.merged = {shard: dict(of) for shard, of in mark.data.items()}
             self.upto = {}
-            self.data.went_back()
+            if now:  # else it is read again
+                self.data.went_back()
         elif isinstance(record, TapeEpoch):
             # Records were lost: newest rounds whose outcome is lost with them are undone.
             for of in self.merged.values():

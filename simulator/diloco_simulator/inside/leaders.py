@@ -14,7 +14,8 @@ from typing import Any
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Grant, Pull, TapeEnd, TapeRound, TapeSnapshot
 from diloco_shared.protocol.wire import decode_tape
-from diloco_simulator.checkers.heard import GONE_S, Heard
+from diloco_simulator.checkers import heard
+from diloco_simulator.checkers.heard import Heard
 from diloco_simulator.checkers.limits import LeaderHolds, records_in_stream
 from diloco_simulator.checkers.watch import RunWatch, WatchedScene
 from diloco_simulator.hub.broker import MemoryBroker
@@ -391,7 +392,7 @@ class SeenTerm:
         for learner in sorted(missing - known):
             # An earlier leader has given up who was silent for long, and a snapshot of that has
             # forgotten such a life. It had told of it.
-            if not self.of.members.heard_within(learner, GONE_S, self.scene.now):
+            if not self.of.members.heard_within(learner, heard.GONE_S, self.scene.now):
                 continue
             self.of.report("I10", f"{self.name} tells nobody that {learner} is silent for a lease")
 
