@@ -24,6 +24,7 @@ from diloco_learner.events import (
     Leave,
     Stepped,
 )
+from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import pack, views
 from diloco_learner.training import computing_io
 from diloco_learner.training.computing_io import OnThisMachine
@@ -506,6 +507,27 @@ class Hosts:
 
     def let_go(self, kept: int) -> None:
         self.dropped.append(kept)
+
+
+def test_while_the_own_disk_hangs_nothing_is_copied_for_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy takes memory and time, only to be refused. The next one is made once it answers; and
+    the last one is no copy."""
+    loop, box, _ = rig()
+    loop.exchange.handing.every = 3
+    loop.disk_hangs = lambda: 4 <= loop.exchange.counters.step < 9
+    post = box.post
+
+    def arrives(item: ToSend) -> bool:
+        if isinstance(item.handle, moments.Handed):
+            item.handle.let_go()
+        return post(item)
+
+    monkeypatch.setattr(box, "post", arrives)
+    box.at = {13: [beat("stopped")]}
+    run(loop)
+    assert [o.effect.step for o in outgoing(box, Checkpoint)] == [3, 9, 12, 13]
 
 
 def test_checkpoints_that_hosts_write_are_begun_when_due_and_hold_up_no_other(

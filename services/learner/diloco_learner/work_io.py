@@ -436,6 +436,7 @@ class Work:
             waiting=WaitClock(),
             injected=self.injected,
             shared=self.shared,
+            disk_hangs=lambda: self.up.own_disk.hanging is not None,
         )
         loop.stopping = self.stopping
         self.train_loop = loop
@@ -474,7 +475,7 @@ class Work:
                 elif isinstance(item.effect, Contribute | GiveState):
                     self._start(self.up.send(item))
                 else:
-                    self._start(self._carry(item))
+                    self._start(_over(self._carry(item)))
                 del item  # what it holds is large, and this waits
             await self.computing.handed(HAND_S)
 
@@ -506,14 +507,13 @@ class Work:
         left = None if self.train_loop is None else self.train_loop.left
         return self.run_over or (left is not None and left.outcome in VOID)
 
-    async def _carry(self, item: ToSend) -> None:
-        """Send it; where whoever waits is cancelled, it goes on: a checkpoint's thread does, too,
-        and nobody else says the last word."""
+    def _carry(self, item: ToSend) -> Awaitable[None]:
+        """Begin to send it, to be waited for. Where whoever waits is cancelled, it goes on: a
+        checkpoint's thread does, too, and nobody else says the last word."""
         task = asyncio.get_running_loop().create_task(self.up.send(item))
         self.carried[task] = item.effect
         task.add_done_callback(self.carried.pop)
-        del item  # the task has it, for as long as it is needed
-        await asyncio.shield(task)
+        return asyncio.shield(task)
 
     @property
     def _unsaved(self) -> bool:
@@ -581,3 +581,8 @@ def too_long(size: int, within_s: float, step_s: float = 0.0, took_s: float = 0.
         f"{step}to save {shown(size)} {kind}{save_s:.2g} s, and there are {within_s:.2g} s for it: "
         "set DILOCO_STOP_S higher, and let this process's supervisor wait longer than that"
     )
+
+
+async def _over(carried: Awaitable[None]) -> None:
+    """Once it is; what it raises ends this."""
+    await carried

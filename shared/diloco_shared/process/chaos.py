@@ -93,6 +93,7 @@ class FaultAgent:
         dropped, self.armed = self.armed, []
         for fault in dropped:
             log.warning("fault dropped: its step was not reached", id=fault.id, step=fault.at_step)
+        self.slowing = []  # whatever works for the next run is as fast as it can be
         self.run, self.step = run, -1
 
     async def _answer(self, delivery: Delivery) -> bytes:
@@ -209,6 +210,8 @@ class FaultAgent:
         self.slowing.append(fault)
         self.abilities.slow(fault.factor)
         await asyncio.sleep(fault.duration_s)
+        if fault not in self.slowing:
+            return  # it was over with the run that it came in
         self.slowing.remove(fault)
         self.abilities.slow(self.slowing[-1].factor if self.slowing else 1.0)
 

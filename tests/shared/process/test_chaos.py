@@ -335,6 +335,20 @@ async def test_the_end_of_one_slowness_ends_no_other(
         assert victim.done == [f"slow {factor}" for factor in becomes]
 
 
+@pytest.mark.virtual
+async def test_a_slowness_is_over_with_the_run_that_it_came_in() -> None:
+    victim = Victim()
+    agent = new_agent(victim)
+    agent.works_for("one")
+    async with serving(agent) as bus:
+        assert (await ask(bus, kind="slow", duration_s=60.0, factor=8.0)).accepted
+        await asyncio.sleep(1.0)
+        agent.works_for("two")
+        assert (await ask(bus, id="f-2", kind="slow", duration_s=5.0, factor=2.0)).accepted
+        await asyncio.gather(*agent.tasks)
+    assert victim.done == ["slow 8", "slow 2", "slow 1"]
+
+
 async def test_waiting_faults_are_bounded() -> None:
     """I12."""
     victim = Victim()

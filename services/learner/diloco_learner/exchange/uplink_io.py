@@ -23,13 +23,7 @@ from diloco_learner.events import (
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.hosts.carrying_io import SharedUpload
 from diloco_learner.hosts.giving_io import SharedStateUpload
-from diloco_learner.recovery.checkpoint_io import (
-    Hangs,
-    OwnCheckpoints,
-    Storing,
-    sequence_of,
-    write_part,
-)
+from diloco_learner.recovery.checkpoint_io import OwnCheckpoints, Storing, sequence_of, write_part
 from diloco_learner.recovery.moments import Handed
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
@@ -351,8 +345,7 @@ class Uplink:
             known, kept = self.checkpoints.room.failed, self.checkpoints
             try:
                 size, beside_s = kept.room.needed, kept.beside_s
-                what = kept.save, sequence, pieces
-                await self._stored(self.own_disk, handle, size, *what, beside_s=beside_s)
+                await self.own_disk(size, kept.save, sequence, pieces, beside_s=beside_s)
             except OSError as error:  # a full disk: training goes on without it
                 kept.room.failed = kept.room.failed or str(error)  # where it still hangs
                 if known:
@@ -361,24 +354,6 @@ class Uplink:
                 await self.tell("checkpoint-failed", f"step {effect.step}: {error}"[:500], {})
             finally:
                 kept.let_go(pieces)
-
-    async def _stored(
-        self,
-        place: Storing,
-        handle: Any,
-        size: int,
-        work: Callable[..., Any],
-        *args: Any,
-        **to: Any,
-    ) -> None:
-        """Have `place` take it. A thread that hangs is one more place that a copy is on its way to:
-        else the next would be made beside it, at every interval, only to be refused there."""
-        try:
-            await place(size, work, *args, **to)
-        except Hangs as hung:
-            if isinstance(handle, Handed) and handle.share():
-                hung.thread.add_done_callback(lambda _: handle.let_go())
-            raise
 
     @property
     def hanging(self) -> set[asyncio.Future[Any]]:
@@ -391,8 +366,7 @@ class Uplink:
         try:
             if isinstance(data, SharedStateUpload):
                 data = await data.whole()
-            what = write_part, self.spec, root, *me, effect, data
-            await self._stored(self.vault, handed, len(data), *what)
+            await self.vault(len(data), write_part, self.spec, root, *me, effect, data)
         except (OSError, BusError) as error:
             text = f"no part of {self.learner} in checkpoint {effect.number}: {error}"
             await self.tell("checkpoint-failed", text, {"number": effect.number})

@@ -279,14 +279,6 @@ def stored_within_s(size: int) -> float:
     return STORED_S_MIN + size / STORED_BYTES_PER_S
 
 
-class Hangs(OSError):
-    """A place did not answer in time. `thread` holds what it was given, until it is done."""
-
-    def __init__(self, text: str, thread: "asyncio.Task[Any]") -> None:
-        super().__init__(text)
-        self.thread = thread
-
-
 class Storing:
     """One place, for an event loop. What hangs keeps its thread: there is at most one of those."""
 
@@ -297,7 +289,7 @@ class Storing:
     async def __call__(
         self, size: int, work: Callable[..., T], *args: Any, beside_s: float = 0.0
     ) -> T:
-        """Let `work` write or read so many bytes, in a thread; OSError also after too long: Hangs.
+        """Let `work` write or read so many bytes, in a thread; OSError also after too long.
 
         `beside_s`: seconds that it may wait for something else.
         """
@@ -316,12 +308,13 @@ class Storing:
             return found
         self._hanging = task
         task.add_done_callback(self._ended)
-        raise Hangs(f"the place did not answer within {limit_s:.0f} s", task)
+        raise OSError(f"the place did not answer within {limit_s:.0f} s")
 
     @property
     def hanging(self) -> "asyncio.Task[Any] | None":
-        """What was given up and is not done."""
-        return None if self._hanging is None or self._hanging.done() else self._hanging
+        """What was given up and is not done. Any thread may ask."""
+        given_up = self._hanging
+        return None if given_up is None or given_up.done() else given_up
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         """What became of it nobody asks any more. What it raised knows all that it was given."""

@@ -195,8 +195,8 @@ class GivenCopy(Protocol):
 class Handed:
     """One copy of the inner state on its way out, perhaps to two places.
 
-    There is one at a time: the next is made once this one is `gone`. Made by one thread, shared and
-    let go by others, too.
+    There is one at a time: the next is made once this one is `gone`. Made and shared by one thread,
+    let go by others.
     """
 
     def __init__(self, data: Buffer | GivenCopy) -> None:

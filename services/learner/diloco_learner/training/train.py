@@ -159,9 +159,12 @@ class TrainLoop:
         waiting: Clock,
         injected: Injected,
         shared: Keeper | None = None,
+        disk_hangs: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`shared`: what begins checkpoints, where hosts write them; None: they are handed out."""
-        self.shared = shared
+        """`shared`: what begins checkpoints, where hosts write them; None: they are handed out.
+        `disk_hangs`: whether an own checkpoint that was handed out is not written yet, although
+        nobody waits for it any more."""
+        self.shared, self.disk_hangs = shared, disk_hangs
         self.trainer = trainer
         self.exchange = exchange
         self.batches = batches
@@ -309,6 +312,9 @@ class TrainLoop:
             case Checkpoint() if effect.final:
                 # No step follows: it is written from where it lies, whatever else is on its way.
                 self._send(ToSend(effect, self.trainer.inner_state_pieces()))
+            case Checkpoint() if self.disk_hangs():
+                # It would be refused there, and a copy takes memory and time.
+                self.begun = True
             case GiveState() | Checkpoint() | KeepPart():
                 self._hand_out(effect)
             case Evaluate():
