@@ -56,6 +56,15 @@ def test_a_fault_of_the_product_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     assert any("liveness" in violation for violation in world.one(1).violations)
 
 
+def test_what_a_killed_process_leaves_is_collected_without_a_word() -> None:
+    """Long after its world, by whatever is at work then."""
+    loop = VirtualLoop(Random(1))
+    assert loop.remove_signal_handler(15) is False
+    with pytest.raises(AssertionError, match="only processes of a world"):
+        loop.add_signal_handler(15, print)
+    loop.close()
+
+
 def test_what_is_killed_never_runs_again_and_what_is_frozen_goes_on() -> None:
     said: list[str] = []
 
