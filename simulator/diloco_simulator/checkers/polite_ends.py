@@ -62,8 +62,8 @@ class Saved:
 
 
 class PoliteEnds:
-    """Of one world. `slow_s`: a checkpoint that is begun then, or later, takes up to so long; None:
-    it may fail. `near`: the hub is, when nothing goes wrong."""
+    """Of one world. `slow_s`: a checkpoint that is under way then, or begun later, takes up to so
+    long; None: it may fail. `near`: the hub is, when nothing goes wrong."""
 
     def __init__(
         self,

@@ -47,10 +47,10 @@ class Signals:
         self.counts[what] += 1
 
     def _slow_s(self, machine: Host, since: float) -> float | None:
-        """How long a checkpoint that is begun at `since` or later takes at most on the disk of this
-        machine; None where it may fail."""
+        """How long a checkpoint that is under way at `since`, or begun later, takes at most on the
+        disk of this machine; None where it may fail."""
         world, o = self.world, self.world.options
-        if since >= world.healed_at:
+        if since - o.disk_s >= world.healed_at:  # what is under way was begun after that
             return 0.0
         fails = o.disk_full or machine.host in world.disks.full_until or o.torn or o.hosts
         return None if fails else o.disk_s

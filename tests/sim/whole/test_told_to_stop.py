@@ -5,7 +5,9 @@ And each part of such an end is broken once in the product: the world must name 
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -213,6 +215,17 @@ def test_an_end_that_is_settled_over_the_last_evaluation_is_seen(
     monkeypatch.setattr(ending_io, "_is_evaluated", lambda registry, run: False)
     (broken,) = calm(monkeypatch, dies_after_the_end(monkeypatch, OVER_IT_S)).violations
     assert broken.endswith("is dismissed over the last evaluation")
+
+
+def test_a_checkpoint_that_was_begun_before_all_was_well_may_still_be_slow() -> None:
+    options = Options.calm(disk_s=15.0)
+    world = SimpleNamespace(healed_at=60.0, options=options, disks=SimpleNamespace(full_until={}))
+    signals: Any = SimpleNamespace(world=world)
+    machine: Any = SimpleNamespace(host="learner-2")
+    slow_s = partial(Signals._slow_s, signals, machine)
+    assert slow_s(59.0) == 15.0
+    assert slow_s(64.3) == 15.0  # begun at 55 s, for example
+    assert slow_s(75.0) == 0.0
 
 
 def test_told_are_those_of_some_seeds() -> None:
