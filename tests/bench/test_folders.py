@@ -5,6 +5,7 @@ from pathlib import Path
 
 import awaiting
 import mutation
+import worlds
 from folders import by_folder, folder
 
 ROOT = Path(__file__).parent.parent.parent
@@ -65,3 +66,15 @@ def test_the_page_shows_the_tables_of_the_committed_outputs() -> None:
     page = (RESULTS / "tests.md").read_text("utf-8")
     for name, table in (("mutation", mutation.table), ("awaiting", awaiting.table)):
         assert table(json.loads((RESULTS / f"{name}.json").read_text("utf-8"))) in page
+    assert worlds.table(worlds.later(RESULTS)) in page
+
+
+def test_outputs_of_worlds_are_added_up_in_the_order_of_their_seeds(tmp_path: Path) -> None:
+    output = {"seeds": 1200, "rounds": 7, "crashes": 3, "violations": 1}
+    for name in ("sim_101.json", "sim_63.json", "sim.json", "sim_63.txt"):
+        (tmp_path / name).write_text(json.dumps(output), "utf-8")
+    assert worlds.table(worlds.later(tmp_path)).splitlines()[2:] == [
+        "| [sim_63](sim_63.json) | 1,200 | 7 | 3 | 1 |",
+        "| [sim_101](sim_101.json) | 1,200 | 7 | 3 | 1 |",
+        "| all | 2,400 | 14 | 6 | 2 |",
+    ]

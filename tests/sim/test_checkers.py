@@ -369,5 +369,5 @@ def test_who_left_is_judged_by_what_the_product_did_to_it() -> None:
     assert looked(False, **dismissed) == 1 and "no last evaluation was told" in told[0]
     assert looked(True, **dismissed) == 1 and not told
     assert looked(True, **dismissed, evaluates=True) == 1 and "is dismissed over" in told[0]
-    assert looked(True, forced=True, **dismissed, evaluates=True) == 1 and not told
+    assert looked(False, forced=True, **dismissed, evaluates=True) == 0 and not told
     assert looked(True, **dismissed, evaluates=True, at=10.0 + LAST_EVALUATION_S) == 1 and not told

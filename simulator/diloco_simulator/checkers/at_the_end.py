@@ -78,7 +78,7 @@ def _long(life: LearnerLife, seconds: float) -> bool:
 def _evaluated(watch: RunWatch, *, told: bool) -> None:
     """Of a run that ended when nothing went wrong any more the last evaluation is told, or why
     there is none, if any learner stayed to the end; and nobody is dismissed over it. Where nothing
-    was merged, nobody needs one."""
+    was merged, nobody needs one, and where nobody led, there was nobody to ask for one."""
     versions, ended_at = _versions(watch), max(of.ended_at for of in watch.of)
     if min(of.ended_at for of in watch.of) < watch.healed_at:
         return
@@ -89,13 +89,11 @@ def _evaluated(watch: RunWatch, *, told: bool) -> None:
         for m, e in watch.ends.items()
         if e.adopted == versions and e.at > ended_at and (e.outcome == watch.ended or e.dismissed)
     }
-    if not stayed:
+    if not stayed or watch.stops.by_force:  # the coordinator saw nobody lead, and waited for nobody
         return
     watch.report.looked("liveness")
     if not told:
         watch.broken("liveness", f"{', '.join(stayed)} left, and no last evaluation was told")
-    if watch.stops.by_force:  # the coordinator saw nobody lead, and waited for nobody
-        return
     for m, e in stayed.items():
         if e.dismissed and e.evaluates and e.at < ended_at + LAST_EVALUATION_S:
             watch.broken("liveness", f"{m} is dismissed over the last evaluation")
