@@ -6,6 +6,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from diloco_coordinator.runs.membership import MemberNote
+from diloco_shared.bus.port import Stored
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.numerics.codec import encode
 from diloco_shared.numerics.merge import Delta, merge
@@ -20,6 +22,8 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 from diloco_shared.protocol.pace import LAST_EVALUATION_S
+from diloco_shared.protocol.records import Assignment, MemberRecord
+from diloco_shared.protocol.wire import encode as written
 from diloco_simulator.checkers import at_the_end, promises
 from diloco_simulator.checkers.budget import BudgetUsed, Used
 from diloco_simulator.checkers.claims import Claims
@@ -35,6 +39,8 @@ from diloco_simulator.checkers.promises import (
 )
 from diloco_simulator.checkers.rates import Rates
 from diloco_simulator.checkers.watch import End
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.inside.observer import Observer, Scene
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
 from diloco_syncer.rounds import rounds
@@ -371,3 +377,33 @@ def test_who_left_is_judged_by_what_the_product_did_to_it() -> None:
     assert looked(True, **dismissed, evaluates=True) == 1 and "is dismissed over" in told[0]
     assert looked(False, forced=True, **dismissed, evaluates=True) == 0 and not told
     assert looked(True, **dismissed, evaluates=True, at=10.0 + LAST_EVALUATION_S) == 1 and not told
+
+
+def test_whoever_was_to_leave_before_the_end_or_drains_is_not_dismissed_by_it() -> None:
+    loop: Any = SimpleNamespace(now=0.0)
+    spec = spec_of(Options.calm(), 1)
+    seen = Observer(Scene(loop, Options.calm()), spec, MemoryBroker(), numbers=False)
+
+    def key(bucket: str, payload: bytes) -> None:
+        seen.stored(f"KV_{bucket}", Stored(f"$KV.{bucket}.a", payload, {}, 1))
+
+    def assigned(run: str) -> bool:
+        key("assignments", written(Assignment(member="a", run=run, at=0.0)))
+        return "a" in seen.watch.taken_back
+
+    def noted(*, drained: bool) -> None:
+        record = MemberRecord(
+            id="a", role="learner", boot="b", host="h", pid=1, lock="l", started_at=0.0
+        )
+        key("notes", MemberNote(record=record, drained=drained).model_dump_json().encode())
+
+    assert not assigned(spec.name) and assigned("") and not assigned(spec.name)
+    for of in seen.watch.of:
+        of.ended = "stopped"
+    assert not assigned(""), "the run is over"
+    assert not assigned(spec.name)
+    noted(drained=True)
+    assert assigned("") and assigned(spec.name), "it was given the run again too late"
+    noted(drained=False)
+    key("notes", b"")
+    assert seen.draining == set()

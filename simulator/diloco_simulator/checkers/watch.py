@@ -69,6 +69,7 @@ class RunWatch:
         self.spec = spec
         self.healed_at = math.inf
         self.ends: dict[str, End] = {}  # of each learner's newest life that left
+        self.taken_back: set[str] = set()  # learners that were to leave, and not for the run's end
         self.of = [
             OfShard(
                 report,

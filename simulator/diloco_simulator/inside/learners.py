@@ -289,11 +289,12 @@ class Trained:
             self.last_moments = bytes(self.loop.trainer.inner_state())
         self.state.drained = self.state.drained or bool(self.loop.draining or self.loop.stopping)
         left, of = self.loop.left, exchange.evaluating
+        over = left.outcome == "withdrawn" and left.reason == RUN_OVER
         watch.ends[self.learner] = End(
             left.outcome,
             tuple(exchange.counters.adopted_P),
             watch.scene.now,
-            dismissed=left.outcome == "withdrawn" and left.reason == RUN_OVER,
+            dismissed=over and self.learner not in watch.taken_back,
             evaluates=of.last is not None and not of.over,
         )
 

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from diloco_coordinator.runs.membership import MemberNote
 from diloco_shared.bus.port import Stored
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import HEADER_INDEX
@@ -19,7 +20,7 @@ from diloco_shared.protocol.messages import (
     PublicationManifest,
     TapeRecord,
 )
-from diloco_shared.protocol.records import Event, RunRecord, RunStatus, ShardLease
+from diloco_shared.protocol.records import Assignment, Event, RunRecord, RunStatus, ShardLease
 from diloco_shared.protocol.wire import WireError, decode, decode_tape
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.islands import IslandWatch
@@ -63,6 +64,9 @@ class Observer:
         self.runs = f"KV_{subjects.RUNS}"
         self.statuses = f"KV_{subjects.STATUS}"
         self.shards = f"KV_{subjects.SHARDS}"
+        self.assignments = f"KV_{subjects.ASSIGNMENTS}"
+        self.notes = f"KV_{subjects.NOTES}"
+        self.draining: set[str] = set()  # members, as the coordinator has noted them
         # Of every shard's tape, with the sequences on its stream.
         self.records: list[list[tuple[int, TapeRecord]]] = [[] for _ in self.tapes]
         # What the hub has of a user's wishes by kind, and since when.
@@ -86,6 +90,10 @@ class Observer:
             self._shown(message)
         elif stream == self.shards:
             self._leased(message)
+        elif stream == self.assignments:
+            self._assigned(message)
+        elif stream == self.notes:
+            self._noted(message)
         elif message.subject == self.flood:
             self._taken_back(message)
         elif not message.subject.endswith(".m"):
@@ -101,6 +109,25 @@ class Observer:
         told = decode(message.payload, Event).data
         if told["stream"] == "UP" and told["learner"] != STRANGER:
             self.watch.broken("I12", f"what {told['learner']} was asked for is taken for a flood")
+
+    def _noted(self, message: Stored) -> None:
+        """What the coordinator remembers of a member; nothing once it is forgotten."""
+        member = message.subject.rpartition(".")[2]
+        if message.payload and MemberNote.model_validate_json(message.payload).draining:
+            self.draining.add(member)
+        else:
+            self.draining.discard(member)
+
+    def _assigned(self, message: Stored) -> None:
+        """A member to this run, or to none: since the run is over, unless it drains."""
+        if not message.payload:
+            return
+        told, over = decode(message.payload, Assignment), bool(self.watch.ended)
+        if told.run == self.spec.name:
+            if not over:
+                self.watch.taken_back.discard(told.member)
+        elif not over or told.member in self.draining:
+            self.watch.taken_back.add(told.member)
 
     def _leased(self, message: Stored) -> None:
         """A data shard is, or it is free; or the run is deleted."""
