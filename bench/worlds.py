@@ -19,7 +19,7 @@ SUMS = ("seeds", "rounds", "crashes", "violations")
 
 
 def later(folder: Path) -> Sequence[Path]:
-    """The outputs `sim_N.json` of a folder by N, which is their first seed in millions."""
+    """The outputs `sim_N.json` of a folder, by N: in the order in which they were made."""
     found = ((re.fullmatch(r"sim_(\d+)\.json", file.name), file) for file in folder.iterdir())
     return [file for _, file in sorted((int(match[1]), file) for match, file in found if match)]
 
