@@ -45,6 +45,15 @@ def test_its_word_counts_until_the_clock_has_seen_whole_steps() -> None:
     assert after.borne_out_s(5.0 + hour_s) > 0.7 * hour_s
 
 
+def test_what_had_waited_on_its_way_and_comes_at_once_makes_no_quick_steps() -> None:
+    cut_off = [(500.0 + n / 25, 3 + n) for n in range(1, 2 * REPORTS)]
+    pace = paced((0.0, 1), (8.0, 2), (16.0, 3), *cut_off, step_s=8.0)
+    assert pace.borne_out_s(502.0) == pace.least_s(502.0) >= 8.0
+    assert paced((0.0, 7), (0.1, 30), (0.2, 60), step_s=8.0).borne_out_s(1.0) == 8.0
+    quick = [(500.0 + n / 25, n) for n in range(3, 4 * REPORTS)]
+    assert paced(*quick, step_s=3600.0).borne_out_s(quick[-1][0]) < 0.1, "it goes on so"
+
+
 def test_first_steps_compile_and_tell_nothing_of_the_next_ones() -> None:
     first = ((0.0, 0), (600.0, 1), (610.0, FIRST_STEPS))
     assert paced(*first).least_s(610.0) == 1.0

@@ -86,19 +86,22 @@ def test_a_new_leader_believes_of_those_whom_the_tape_knows_that_their_steps_are
     history = History(RunSpec.model_validate({"name": "r", "budget": {"steps": 1}}))
     history.ledger.saw(LifeCount(learner="a", incarnation=0, tokens=5))
 
-    def usual_s(learner: str, after_s: float = 1.0) -> float:
+    def usual_s(learner: str, after_s: float = 1.0, *, steps: int = 40) -> float:
         roster = Roster.of(history.spec, history)
         roster.lease_s, roster.since = LEASE_S, 100.0
-        long = report(learner, 0, "stepping", 0, 40).model_copy(update={"step_s": 3600.0})
-        roster.progress(long, 100.0 + after_s)
-        return roster.usual_step_s(101.0 + after_s)
+        for step in (40, steps):
+            long = report(learner, 0, "stepping", 0, step).model_copy(update={"step_s": 3600.0})
+            roster.progress(long, 100.0 + after_s)
+            after_s += 1.0
+        return roster.usual_step_s(100.0 + after_s)
 
     assert usual_s("a") == 3600.0
     assert usual_s("stranger") < 1.0
     # Before the first record that names lives the tape knows none, and a leader may be replaced.
     history.term = 1
     assert usual_s("stranger") == 3600.0
-    assert usual_s("stranger", after_s=LEASE_S + 1.0) < 1.0
+    assert usual_s("stranger", after_s=LEASE_S + 1.0) == 3600.0, "it may have been cut off"
+    assert usual_s("stranger", steps=42) < 2.0, "but it takes two steps in a second"
 
 
 def test_no_more_holders_are_told_than_there_may_be_learners_i12() -> None:

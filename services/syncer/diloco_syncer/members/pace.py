@@ -12,6 +12,9 @@ from diloco_shared.protocol.messages import Progress
 # Reports with new steps that are looked at: enough that a hiccup of one step counts little, few
 # enough that a learner that has become faster is known as such within so many of its steps.
 REPORTS = 16
+# What had waited on its way arrives at once: so many seconds of reports count as one, the newest. A
+# dozen steps that were heard of within a moment would else be quick ones.
+AT_ONCE_S = 0.5
 # The first steps compile, or were only handed to the device: they take longer than any later one.
 FIRST_STEPS = 2
 # What a learner says may differ from what is seen by this factor. It counts computing alone, the
@@ -35,14 +38,21 @@ class Pace:
     def saw(self, progress: Progress, now: float) -> None:
         """A report, newer than those before it."""
         self.said_s = progress.step_s
-        self.since = self.since or (now, progress.step)
+        began_at, began = self.since or (now, progress.step)
+        if began and now - began_at < AT_ONCE_S:
+            began = max(began, progress.step)
+        self.since = began_at, began
         if progress.state != "stepping":
             self.heard.clear()
         if not self.heard or progress.step > self.heard[-1][1]:
-            self.heard.append((now, progress.step))
+            self._hear(progress.step, now)
         if self.settled:
             while self.heard[0][1] < FIRST_STEPS:
                 self.heard.popleft()
+
+    def _hear(self, step: int, now: float) -> None:
+        at_once = self.heard and now - self.heard[-1][0] < AT_ONCE_S
+        self.heard.append((self.heard.pop()[0] if at_once else now, step))
 
     @property
     def settled(self) -> bool:

@@ -195,9 +195,8 @@ class Roster:
         if member is None or member.incarnation != progress.incarnation:
             step = progress.step
             # No step was taken before it was heard of, where neither the tape knows its life nor an
-            # earlier leader can have heard of it.
-            taped = progress.incarnation <= self._taped(progress.learner)
-            earlier = taped or (self.took_over and now - self.since <= self.lease_s)
+            # earlier leader can have heard of it; however long it was cut off since.
+            earlier = self.took_over or progress.incarnation <= self._taped(progress.learner)
             pace = Pace(since=(now, step if earlier else 0))
             member = Member(
                 progress.learner, progress.incarnation, now, step, pace_from=step, pace=pace
