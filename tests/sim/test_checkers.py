@@ -13,6 +13,7 @@ from diloco_shared.numerics.codec import encode
 from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.numerics.schedule import inner_rate
 from diloco_shared.protocol.messages import (
+    Progress,
     Stamp,
     TapeEnd,
     TapeRebirth,
@@ -24,6 +25,7 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import Assignment, MemberRecord
 from diloco_shared.protocol.wire import encode as written
+from diloco_shared.spec.run import Budget
 from diloco_simulator.checkers import at_the_end, promises
 from diloco_simulator.checkers.budget import BudgetUsed, Used
 from diloco_simulator.checkers.claims import Claims
@@ -164,6 +166,44 @@ def test_tokens_of_a_version_that_is_gone_are_merged_no_more() -> None:
     tokens.record(TapeRound.model_construct(**one, outcome="skipped", verdicts=()))
     tokens.record(TapeRebirth.model_construct(epoch=1, versions=(0,)))
     assert tokens.fates[-1].merged(0) == 0
+
+
+def test_a_learner_that_waits_for_data_has_adopted_all_and_done_nothing() -> None:
+    """It says so before its first turn. Whoever has done something is believed by what it did."""
+    told: list[str] = []
+    report = Report(lambda invariant, text: told.append(text))
+    claims = Claims(report, lambda p: Merges(report, spec_of(Options.calm(), 1)))
+    said: dict[str, Any] = {"learner": "a", "incarnation": 7, "steps_skipped": 0}
+    waits = {**said, "step": 0, "tokens": 0, "adopted": (3,)}
+    nothing = {"adopted_at": (0,), "c_steps": (0,), "c_tokens": (0,)}
+    claims.told(Progress.model_construct(**waits, **nothing))
+    assert not told
+    done = {**said, "step": 1, "tokens": 8, "adopted": (3,)}
+    claims.told(Progress.model_construct(**done, **nothing))
+    assert "it did 0 steps" in told[0]
+
+
+def test_a_first_round_that_waits_for_room_on_the_tape_was_made_before_the_hub_has_it() -> None:
+    told: list[str] = []
+    report = Report(lambda invariant, text: told.append(text))
+    spec = spec_of(Options.calm(fragments=1), 1)
+    spec = spec.model_copy(update={"budget": Budget(seconds=100.0)})
+    tokens = Tokens(report, spec, Claims(report, lambda p: Merges(report, spec)))
+    used = BudgetUsed(report, spec, tokens)
+
+    def closes(n: int, made_at: float, share: float, now: float) -> None:
+        stamp = Stamp(round=n, steps=(n + 1) * used.each, fraction=share, fraction_per_step=0.0)
+        record = TapeRound.model_construct(
+            round=n, at=made_at, stamp=stamp, outcome="skipped", outer_fraction=0.0
+        )
+        used.record(record, None, now)
+
+    used.record(TapeSetting(term=0, name="quorum", value=1, reason="", at=9.0), None, 29.0)
+    closes(0, 10.0, 0.0, 30.0)
+    closes(1, 35.0, 0.25, 36.0)
+    assert not told
+    closes(2, 36.0, 0.5, 37.0)
+    assert told == ["round 2: 0.500000 is used, it is 0.260000 to 0.260000"]
 
 
 def test_a_round_may_count_to_any_quorum_since_it_was_opened() -> None:

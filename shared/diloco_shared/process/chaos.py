@@ -128,6 +128,8 @@ class FaultAgent:
             return f"{fault.kind} needs a duration of 0 to {DURATION_S_MAX:.0f} seconds"
         if fault.kind == "slow" and not 1 <= fault.factor <= 1000:
             return "slow needs a factor of 1 to 1000"
+        if fault.run and self.run and self.run != fault.run:
+            return f"{self.target} still works for run {self.run}: try again in a few seconds"
         if fault.at_step >= 0 and self.step < 0:
             return self._takes_no_steps()
         if len(self.armed) + len(self.tasks) >= ARMED_MAX:

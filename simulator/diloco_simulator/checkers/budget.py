@@ -170,9 +170,11 @@ class BudgetUsed:
             return min(least / tokens, 1.0), min(most / tokens, 1.0)
         seconds = self.budget.seconds
         assert seconds is not None
-        # Time counts from the first round on, once that is recorded.
+        # Time counts from the first round on, once that is recorded. Records wait where the tape is
+        # full, so that the hub may take the first one later than it was made.
         passed_s = used.seconds if used.next_round >= self.in_flight else 0.0
-        return min(passed_s / seconds, 1.0), min((now - used.since) / seconds, 1.0)
+        most_s = max(now - used.since, passed_s)
+        return min(passed_s / seconds, 1.0), min(most_s / seconds, 1.0)
 
     # --- the end -------------------------------------------------------------------------------
 

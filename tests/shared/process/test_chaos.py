@@ -259,7 +259,6 @@ async def test_a_fault_for_a_step_of_one_run_does_not_come_in_the_next() -> None
     [
         ("one", ("", "two"), False),
         ("one", ("",), False),
-        ("two", (), False),  # it was given `one`, and has not heard of it
         ("one", ("", "one"), True),
         ("", ("one",), True),
         ("", (), True),
@@ -279,6 +278,19 @@ async def test_a_fault_for_a_time_comes_in_its_own_run_alone(
         await asyncio.gather(*agent.tasks)
         assert victim.done == (["kill"] if comes else [])
         assert len(await told(bus)) == comes, "what does not come is not told of"
+
+
+@pytest.mark.parametrize("when", [{"after_s": 0.0}, {"at_step": 5}])
+async def test_who_still_works_for_another_run_refuses_faults_of_the_next(when: Any) -> None:
+    """It has been given the next one: what it took now would never come, and nobody would know."""
+    agent = new_agent(Victim())
+    agent.works_for("one")
+    agent.stepped(100)
+    async with serving(agent) as bus:
+        reply = await ask(bus, run="two", **when)
+        assert not reply.accepted and not agent.tasks
+        assert "still works for run one: try again" in reply.reason
+        assert (await ask(bus, run="one", **when)).accepted
 
 
 async def test_a_learner_that_does_not_step_yet_says_when_to_try_again() -> None:
