@@ -206,7 +206,7 @@ def test_a_run_that_goes_back_to_a_checkpoint_counts_on_from_there() -> None:
     present.saw(life(500, 0, 0, incarnation=2))
     present.saw(life(70, 0, 0, learner="b", incarnation=3))
     present.saw(life(0, learner="b", incarnation=4))  # joined, has not trained
-    ledger.resume(present)
+    ledger.resume(present, own=False)
     assert classes(ledger) == {"merged": 40, "lost": 20} and ledger.reread() == 20
     ledger.saw(life(900, 0, 0, incarnation=2))  # of before
     ledger.saw(life(70, 0, 0, learner="b", incarnation=3))  # it hung meanwhile
@@ -214,6 +214,22 @@ def test_a_run_that_goes_back_to_a_checkpoint_counts_on_from_there() -> None:
     ledger.saw(life(5, 0, 0, incarnation=3))
     ledger.saw(life(5, 0, 0, learner="b", incarnation=4))
     assert classes(ledger) == {"merged": 40, "lost": 20, "in_flight": 10}
+
+
+def test_what_lives_of_a_lost_history_had_done_by_their_checkpoint_counts_once() -> None:
+    """The tape that a backup put back knows nothing of them. One that had not trained may go on."""
+    ledger, present = Ledger.empty(P), Ledger.empty(P)
+    ledger.saw(life(60, 0, 0, incarnation=7))
+    ledger.saw(life(0, learner="b", incarnation=7))
+    present.saw(life(30, 0, 0, incarnation=2))
+    present.saw(life(10, 0, 0, learner="c", incarnation=5))
+    ledger.resume(present, own=True)
+    ledger.saw(life(90, 0, 0, incarnation=7))
+    ledger.saw(life(20, 0, 0, learner="c", incarnation=5))
+    assert ledger.processed == 60
+    ledger.saw(life(5, 0, 0, learner="b", incarnation=7))
+    ledger.saw(life(5, 0, 0, incarnation=8))
+    assert classes(ledger) == {"lost": 60, "in_flight": 10}
 
 
 def test_a_shard_of_the_syncer_forgets_lives_once_its_own_fragments_are_settled_i12() -> None:

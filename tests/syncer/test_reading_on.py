@@ -75,6 +75,6 @@ def test_data_shards_are_those_of_the_run_that_goes_on() -> None:
     """A cursor of a shard that the checkpoint's run did not have counts."""
     ledger, present = Ledger.empty(1), Ledger.empty(1)
     ledger.shards, present.shards = 4, 256
-    ledger.resume(present)
+    ledger.resume(present, own=False)
     ledger.read(Cursor(shard=200, passes=0, sequences=5))
     assert ledger.places[200] == (0, 5)

@@ -230,12 +230,20 @@ class Fates:
 
     def _resumed(self, present: "Fates") -> "Fates":
         """A restore goes back to here: every life of here is over, and so is one of the present
-        that has trained. Which names are taken is the present's to say."""
-        newest = dict(present.newest)
-        for (learner, n), known in present.lives.items():
-            if newest[learner] == n and not known.tokens:
-                newest[learner] = n - 1  # it has done nothing yet, and may go on
+        that has trained. Here may be a history that was lost, of which the present knows nothing:
+        its lives are counted here, and have no more to say."""
+        newest = present.trained()
+        for learner, n in self.trained().items():
+            newest[learner] = max(newest.get(learner, -1), n)
         return replace(self._closed(self.lives), newest=newest, ended=False)
+
+    def trained(self) -> dict[str, int]:
+        """The newest life of each learner, or the one before if that has done nothing."""
+        newest = dict(self.newest)
+        for (learner, n), known in self.lives.items():
+            if newest[learner] == n and not known.tokens:
+                newest[learner] = n - 1
+        return newest
 
     # --- where tokens are ----------------------------------------------------------------------
 

@@ -410,11 +410,12 @@ class History:
             raise TapeFault(f"record {seq}: the state of {record.source} is another one by now")
         stays, present = {name: getattr(self, name) for name in self.STAYS}, self.ledger
         self.load(meta)
-        self.ledger.resume(present)
+        _, folder, number = parse_reference(record.source)
+        own = folder == self.spec.folder
+        self.ledger.resume(present, own=own)
         for name, value in stays.items():
             setattr(self, name, value)
-        _, folder, number = parse_reference(record.source)
-        if folder == self.spec.folder:
+        if own:
             # Its mark may be among records that were lost: nobody may write over what is there.
             self.checkpoint = max(self.checkpoint, number)
         self.seq, self.epoch, self.tail = seq, record.epoch, identity(record)

@@ -185,9 +185,7 @@ class Ledger:
             over = self._over(learner, incarnation, life)
             self._settle(p, life, life.tokens if over else min(life.base_P[p], life.tokens))
             if over and all(life.mark_P[q] == life.tokens for q in self.owned):
-                for q in range(self.fragments):
-                    self._settle(q, life, life.tokens)
-                self._forget(learner, incarnation)
+                self._end(learner, incarnation)
 
     def undo(self, p: int, tokens: int) -> None:
         """What a round merged into fragment `p` is lost with the only syncers that had it."""
@@ -200,23 +198,29 @@ class Ledger:
             self.saw(count)
         self.ended = True
 
-    def resume(self, present: "Ledger") -> None:
+    def resume(self, present: "Ledger", *, own: bool) -> None:
         """Go on from this ledger of a checkpoint, in place of the `present` one.
 
         The checkpoint's lives are over: learners begin new ones. So are those of the present that
         have trained; one that has not may go on. How often a name was taken is the present's to
-        say, for the checkpoint may be another run's.
+        say, and a checkpoint's of the run's `own`, which may be of a history that was lost.
         """
-        for learner, incarnation, life in list(self._all()):
-            for p in range(self.fragments):
-                self._settle(p, life, life.tokens)
-            self._forget(learner, incarnation)
+        counted = self._trained() if own else {}
+        for learner, incarnation, _ in list(self._all()):
+            self._end(learner, incarnation)
         self.ended = False
         self.shards = present.shards
-        self.newest = dict(present.newest)
-        for learner, incarnation, life in present._all():
-            if incarnation == self.newest[learner] and not life.tokens:
-                self.newest[learner] -= 1  # none of before it goes on
+        self.newest = present._trained()
+        for learner, incarnation in counted.items():
+            self.newest[learner] = max(self.newest.get(learner, -1), incarnation)
+
+    def _trained(self) -> dict[str, int]:
+        """By learner, its newest life, or the one before if that has not trained."""
+        found = dict(self.newest)
+        for learner, incarnation, life in self._all():
+            if incarnation == found[learner] and not life.tokens:
+                found[learner] -= 1  # none of before it goes on
+        return found
 
     def _life(self, learner: str, incarnation: int) -> Life | None:
         """The life, new if it is a newer one; None if it is settled, or unheard of and older."""
@@ -226,10 +230,7 @@ class Ledger:
             self.lives[learner] = lives
             lives[incarnation] = Life.new(self.fragments)
             if len(lives) > LIVES_MAX:
-                oldest = min(lives)
-                for p in range(self.fragments):
-                    self._settle(p, lives[oldest], lives[oldest].tokens)
-                self._forget(learner, oldest)
+                self._end(learner, min(lives))
         return lives.get(incarnation)
 
     def settled_to(self, learner: str, incarnation: int, p: int) -> int:
@@ -267,8 +268,11 @@ class Ledger:
         self.lost_P[p] += rest  # none, unless the life is over
         life.pass_mark(p, until)
 
-    def _forget(self, learner: str, incarnation: int) -> None:
+    def _end(self, learner: str, incarnation: int) -> None:
+        """A life is over, and all that it did is settled."""
         life = self.lives[learner].pop(incarnation)
+        for p in range(self.fragments):
+            self._settle(p, life, life.tokens)
         if not self.lives[learner]:
             del self.lives[learner]
             self.newest[learner] = self.newest.pop(learner)  # the last one
