@@ -6,7 +6,8 @@ from typing import Any
 
 from diloco_shared.protocol.messages import LifeCount, Stamp, TapeEnd, TapeRound, Verdict
 from diloco_shared.protocol.records import TokenCounts
-from diloco_syncer.history.ledger import Counts, Ledger
+from diloco_syncer.history.counts import Counts
+from diloco_syncer.history.ledger import Ledger
 
 P = 2
 PER_STEP = 3

@@ -8,8 +8,9 @@ from syncer.ledger_world import end
 from diloco_shared.protocol.messages import LifeCount, TapeEnd, TapeRound
 from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX, encode
 from diloco_syncer.events import Wanted
-from diloco_syncer.history import ledger as ledger_module
-from diloco_syncer.history.ledger import Counts, Ledger, count_of
+from diloco_syncer.history import counts as counts_module
+from diloco_syncer.history.counts import Counts, count_of
+from diloco_syncer.history.ledger import Ledger
 
 
 def test_a_report_says_where_each_fragment_was_adopted(running: Any) -> None:
@@ -64,7 +65,7 @@ def test_what_one_record_cannot_hold_follows_on_the_next_i12(learners: int, frag
 def test_a_round_and_an_end_say_no_more_than_a_record_holds_i12(
     running: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(ledger_module, "ADOPTIONS_TOLD_MAX", 1)
+    monkeypatch.setattr(counts_module, "ADOPTIONS_TOLD_MAX", 1)
     for learner in "ab":
         running.adopted_at[learner] = [2, 2]
         running.step(learner, 4)

@@ -6,8 +6,9 @@ import pytest
 
 from diloco_cli.up.process import Restarts
 from diloco_shared.protocol.messages import LifeCount
-from diloco_syncer.history import ledger as ledger_module
-from diloco_syncer.history.ledger import LIVES_MAX, Counts, Ledger
+from diloco_syncer.history import counts as counts_module
+from diloco_syncer.history.counts import Counts
+from diloco_syncer.history.ledger import LIVES_MAX, Ledger
 from diloco_syncer.members.claims import LIFE_AGAIN_S, LIVES_AT_ONCE
 from diloco_syncer.status.status import status
 
@@ -124,7 +125,7 @@ def test_a_life_that_was_never_heard_of_takes_no_adoption_from_the_next_i5(runni
 def test_nobodys_many_lives_leave_another_one_out_of_a_record(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_module, "LIVES_TOLD_MAX", 3)
+    monkeypatch.setattr(counts_module, "LIVES_TOLD_MAX", 3)
     counts, ledger = Counts(), Ledger.empty(2)
     for n in range(6):
         counts.saw(running.progress("a", 1, incarnation=n))

@@ -16,7 +16,8 @@ from diloco_simulator.worlds import watched_run
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.world import played
-from diloco_syncer.history.ledger import Counts, Ledger, Life
+from diloco_syncer.history.counts import Counts
+from diloco_syncer.history.ledger import Ledger, Life
 from diloco_syncer.members.roster import Roster
 
 CALM = Options.calm(learners=2, quorum=1, steps=36, safety_s=20.0, snapshot_every_rounds=2)

@@ -18,8 +18,8 @@ from typing import Self
 from diloco_shared.protocol.messages import LifeCount, Progress
 from diloco_shared.spec.algorithm import MEMBERS_MAX
 from diloco_shared.spec.run import RunSpec
+from diloco_syncer.history.counts import Counts
 from diloco_syncer.history.history import History
-from diloco_syncer.history.ledger import Counts
 from diloco_syncer.members.claims import LIFE_AGAIN_S, LIVES_AT_ONCE, Claims
 from diloco_syncer.members.pace import Pace
 from diloco_syncer.members.recoveries import Recoveries
