@@ -8,8 +8,8 @@ configuration, which only this machine reaches (--monitor says where it is elsew
 wants a token is asked with that of --token-file: it logs each connection that has none.
 Where a file of --reload changes, such as accounts.conf of a hub's folder, the server reads its
 configuration again: `diloco site revoke` counts within seconds, wherever it was typed. A server
-that cannot read it goes on with what it knew, so it is asked until it says that it has. Then the
-log says so, with the first digits of each file's SHA-256: whoever changed one sees whether it counts.
+that cannot read it goes on with what it knew, so it is asked until it says that it has. The log
+says so then, with the first digits of each file's SHA-256, by which one knows a list from another.
 Its log passes through; its exit status is ours. It ends with this process, however that ends. Only
 the standard library: the image of the message server has nothing else.
 """
