@@ -25,7 +25,7 @@ LONGEST = $(patsubst %,tests/live/test_%.py,demo text_to_model attacks)
 STACKS = $(LONGEST) $(filter-out $(LONGEST),$(ALONE))
 WHOLE = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: runs install format lint check pure stacks beside fuzzed test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test slurm-test upgrade-drill soak quality claims compose-test clean
+.PHONY: runs install format lint check pure stacks beside fuzzed test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test slurm-test upgrade-drill soak quality claims compose-test clean clean-data
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
@@ -193,5 +193,12 @@ claims: install
 compose-test: install
 	$(BIN)/python bench/containers.py $(if $(JSON),--json $(JSON))
 
+# What was made to build and to test. What runs have left is not among it.
 clean:
-	rm -rf $(VENV) diloco-data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# What 'diloco up' keeps, and what experiments remember. Whoever works there holds a lock.
+DATA_IS_FREE = import fcntl, glob; [fcntl.flock(open(at), fcntl.LOCK_EX | fcntl.LOCK_NB) for at in glob.glob("diloco-data/**/lock", recursive=True)]
+clean-data:
+	@$(PYTHON) -c '$(DATA_IS_FREE)' 2>/dev/null || { echo "a process works in diloco-data: end it first (diloco down)"; exit 1; }
+	rm -rf diloco-data

@@ -156,6 +156,19 @@ def test_a_prefix_names_the_learners_of_a_site(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
+def test_one_line_gives_a_hub_or_a_site_a_namespace_of_its_own(place: str, tmp_path: Path) -> None:
+    """As docs/how-to/kubernetes.md says: two of them in one would take each other's settings."""
+    shutil.copytree(KUBERNETES, tmp_path / "all")
+    file = tmp_path / "all" / place.removesuffix("-gpu") / "kustomization.yaml"
+    text, times = re.subn(r"^namespace: .*$", "namespace: other", file.read_text(), flags=re.M)
+    assert times == 1
+    file.write_text(text)
+    for document in kustomized(tmp_path / "all" / place):
+        meta = document["metadata"]
+        assert meta["name" if document["kind"] == "Namespace" else "namespace"] == "other"
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_kustomize_makes_the_same_of_it(place: str) -> None:
     theirs = kustomized(KUBERNETES / place)
 
@@ -274,8 +287,8 @@ def test_the_coordinator_can_be_asked_while_the_message_server_is_away() -> None
 def test_a_secret_takes_the_list_of_as_many_sites_as_the_page_says(tmp_path: Path) -> None:
     """`apply` would note it in an annotation, which takes a quarter of that."""
     page = (DOCS / "how-to" / "kubernetes.md").read_text("utf-8")
-    ways = re.findall(r"create secret .* --dry-run=client .*\n.* \| kubectl (\S+) -f -\n", page)
-    assert ways == ["replace"]
+    ways = re.findall(r"\| kubectl (\S+) -f -\n", page)
+    assert ways and {*ways} == {"replace"}
     found = re.search(
         r"about (\d+) kB for a site of one learner and (\d+) kB for one of sixteen, "
         r"so about (\d+) sites of sixteen learners fit",
@@ -422,6 +435,31 @@ def test_every_process_may_do_as_little_as_it_needs(place: str) -> None:
         for name in ("DILOCO_NATS_CREDENTIALS", "DILOCO_EXPORT_CREDENTIALS", "DILOCO_NATS_CA"):
             assert environment.get(name, "/run/secrets/diloco/x").startswith("/run/secrets/diloco/")
         assert "DILOCO_NATS_TOKEN" not in environment, "a secret is a file"
+
+
+@pytest.mark.parametrize(
+    ("page", "place", "prefix"), [("kubernetes", "site", "frankfurt-"), ("backup", "hub", "")]
+)
+def test_a_pod_that_fills_a_volume_is_let_in_and_finds_it(
+    page: str, place: str, prefix: str
+) -> None:
+    """The namespace is `restricted`: Kubernetes takes no other pods there."""
+    shown = [b for b in blocks(DOCS / "how-to" / f"{page}.md") if b.language == "yaml"]
+    pods = [d for b in shown for d in yaml.safe_load_all(b.body) if d.get("kind") == "Pod"]
+    (pod,) = [d["spec"] for d in pods]
+    may, (container,) = pod["securityContext"], pod["containers"]
+    assert may["runAsNonRoot"] and may["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert may["runAsUser"] == may["runAsGroup"] == may["fsGroup"] == USER
+    inside = container["securityContext"]
+    assert inside == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container["image"] in {c["image"] for w in workloads(place) for c in containers(w)}
+    claims = {f"{prefix}{d['metadata']['name']}" for d in rendered(place) if "Claim" in d["kind"]}
+    for workload in workloads(place):
+        for claim in workload["spec"].get("volumeClaimTemplates", ()):
+            claims.add(f"{claim['metadata']['name']}-{workload['metadata']['name']}-0")
+    (volume,), (mount,) = pod["volumes"], container["volumeMounts"]
+    assert volume["persistentVolumeClaim"]["claimName"] in claims
+    assert mount["name"] == volume["name"] and "readOnly" not in volume["persistentVolumeClaim"]
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -117,8 +117,9 @@ def _pytest(typed: Typed, whole: bool) -> str:
 # --------------------------------------------------------------------------------------------------
 # docker, kubectl, systemctl: the files, services, images and units of this repository.
 
-# Pods that pages have the reader make: to fill a volume (backup.md), and to ask in (doctor.md).
-_MADE = ("store", "doctor")
+# Pods that pages have the reader make: to fill volumes (backup.md, kubernetes.md), and to ask in
+# (doctor.md).
+_MADE = ("store", "corpora", "doctor")
 _COMPOSE_VALUES = {"-f", "--scale", "-e", "-v", "--entrypoint", "--profile", "-p"}
 
 

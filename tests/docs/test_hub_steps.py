@@ -184,16 +184,39 @@ def keys_demanded(folder: str) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("folder", ["hub", "site"])
-def test_secrets_are_made_with_the_keys_that_pods_read(folder: str) -> None:
-    made = list[tuple[str, set[str]]]()
+def secrets_made() -> list[tuple[str, frozenset[str], bool]]:
+    """Name, keys, and whether it takes the place of one that is there."""
+    made = list[tuple[str, frozenset[str], bool]]()
     for text in shown_of("kubernetes"):
         for typed in commands(text):
             if "secret" in typed.words and "create" in typed.words:
                 files = [w.partition("=")[2] for w in typed.words if w.startswith("--from-file=")]
-                keys = {Path(file.partition("=")[0]).name for file in files}
-                made.append((typed.words[typed.words.index("generic") + 1], keys))
+                keys = frozenset(Path(file.partition("=")[0]).name for file in files)
+                name = typed.words[typed.words.index("generic") + 1]
+                made.append((name, keys, "--dry-run=client" in typed.words))
+    return made
+
+
+@pytest.mark.parametrize("folder", ["hub", "site"])
+def test_secrets_are_made_with_the_keys_that_pods_read(folder: str) -> None:
     demanded = keys_demanded(folder)
     assert demanded
     for name, keys in demanded.items():
-        assert any(secret == name and keys <= given for secret, given in made), name
+        assert any(secret == name and keys <= given for secret, given, _ in secrets_made()), name
+
+
+def test_every_secret_can_be_made_anew_with_all_of_its_keys() -> None:
+    """After a rotation: the old secret would lock its processes out, and a part of it, too."""
+    first, later = (
+        {(name, keys) for name, keys, anew in secrets_made() if anew == wanted}
+        for wanted in (False, True)
+    )
+    assert first == later and len(first) == 3
+
+
+def test_no_secret_is_made_of_a_file_with_keys_for_other_things() -> None:
+    """As that of a person, which has all of his profiles: every process gets the whole file."""
+    for text in shown_of("kubernetes"):
+        for typed in commands(text):
+            given = [w for w in typed.words if w.startswith("--from-file=")]
+            assert not [word for word in given if "$HOME" in word or "~" in word], given

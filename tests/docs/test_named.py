@@ -75,9 +75,9 @@ def test_every_file_of_the_repository_is_there(page: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # Options that stand alone in a line: "`--finish` drops the old one".
 
-# Of programs of others: Compose, Docker, the command of NATS, and Slurm.
+# Of programs of others: Compose, Docker, the command of NATS, Slurm and kubectl.
 _OF_OTHERS = {"--scale", "--env-file", "--build-arg", "--no-deps", "--no-recreate"}
-_OF_OTHERS |= {"--tlscert", "--tlskey", "--mem"}
+_OF_OTHERS |= {"--tlscert", "--tlskey", "--mem", "--namespace"}
 
 
 def verbs_named(page: Path) -> set[tuple[str, ...]]:

@@ -328,7 +328,7 @@ async def test_the_keeper_says_that_nobody_is_shut_out_while_the_list_cannot_be_
         monitor=f"127.0.0.1:{monitor}",
     )
     keeper = keeper_of(port, monitor, tmp_path, hub / hub_folder.CONFIG)
-    log = tmp_path / "keeper.log"
+    log, accounts = tmp_path / "keeper.log", str(hub / ACCOUNTS)
 
     def reads() -> str:
         return hub_watch.loaded_at(("127.0.0.1", monitor), port)
@@ -336,12 +336,16 @@ async def test_the_keeper_says_that_nobody_is_shut_out_while_the_list_cannot_be_
     try:
         await until(lambda: listens(port) and bool(reads()))
         before = reads()
+        assert f"UTC: it starts with {keep_hub._digests([accounts])}\n" in log.read_text()
         (hub / ACCOUNTS).write_text("accounts { nobody closes this")
         await until(lambda: keep_hub.UNREAD in log.read_text())
-        assert reads() == before
+        assert reads() == before and "it has read" not in log.read_text()
         await revoked_is_out(hub, port)  # which writes the list anew
         assert reads() != before
         assert log.read_text().count(keep_hub.UNREAD) == 1
+        read = f"UTC: it has read {keep_hub._digests([accounts])}\n"
+        await until(lambda: read in log.read_text())
+        assert log.read_text().count("it has read") == 1
     finally:
         for process in (*(keeper.children() if keeper.is_running() else ()), keeper):
             with suppress(psutil.NoSuchProcess):

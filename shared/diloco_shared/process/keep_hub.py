@@ -8,12 +8,14 @@ configuration, which only this machine reaches (--monitor says where it is elsew
 wants a token is asked with that of --token-file: it logs each connection that has none.
 Where a file of --reload changes, such as accounts.conf of a hub's folder, the server reads its
 configuration again: `diloco site revoke` counts within seconds, wherever it was typed. A server
-that cannot read it goes on with what it knew, so it is asked until it says that it has.
+that cannot read it goes on with what it knew, so it is asked until it says that it has. The log
+says so then, with the first digits of each file's SHA-256, by which one knows a list from another.
 Its log passes through; its exit status is ours. It ends with this process, however that ends. Only
 the standard library: the image of the message server has nothing else.
 """
 
 import argparse
+import hashlib
 import os
 import signal
 import subprocess
@@ -43,12 +45,16 @@ FILES_S = 1.0
 READS_S = 0.3
 # Until it is said that it has not, in seconds: a busy machine may take one.
 SAYS_S = 3.0
+# Of a file's SHA-256: nobody mistakes so many for those of another list.
+DIGITS = 12
 # Until it is asked once more to read what it could not, in seconds: somebody has to mend the file.
 AGAIN_S = 10.0
 UNREAD = (
     "its configuration could not be read, so whoever was revoked is still let in: its own log says "
     "what is wrong, 'diloco site' and 'diloco hub' write those files anew. It is asked again"
 )
+# Nobody may take that for a revoked site that is out.
+UNSAID = "its monitoring does not answer, so see in its own log whether it has read"
 # Whoever reads it may have been told that a revoked site is out.
 UNCUT = (
     "leaf nodes stay as they are, so a revoked site that has one is still let in until this "
@@ -78,10 +84,17 @@ class Rereading:
         self.asked_at: float | None = None  # of a reading that is under way
         self.before = ""  # when it had last read it until then; "" where it does not say
         self.told = False  # since it was asked
+        self.last, self.digests = True, ""  # of the reading that is under way
 
-    def ask(self, now: float) -> None:
-        """Its files have changed."""
-        _say("its configuration is read again")
+    def ask(self, now: float, *, last: bool = True) -> None:
+        """Its files have changed. `last`: it is asked no more for this change.
+
+        Only what the last reading brought is said to be read: the one before it may have begun
+        when the files were not yet new.
+        """
+        _say("it is told to read its configuration again")
+        # Before it reads them: it then has read these files, or newer ones.
+        self.last, self.digests = last, _digests(self.files)
         self.before = self._loaded_at()
         self._hang_up(now)
         time.sleep(READS_S)
@@ -93,6 +106,8 @@ class Rereading:
         found = self._loaded_at()
         if not self.before or found not in ("", self.before):
             self.asked_at = None
+            if self.last:
+                _say(f"it has read {self.digests}" if self.before else f"{UNSAID} {self.digests}")
             _cut_leaves(self.files, self.config)
         elif now - self.asked_at >= AGAIN_S:
             self._hang_up(now)
@@ -119,6 +134,8 @@ def run(
 ) -> int | None:
     """One life of the server: its exit status; None: it shall be started anew."""
     changes = Changes(_versions(files))
+    if files:
+        _say(f"it starts with {_digests(files)}")
     # It does not outlive this process: nobody would read what it says, or start it anew.
     ends = dies_with_parent(signal.SIGTERM)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=ends)
@@ -133,7 +150,7 @@ def run(
             pass
         why = ""
         if changes.look(_versions(files)):
-            reading.ask(time.monotonic())
+            reading.ask(time.monotonic(), last=not changes.left)
         reading.look(time.monotonic())
         if not told.is_set() and time.monotonic() - asked_at < LOOK_S:
             continue
@@ -160,9 +177,10 @@ def _pass_on(log: Iterable[bytes], watch: HubWatch) -> None:
 
 
 def _say(text: str) -> None:
-    """In the log; a full disk ends nobody."""
+    """In the log, with the time, since logs are read long after; a full disk ends nobody."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     with suppress(OSError):
-        print(f"keep_hub: {text}", file=sys.stderr, flush=True)
+        print(f"keep_hub: {now}: {text}", file=sys.stderr, flush=True)
 
 
 def _versions(files: Sequence[str]) -> tuple[object, ...]:
@@ -176,6 +194,19 @@ def _version(file: str) -> object:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _digests(files: Sequence[str]) -> str:
+    """Names of files, each with the first digits that `sha256sum` shows of it."""
+    return ", ".join(f"{os.path.basename(file)} ({_digest(file)})" for file in files)
+
+
+def _digest(file: str) -> str:
+    try:
+        with open(file, "rb") as there:
+            return hashlib.file_digest(there, "sha256").hexdigest()[:DIGITS]
+    except OSError as error:
+        return error.strerror or "it cannot be read"
 
 
 def _config_of(command: Sequence[str]) -> str:

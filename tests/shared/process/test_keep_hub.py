@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -71,6 +72,9 @@ def test_the_keeper_outlives_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "stderr", disk)
     keep_hub._say("it is lost")
     assert not disk.failures
+    keep_hub._say("it is read")
+    line = "".join(map(str, disk.taken))
+    assert re.fullmatch(r"keep_hub: \d{4}(-\d\d){2} \d\d(:\d\d){2} UTC: it is read\n", line)
 
 
 class Reread:
@@ -83,6 +87,8 @@ class Reread:
         monkeypatch.setattr(keep_hub, "loaded_at", lambda monitor, port: self.loaded)
         monkeypatch.setattr(keep_hub, "_cut_leaves", lambda *given: self.cut.append(given))
         monkeypatch.setattr(keep_hub, "_say", self.said.append)
+        monkeypatch.setattr(keep_hub, "_digests", lambda files: f"{files} of {self.files}")
+        self.files = "january"
         process: Any = SimpleNamespace(send_signal=self.signals.append)
         self.reading = Rereading(
             process, ("127.0.0.1", 4222), ("127.0.0.1", 8222), ["accounts"], "c"
@@ -168,6 +174,34 @@ def test_one_that_cannot_be_asked_is_taken_to_have_read_it(
     server.reading.ask(100.0)
     server.reading.look(100.1)
     assert server.cut == [(["accounts"], "c")]
+    assert server.said[1:] == [f"{keep_hub.UNSAID} ['accounts'] of january"], "nobody has seen it"
+
+
+def test_that_it_has_read_a_list_is_said_once_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of which list: whoever waits for it may have changed the list again meanwhile."""
+    server = Reread(monkeypatch)
+    server.reading.ask(100.0, last=False)
+    server.loaded, server.files = "tuesday", "february"
+    server.reading.look(100.1)
+    assert not any("has read" in text for text in server.said), "it is asked once more"
+    server.reading.ask(101.0)
+    server.files = "march"
+    for now in (101.1, 102.0):
+        server.reading.look(now)
+    assert not any("has read" in text for text in server.said), "it has not"
+    server.loaded = "wednesday"
+    for now in (103.0, 104.0):
+        server.reading.look(now)
+    assert server.said[2:] == ["it has read ['accounts'] of february"]
+
+
+def test_a_file_is_named_with_the_digits_that_others_show_of_it(tmp_path: Path) -> None:
+    (tmp_path / "accounts.conf").write_text("abc")
+    (tmp_path / "folder").mkdir()
+    names = ("accounts.conf", "hub.pem", "folder")
+    assert keep_hub._digests([f"{tmp_path}/{name}" for name in names]) == (
+        "accounts.conf (ba7816bf8f01), hub.pem (No such file or directory), folder (Is a directory)"
+    )
 
 
 def test_a_server_that_wants_a_token_is_asked_with_it(
