@@ -51,6 +51,7 @@ STARTERS = {
     "services/syncer/diloco_syncer/app.py:serve": "connects over a socket",
     "services/coordinator/diloco_coordinator/app.py:serve": "a socket, and the web server on it",
     "services/coordinator/diloco_coordinator/api/listening_io.py:answer_on": "the web server",
+    "services/coordinator/diloco_coordinator/api/listening_io.py:Certificate.keep": "its files",
     "shared/diloco_shared/process/health.py:HealthServer.start": "the web server of health",
     "shared/diloco_shared/process/health.py:HealthServer._serve": "the web server of health",
     "shared/diloco_shared/process/health.py:HealthServer.close": "the web server of health",

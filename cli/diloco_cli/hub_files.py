@@ -39,8 +39,13 @@ def counted_here(room: int, store: Path) -> str:
     )
 
 
-def to_start(folder: Path, nodes: Sequence[Node], *, listen: str, monitor: str) -> None:
-    """How each message server of the hub is started, so that it goes on after a full disk."""
+def to_start(
+    folder: Path, nodes: Sequence[Node], *, listen: str, monitor: str, certificate: str = ""
+) -> None:
+    """How each message server of the hub is started, so that it goes on after a full disk.
+
+    `certificate`: the file of one that the hub has not made, as its configuration names it.
+    """
     stores = hub_folder.stores_of(folder).values()
     for node, store in zip(nodes or (None,), stores, strict=True):
         place = folder if node is None else folder / node.name
@@ -50,7 +55,10 @@ def to_start(folder: Path, nodes: Sequence[Node], *, listen: str, monitor: str) 
         given = _unless({"--at": _reached(listen, port), "--monitor": seen and _reached(seen)})
         # Its files are copied there from another machine; elsewhere 'diloco site' tells it.
         files = [place / ACCOUNTS, place / hub_folder.HUB_CERTIFICATE] if node is not None else []
-        reread = [word for file in files if file.exists() for word in ("--reload", str(file))]
+        named = [str(file) for file in files if file.exists()]
+        # Whoever renews that one tells nobody.
+        named += [certificate] if certificate else []
+        reread = [word for file in named for word in ("--reload", file)]
         server = ["nats-server", "-c", str(config)]
         command = shlex.join([*KEEPER, *given, *reread, str(store), *server])
         say(f"{config}: start the message server with: {command}")

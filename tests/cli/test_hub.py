@@ -271,6 +271,26 @@ def test_what_keeps_the_message_server_is_told_where_it_listens(
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("nodes", [(), ("--node", "a", "--node", "b", "--node", "c")])
+def test_a_certificate_that_the_hub_has_not_made_is_looked_at_by_what_keeps_its_server(
+    nodes: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whoever renews it tells nobody, and 'hub renew' is for the hub's own."""
+    hub = tmp_path / "hub"
+    given = ("--cert", "/live/hub/fullchain.pem", "--key", "/live/hub/privkey.pem")
+    assert run(monkeypatch, "hub", "init", hub, *given, *nodes) == 0
+    said = capsys.readouterr().out.splitlines()
+    started = [line for line in said if "start the message server with:" in line]
+    assert len(started) == (len(nodes) // 2 or 1)
+    for line in started:
+        assert line.count("--reload /live/hub/fullchain.pem ") == 1
+        config = Path(line.rpartition(" -c ")[2])
+        assert 'cert_file: "/live/hub/fullchain.pem"' in config.read_text()
+
+
 async def test_a_backup_is_written_into_no_folder_that_holds_anything(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()

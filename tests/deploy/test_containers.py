@@ -29,7 +29,7 @@ from diloco_shared.bus.nats.hub_config import ACCOUNTS
 from diloco_shared.process import hub_folder
 from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.keep_hub import ENDS_S
-from diloco_shared.process.membership import DataFolder
+from diloco_shared.process.membership import DataFolder, FolderTaken
 from diloco_shared.process.stopping import CLOSES_S
 
 FILES = ("compose.yaml", "hub.yaml", "site.yaml")
@@ -287,7 +287,43 @@ def test_one_more_learner_of_a_site_takes_the_new_name_and_leaves_the_others_alo
     more = re.findall(
         r"^docker compose -f compose/site\.yaml up (.*)$", shown("deploy"), re.MULTILINE
     )
-    assert more == ["--build -d --scale learner=2", "-d --no-recreate --scale learner=3"]
+    one_more = "-d --no-recreate --scale learner=3"
+    assert more == ["--build -d --scale learner=2", one_more, one_more]
+
+
+def test_learners_of_a_site_that_know_different_names_may_find_none_after_a_reboot(
+    tmp_path: Path,
+) -> None:
+    """So the page has all of them made anew, one by one: whoever knows all names finds one."""
+    old, new = ("oslo-1", "oslo-2"), ("oslo-1", "oslo-2", "oslo-3")
+    for name in (*reversed(new), "oslo-1"):  # the first container was started again alone
+        DataFolder(tmp_path, name).release()
+    held = [DataFolder.claim(tmp_path, "learner", "", names) for names in (new, old)]
+    assert [folder.member for folder in held] == ["oslo-1", "oslo-2"]
+    with pytest.raises(FolderTaken, match="give all the same list"):
+        DataFolder.claim(tmp_path, "learner", "", old)
+    held.append(DataFolder.claim(tmp_path, "learner", "", new))
+    assert held[-1].member == "oslo-3"
+    for folder in held:
+        folder.release()
+    exchanged = r"^docker stop CONTAINER && docker rm CONTAINER\ndocker compose .* --no-recreate "
+    assert re.search(exchanged, shown("deploy"), re.MULTILINE)
+
+
+def test_no_page_scales_a_site_down_to_the_number_of_an_example() -> None:
+    """Who types it as it stands takes learners away from a larger site."""
+    scaled = re.findall(r"--scale learner=(\S+)", shown("upgrade"))
+    assert {*scaled} == {"NUMBER", "1`,"}, "one where all GPUs are one learner's"
+
+
+def test_what_is_started_beside_a_hub_that_runs_leaves_the_hub_alone() -> None:
+    """In the foreground Ctrl-C would end all of it, and --build would make all of it anew."""
+    texts = [shown("deploy"), (COMPOSE / "observability.yaml").read_text("utf-8")]
+    for text in texts:
+        beside = re.findall(r"docker compose (.*) -f compose/observability\.yaml (.*)", text)
+        assert len(beside) == 2
+        assert {rest for _, rest in beside} == {"up -d prometheus grafana"}
+        assert sum("--env-file " in files for files, _ in beside) == 1, "the hub's"
 
 
 def test_runs_read_nothing_in_a_container_that_is_told_of_no_data_root() -> None:

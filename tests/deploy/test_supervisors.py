@@ -31,6 +31,7 @@ from waiting import wait_until
 from diloco_learner.settings import STOP_S
 from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.keep_hub import ENDS_S
+from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.stopping import CLOSES_S
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
@@ -63,15 +64,35 @@ def test_a_data_folder_that_is_not_to_be_written_is_a_wrong_set_up(
     """As after root has put a backup back: Slurm's script would start it again for ever."""
     (tmp_path / "file").touch()  # below it nobody makes a folder, not even root
     data = tmp_path / "file" / "data"
-    given = {"DILOCO_DATA": str(data), "DILOCO_PORT": "0", "DILOCO_CACHE": "off"}
-    command = [sys.executable, "-m", f"diloco_{service}"]
-    ended = subprocess.run(
-        command, env=os.environ | given, capture_output=True, text=True, timeout=300, check=False
-    )
+    ended = started(service, DILOCO_DATA=str(data))
     assert ended.returncode == 2, ended.stderr
     assert f"DILOCO_DATA={data}: {tmp_path / 'file'}" in ended.stderr
     assert "cannot be written (not a directory): give the folder to the user" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_a_data_folder_that_another_one_has_may_be_free_at_the_next_start(
+    service: str, tmp_path: Path
+) -> None:
+    """As that of a learner whose node was cut off: its job was queued elsewhere, and failed."""
+    held = DataFolder(tmp_path, "frankfurt-1")
+    try:
+        ended = started(service, DILOCO_DATA=str(tmp_path), DILOCO_ID="frankfurt-1")
+    finally:
+        held.release()
+    assert ended.returncode == 1, ended.stderr
+    assert f"frankfurt-1 is in use by process {os.getpid()}: stop it" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def started(service: str, **given: str) -> "subprocess.CompletedProcess[str]":
+    """A process that ends by itself, before it connects to anything."""
+    given |= {"DILOCO_PORT": "0", "DILOCO_CACHE": "off"}
+    command = [sys.executable, "-m", f"diloco_{service}"]
+    return subprocess.run(
+        command, env=os.environ | given, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def test_no_file_or_page_names_a_setting_that_no_process_has() -> None:

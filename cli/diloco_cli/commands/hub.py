@@ -108,7 +108,7 @@ def init(
         )
     except (ValueError, OSError) as error:
         raise amiss(folder, error) from None
-    to_start(folder.resolve(), nodes, listen=listen, monitor=monitor)
+    to_start(folder.resolve(), nodes, listen=listen, monitor=monitor, certificate=cert)
     if room != max_bytes:
         say(counted_here(room, store))
     _handed_out(folder, made, nodes, certificate=cert, hosts=host or ())

@@ -32,7 +32,7 @@ def main() -> None:
         pass
     except WrongSetUp as error:
         structlog.get_logger().error(str(error))
-        sys.exit(2)
+        sys.exit(error.status)
     except Exception as fault:
         tell(fault, settings.nats_url)
         sys.exit(1)

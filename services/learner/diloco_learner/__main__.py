@@ -87,7 +87,7 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
         signals = await until_stopped(serve(settings, hosts), once=hosts is not None)
     except WrongSetUp as error:
         log.error(str(error))
-        status = 2
+        status = error.status
     except (Exception, BaseExceptionGroup) as fault:
         tell(fault, settings.nats_url)
         status = 1

@@ -36,7 +36,7 @@ def main() -> None:
             runner.run(until_stopped(serve(settings)))
     except WrongSetUp as error:
         structlog.get_logger().error(str(error))
-        sys.exit(2)
+        sys.exit(error.status)
     except Exception as fault:
         tell(fault, settings.nats_url)
         sys.exit(1)

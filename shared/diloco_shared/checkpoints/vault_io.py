@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from diloco_shared import ambient
 from diloco_shared.durable import make_folder
 
 Buffer = bytes | bytearray | memoryview
@@ -31,6 +32,10 @@ DESCRIPTION_BYTES_MAX = 64 << 20
 S3_BYTES_MAX = 5 << 30
 # Pieces that are asked for at a time: a bucket takes a while to answer, whatever it is asked.
 ASKED_MAX = 4
+# A bucket is opened anew after so long, in seconds. One that is open is asked with the keys that it
+# was opened with, whatever their file says by then. Whoever changes keys leaves the old ones good
+# for longer, and to open it takes milliseconds.
+OPENED_S = 300.0
 
 
 class VaultError(OSError):
@@ -55,15 +60,18 @@ class Vault:
             self.path = Path(unquote(urlsplit(root).path)).absolute()
         self.root = root
         self._opened: Any = None
+        self._opened_at = 0.0
         self._made: Path | None = None  # the folder that was written to last
 
     @property
     def _kv(self) -> Any:
-        if self._opened is None:
+        now = ambient.monotonic()
+        stale = self.path is None and now - self._opened_at >= OPENED_S
+        if self._opened is None or stale:
             import tensorstore as ts
 
             try:
-                self._opened = ts.KvStore.open(self._spec()).result()
+                self._opened, self._opened_at = ts.KvStore.open(self._spec()).result(), now
             except ValueError as error:
                 raise VaultError(f"{self.root} cannot be opened: {error}") from None
         return self._opened

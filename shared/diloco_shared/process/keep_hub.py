@@ -223,8 +223,10 @@ def _config_of(command: Sequence[str]) -> str:
 def _cut_leaves(files: Sequence[str], config: str) -> None:
     """Sites' message servers come back with the rights that they have now, or not at all."""
     folders = sorted({os.path.dirname(file) for file in files})
-    # A certificate that is not the hub's own may lie elsewhere.
-    with_password = [f for f in folders if os.path.exists(f"{f}/{hub_leaves.PASSWORD}")]
+    # A certificate that is not the hub's own may lie elsewhere, and be the only file. Then the
+    # folder of the hub is that of the configuration.
+    known = [*folders, *([os.path.dirname(config)] if config else [])]
+    with_password = [f for f in known if os.path.exists(f"{f}/{hub_leaves.PASSWORD}")]
     folder = (with_password or folders)[0]
     try:
         ended = hub_leaves.cut(Path(folder), Path(config or f"{folder}/nats-server.conf"))
@@ -273,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--reload",
         action="append",
         default=[],
-        help="a file that the configuration includes; several times for several",
+        help="a file that the configuration includes or names; several times for several",
     )
     parser.add_argument("--token-file", default="", help="with the token that the server wants")
     parser.add_argument("store", help="its folder: `store_dir` in its configuration")

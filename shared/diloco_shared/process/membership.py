@@ -40,7 +40,13 @@ LOCK = "lock"
 
 
 class FolderTaken(WrongSetUp):
-    """Another process works in this data folder."""
+    """Another process works in this data folder.
+
+    It may end by itself: one that hangs in a call of its file system was given up, or its node is
+    cut off, and the same learner was started elsewhere. So another start may mend this.
+    """
+
+    status = 1
 
 
 class DataFolder:
@@ -96,7 +102,8 @@ class DataFolder:
         if allowed:
             raise FolderTaken(
                 f"every name of DILOCO_IDS ({', '.join(allowed)}) is in use by another process: "
-                "give this site another name at the hub, and in DILOCO_IDS, or start fewer learners"
+                "give this site another name at the hub, and in DILOCO_IDS, or start fewer "
+                "learners; where others on this machine know more names, give all the same list"
             )
         known = [path.parent for path in data.glob(f"{role}-*/{LOCK}")]
         for folder in sorted(known, key=_used_at, reverse=True):

@@ -1,6 +1,7 @@
 """A set-up that is wrong: what no restart mends is told as what to change, and ends the process.
 
-The process ends with exit status 2 then, so that whoever starts it need not try for ever.
+The process ends with exit status 2 then, so that whoever starts it need not try for ever. Where it
+may pass by itself all the same, the status is 1, as of any fault that another start may mend.
 """
 
 import contextlib
@@ -16,6 +17,9 @@ _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 class WrongSetUp(Exception):
     """Only somebody who changes the set-up mends it; the text says what to change."""
+
+    status = 2
+    """Of the process that it ends."""
 
 
 class AddressTaken(WrongSetUp):

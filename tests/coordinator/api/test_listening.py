@@ -3,8 +3,12 @@
 import asyncio
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +16,8 @@ from fastapi import FastAPI
 from waiting import until
 
 from diloco_coordinator.api import listening_io
-from diloco_coordinator.api.listening_io import listen, server_of
+from diloco_coordinator.api.listening_io import answer_on, listen, server_of
+from diloco_shared.process.certificates import for_hub, new_authority
 
 HEAD = b"POST /v1/runs HTTP/1.1\r\nHost: h\r\n"
 
@@ -122,3 +127,55 @@ def test_only_a_second_interruption_leaves_answers_unfinished() -> None:
     ):
         server.handle_exit(number, None)
         assert (server.should_exit, server.force_exit) == (True, forced)
+
+
+async def shown(port: int) -> str:
+    """The certificate that the API shows to whoever connects now."""
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=anybody)
+    try:
+        found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return ssl.DER_cert_to_PEM_cert(found)
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_certificate_that_is_renewed_is_shown_without_a_new_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvicorn reads it once: on the day when that one ended nobody would have got in."""
+    told, warned = list[str](), list[str]()
+    says = SimpleNamespace(
+        info=lambda text, **_: told.append(text), warning=lambda text, **_: warned.append(text)
+    )
+    monkeypatch.setattr(listening_io, "log", says)
+    monkeypatch.setattr(listening_io, "LOOK_S", 0.02)
+    authority = new_authority(datetime.now(UTC))
+    before, after = (for_hub(authority, ["api"], datetime.now(UTC)) for _ in range(2))
+    cert, key = tmp_path / "api.pem", tmp_path / "api-key.pem"
+    cert.write_text(before.certificate)
+    key.write_text(before.key)
+    with listen("127.0.0.1", 0) as bound:
+        port, serving = (
+            bound.getsockname()[1],
+            asyncio.create_task(answer_on(bound, FastAPI(), cert, key)),
+        )
+        try:
+            await until(lambda: shown(port), tolerated=(ConnectionError,))
+            assert await shown(port) == before.certificate
+            # One file comes after the other, and whoever connects meanwhile gets in.
+            cert.write_text(after.certificate)
+            await until(lambda: warned)
+            assert await shown(port) == before.certificate
+            key.unlink()
+            warned.clear()
+            await until(lambda: warned)
+            assert await shown(port) == before.certificate
+            key.write_text(after.key)
+            await until(lambda: "the certificate of the API was renewed" in told)
+            assert await shown(port) == after.certificate
+        finally:
+            serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving

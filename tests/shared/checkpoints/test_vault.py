@@ -178,6 +178,27 @@ def test_the_keys_of_a_bucket_may_be_in_a_file(
         assert bucket.asked and all(f"Credential={asked_as}/" in text for text in bucket.asked)
 
 
+def test_keys_that_are_changed_in_their_file_are_those_of_a_bucket_that_is_open_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of the tape's archive, for a whole run: the first keys may have ended by then."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "bucket"
+    file.write_text(KEYS.format("default", "of-monday"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    with Bucket("s3") as bucket:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bucket.endpoint)
+        vault = Vault("s3://some-bucket/a")
+        vault.write("k", b"1")
+        file.write_text(KEYS.format("default", "of-tuesday"))
+        monkeypatch.setattr(vault_io, "OPENED_S", 0.0)
+        vault.write("k", b"2")
+        assert "Credential=of-monday/" in bucket.asked[0]
+        assert "Credential=of-tuesday/" in bucket.asked[-1]
+
+
 IN_A_FOLDER = """
 import sys
 from diloco_shared.checkpoints import vault_io

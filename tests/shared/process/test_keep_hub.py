@@ -136,6 +136,20 @@ def test_leaves_are_cut_off_at_the_server_that_was_started(
     assert said == ["leaf nodes were cut off, 2 in all: those that may be in come back"]
 
 
+def test_leaves_of_a_hub_whose_certificate_lies_elsewhere_are_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is the only file which its keeper looks at; its password lies with its configuration."""
+    hub, other = tmp_path / "hub", tmp_path / "certificates"
+    for folder in (hub, other):
+        folder.mkdir()
+    (hub / PASSWORD).write_text("secret")
+    asked = list[tuple[Path, Path]]()
+    monkeypatch.setattr(hub_leaves, "cut", lambda *given: asked.append(given) or 0)
+    keep_hub._cut_leaves([f"{other}/fullchain.pem"], f"{hub}/nats-server.conf")
+    assert asked == [(hub, hub / "nats-server.conf")]
+
+
 def test_leaves_that_cannot_be_cut_off_are_said_to_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

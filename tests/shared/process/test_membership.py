@@ -234,8 +234,9 @@ async def test_who_works_for_nothing_is_told_again_once_the_server_was_started_a
 
 def test_a_data_folder_has_one_owner(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path, "a")
-    with pytest.raises(FolderTaken, match=f"process {os.getpid()}"):
+    with pytest.raises(FolderTaken, match=f"process {os.getpid()}") as taken:
         DataFolder(tmp_path, "a")
+    assert taken.value.status == 1, "whoever has it may end, so another start may mend it"
     other = DataFolder(tmp_path, "b")
     assert other.lock != folder.lock
     lock = folder.lock

@@ -29,6 +29,7 @@ def test_somebody_elses_data_folder_is_named_with_what_to_do(
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(WrongSetUp) as error:
         DataFolder.claim(tmp_path, "learner", "a")
+    assert error.value.status == 2
     me = pwd.getpwuid(os.geteuid()).pw_name
     assert str(error.value) == (
         f"DILOCO_DATA={tmp_path}: {tmp_path / 'a' / 'lock'} cannot be written "

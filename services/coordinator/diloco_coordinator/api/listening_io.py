@@ -7,6 +7,8 @@ memory and a descriptor for as long as it is open. So a request has to be comple
 import asyncio
 import signal
 import socket
+import ssl
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +26,9 @@ log = structlog.get_logger()
 # Head and body of a request, in seconds: 1 MiB at most, of which a specification is some kilobytes.
 # A connection that has sent a request and waits for the next one is closed after uvicorn's 5 s.
 REQUEST_S = 10.0
+# Between two looks whether the certificate was renewed, in seconds. Whoever renews one does so days
+# before the old one ends.
+LOOK_S = 60.0
 
 
 class Timely(H11Protocol):
@@ -80,7 +85,60 @@ async def answer_on(
     """Answer requests until the process is told to stop; `cert` and `key`: by https."""
     host, port = bound.getsockname()[:2]
     log.info("listening", address=f"{host}:{port}")
-    await server_of(api, ssl_certfile=cert, ssl_keyfile=key).serve(sockets=[bound])
+    server = server_of(api, ssl_certfile=cert, ssl_keyfile=key)
+    if cert is None:
+        await server.serve(sockets=[bound])
+        return
+    certificate = Certificate(cert, key)  # looked at before it is read: what comes between is seen
+    server.config.load()
+    assert server.config.ssl is not None
+    async with asyncio.TaskGroup() as tasks:
+        renewing = tasks.create_task(certificate.keep(server.config.ssl))
+        await server.serve(sockets=[bound])
+        renewing.cancel()
+
+
+class Certificate:
+    """Of the API, in its files. Whoever renews it replaces them; uvicorn reads them once.
+
+    Looks and reads at once, without a thread: a few kilobytes, once a renewal.
+    """
+
+    def __init__(self, cert: Path, key: Path | None) -> None:
+        self.cert, self.key = cert, key
+        self.seen = self._version()
+
+    async def keep(self, shown: ssl.SSLContext) -> None:
+        """Show the present one to whoever connects, for ever; open connections stay as they are."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look(shown)
+
+    def look(self, shown: ssl.SSLContext) -> None:
+        """Take up what was replaced. Files that do not belong together, or cannot be read, change
+        nothing: somebody is replacing them. It is said at each look until they do."""
+        version = self._version()
+        if version == self.seen:
+            return
+        try:
+            # Elsewhere first: what is shown would be left with half of it, and let nobody in.
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), shown):
+                # A password, so that nobody is asked for one: a key that wants one is refused.
+                context.load_cert_chain(self.cert, self.key, password="")
+        except OSError as error:  # of the file, or of what is in it
+            log.warning("the certificate of the API stays as it was", error=str(error))
+            return
+        self.seen = version
+        log.info("the certificate of the API was renewed")
+
+    def _version(self) -> list[tuple[int, int, int]]:
+        """Another one once a file is replaced; shorter where one is not there."""
+        found = []
+        for path in filter(None, (self.cert, self.key)):
+            with suppress(OSError):
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        return found
 
 
 class Server(uvicorn.Server):
