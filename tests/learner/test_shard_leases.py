@@ -541,7 +541,7 @@ async def test_a_learner_with_credentials_of_its_own_has_the_leader_write_its_le
         assert {x.holder for x in (await fleet.leases()).values()} == {"", "b"}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert all(subject.startswith("$KV.shards.r.") for subject in written)
+    assert written and all(subject.startswith("$KV.shards.r.") for subject in written)
 
 
 async def test_a_leader_writes_as_many_leases_as_small_shards_need_and_none_twice(
