@@ -1,6 +1,8 @@
 """What must hold of a run's tape and publications whatever died meanwhile."""
 
 import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from live.stack import Stack
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import PublicationManifest, TapeRound
+from diloco_shared.protocol.messages import PublicationManifest, TapeRecord, TapeRound
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
@@ -56,23 +58,44 @@ async def check_against_an_unfailed_execution(bus: NatsBus, folder: Path) -> int
     entry = await bus.kv_get(subjects.RUNS, "r")
     assert entry is not None and entry.value is not None
     spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
-    found = snapshots_in(folder, spec)
-    assert found, "no snapshot to compare with"
-    history, store, merges = History(spec), None, 0
-    digests: dict[tuple[int, int], str] = {}
-    for seq, record in await Tape(bus, "r").read():
-        payloads = await payloads_of("r", bus, record)
-        store = replay(history, store, record, seq, payloads)
+    there = snapshots_in(folder, spec)  # before the tape, which has all their records by then
+    tape = await Tape(bus, "r").read()
+    executed = await execute(spec, tape, lambda record: payloads_of("r", bus, record), there)
+    assert executed.merges
+    await check_publications(bus, executed.history, executed.digests)
+    return executed.merges
+
+
+@dataclass
+class Executed:
+    """What an execution has come to."""
+
+    history: History
+    merges: int = 0
+    digests: dict[tuple[int, int], str] = field(default_factory=dict)  # by (fragment, version)
+
+
+async def execute(
+    spec: RunSpec,
+    tape: Iterable[tuple[int, TapeRecord]],
+    payloads: Callable[[TapeRecord], Awaitable[Mapping[str, bytes]]],
+    there: list[tuple[SnapshotStore, int]],
+) -> Executed:
+    """Execute a whole tape, and lay its states against the snapshots that are there."""
+    assert there, "no snapshot to compare with"
+    executed, store, compared = Executed(History(spec)), None, 0
+    for seq, record in tape:
+        store = replay(executed.history, store, record, seq, await payloads(record))
         if isinstance(record, TapeRound) and record.outcome == "committed":
-            merges += 1
-            digests[record.fragment, record.version] = record.anchor_digest
-        for snapshots, covers in found:
+            executed.merges += 1
+            executed.digests[record.fragment, record.version] = record.anchor_digest
+        for snapshots, covers in there:
             if covers == seq:
                 assert store is not None
-                compare(snapshots, covers, history, store)
-    assert merges
-    await check_publications(bus, history, digests)
-    return merges
+                compare(snapshots, covers, executed.history, store)
+                compared += 1
+    assert compared == len(there), "a snapshot of a record that is not on the tape"
+    return executed
 
 
 def snapshots_in(folder: Path, spec: RunSpec) -> list[tuple[SnapshotStore, int]]:

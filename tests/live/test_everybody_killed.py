@@ -36,6 +36,7 @@ def test_everybody_is_killed_and_the_run_goes_on_from_its_last_round(tmp_path: P
         # What was published is what it was, bit for bit, and learners went on from it.
         anchors_after = asyncio.run(anchors(stack))
         both = anchors_before.keys() & anchors_after.keys()
+        assert both
         assert all(anchors_before[key] == anchors_after[key] for key in both)
         last, again = losses_before[-1], losses_before[-1]["steps"]
         later = stack.wait_until(

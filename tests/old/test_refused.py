@@ -67,7 +67,9 @@ async def test_a_snapshot_is_read(version: Path, run: str, shard: int, tmp_path:
 @pytest.mark.parametrize("run", RUNS)
 def test_a_learner_passes_over_its_own_checkpoint(version: Path, run: str, tmp_path: Path) -> None:
     """Its moments then come from a donor; what it cannot read it does not remove."""
-    for folder in (version / run / stored.DISK).glob("learner-*/checkpoints/*"):
+    folders = sorted((version / run / stored.DISK).glob("learner-*/checkpoints/*"))
+    assert folders
+    for folder in folders:
         copy = shutil.copytree(folder, tmp_path / folder.parts[-3])
         before = sorted(copy.rglob("*"))
         own = LocalCheckpoints(copy, 1)
@@ -90,9 +92,16 @@ async def test_the_cluster_of_this_release_leaves_it_alone(
         assert desk.registry.runs == {}
         answer = await desk.ask("POST", "/v1/runs", {**LARGE, "name": run})
         assert (answer.status_code, answer.json()["title"]) == (409, "The name is taken")
-        for ref in RunCheckpoints(hub.checkpoints).complete():
+        # Those of another run will do: `over` was never asked for one.
+        shutil.copytree(
+            version / "one" / stored.DISK / "checkpoints", hub.checkpoints, dirs_exist_ok=True
+        )
+        there = RunCheckpoints(hub.checkpoints)
+        refs = there.complete()
+        assert refs
+        for ref in refs:
             path = f"/v1/checkpoints/submit?checkpoint={ref}"
-            body = {**RunCheckpoints(hub.checkpoints).manifest(ref)[0].spec, "name": run}
+            body = {**there.manifest(ref)[0].spec, "name": run}
             answer = await desk.ask("POST", path, body)
             assert (answer.status_code, answer.json()["title"]) == (409, "The name is taken")
     assert {name: hub.kept(name) for name in before} == before

@@ -40,6 +40,7 @@ async def test_records_of_many_learners_leave_in_small_segments(
     archiver = TapeArchiver(context(spec, bus, folder=tmp_path), tape, archive)
     assert await archiver._move(50) == 3
     assert [(s.first, s.last) for s in archive.segments()] == [(1, 20), (21, 40), (41, 50)]
+    assert asked
     assert all(limit is not None and limit <= archiving.BATCH_RECORDS for limit in asked)
     assert [seq for seq, _ in await tape.read()] == list(range(1, 61))
     assert await archiver._move(50) == 0

@@ -193,8 +193,8 @@ def test_a_merge_under_way_is_recorded_before_the_end(driver_of: Callable[..., A
     running._answer = answer
     running._answer(staged[0])
     assert ended(running)
-    assert running.rounds[0].outcome == "committed"
-    assert all(r.outcome == "skipped" for r in running.rounds[1:])
+    outcomes = [r.outcome for r in running.rounds]
+    assert outcomes == ["committed"] + ["skipped"] * (len(there) - 1) and len(there) > 1
 
 
 def test_pause_takes_effect_before_there_are_parameters(driver: Any) -> None:

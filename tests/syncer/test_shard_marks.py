@@ -287,6 +287,9 @@ def test_a_shard_that_is_not_over_looks_when_it_is_told(pair: list[Any]) -> None
     for _ in range(30):
         seen = [*second.step("a", 0), *second.wait(LOOK_S / 10)]
         assert not [e for e in seen if isinstance(e, FindMark)]
+    seen = second.step("a", 0, mark=1)
+    assert len([e for e in seen if isinstance(e, FindMark)]) == 1
+    assert marks(second) == [(1, "begun")]
 
 
 def wished(checkpoint: int, restore: Restore | None = None) -> Wanted:

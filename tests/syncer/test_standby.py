@@ -59,7 +59,9 @@ SPEC = RunSpec.model_validate(
 class Hub:
     """The bus and what is on it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, leader_lease_s: float = 0.6) -> None:
+        membership = SPEC.membership.model_copy(update={"leader_lease_s": leader_lease_s})
+        self.spec = SPEC.model_copy(update={"membership": membership})
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, "test")
         self.folder = folder
@@ -73,7 +75,7 @@ class Hub:
             await self.bus.ensure_stream(StreamSpec(name, (captured,), 1 << 30))
         record = RunRecord(
             name="r",
-            spec=SPEC.model_dump(mode="json"),
+            spec=self.spec.model_dump(mode="json"),
             desired="running",
             quorum=1,
             created_at=0.0,
@@ -156,23 +158,28 @@ class Hub:
                 learner="a",
                 incarnation=0,
                 fragment=p,
-                config_hash=config_hash(SPEC),
+                config_hash=config_hash(self.spec),
                 layout=TENSORS,
                 blob=blob,
             )
             await self.bus.append(names[p] + ".m", encode(manifest))
         await self.append(TapeTerm(epoch=0, term=1, leader="gone", at=1.0))
-        record = first_record(SPEC, names, values)
+        record = first_record(self.spec, names, values)
         lies = ("0" * 32,) * len(values)
         await self.append(record.model_copy(update={"anchor_digests": lies}) if lie else record)
 
 
+# Patience for what is awaited, in seconds.
+WITHIN_S = 20.0
+
+
 async def within(what: "asyncio.Future[object] | object") -> object:
-    return await asyncio.wait_for(what, 20)  # type: ignore[arg-type]
+    return await asyncio.wait_for(what, WITHIN_S)  # type: ignore[arg-type]
 
 
 async def test_the_second_stands_by_and_leads_at_once_when_the_first_stops(tmp_path: Path) -> None:
-    hub = Hub(tmp_path)
+    # A lease that was not given back would run out long after our patience has.
+    hub = Hub(tmp_path, leader_lease_s=3 * WITHIN_S)
     await hub.prepare()
     await hub.initialise()
     async with AsyncExitStack() as first, AsyncExitStack() as second:
