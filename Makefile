@@ -11,19 +11,21 @@ ENDS ?= 50
 MINUTES ?= 60
 FUZZ_SECONDS ?= 600
 CORPORA ?= stdlib
+# What failed, what broke, and what was skipped and why: or it would be taken for played.
+TOLD = -q -rfEs
 # Pure tests take what cores there are.
 # What one worker compiled the others need not. Bytecode is kept even where the environment says no: a
 # third of the time of collecting is pytest's rewriting of assertions.
 KEPT = PYTHONDONTWRITEBYTECODE= JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.pytest_cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
-PURE = $(KEPT) $(BIN)/pytest -q -m "not live and not whole and not long" --ignore=tests/live -n auto --dist worksteal
+PURE = $(KEPT) $(BIN)/pytest $(TOLD) -m "not live and not whole and not long" --ignore=tests/live -n auto --dist worksteal
 # Whole stacks of processes: two at a time, since a third one costs more of two cores than it uses.
 # What starts one server, or none, is not among them.
 ALONE = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 # The longest first, so that no worker is left with one at the end.
 LONGEST = $(patsubst %,tests/live/test_%.py,demo text_to_model attacks)
 STACKS = $(LONGEST) $(filter-out $(LONGEST),$(ALONE))
-WHOLE = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "(live or whole) and not long"
+WHOLE = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(TOLD) -m "(live or whole) and not long"
 
 .PHONY: runs install format lint check pure stacks beside fuzzed test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test slurm-test upgrade-drill soak quality claims compose-test clean clean-data
 
@@ -82,20 +84,20 @@ stacks: install
 # and then. So nobody may expect it to be quick.
 WORLDS = tests/sim/whole
 beside: install
-	$(KEPT) nice -n 19 $(BIN)/pytest -q -m "not long" --timeout 900 -n 2 --dist worksteal $(WORLDS)
+	$(KEPT) nice -n 19 $(BIN)/pytest $(TOLD) -m "not long" --timeout 900 -n 2 --dist worksteal $(WORLDS)
 
 check: lint pure
 
 # All but stacks is collected once, which takes some seconds on every worker; a fifth of it waits
 # for servers and processes, so there are two workers more than cores.
 test: lint
-	$(KEPT) $(BIN)/pytest -q -m "not long" -n 4 --dist worksteal \
+	$(KEPT) $(BIN)/pytest $(TOLD) -m "not long" -n 4 --dist worksteal \
 		$(addprefix --ignore=,$(STACKS) $(WORLDS)) tests
 	$(MAKE) -j3 stacks beside fuzzed
 
 # Other examples of every property, and many more (tests/conftest.py).
 explore: install
-	HYPOTHESIS_PROFILE=explore $(KEPT) $(BIN)/pytest -q -m hypothesis --timeout 3600 \
+	HYPOTHESIS_PROFILE=explore $(KEPT) $(BIN)/pytest $(TOLD) -m hypothesis --timeout 3600 \
 		--ignore=tests/live -n auto --dist worksteal
 
 # The lane's parser, for a minute and always with the same inputs, so that a change is what breaks it.
@@ -110,7 +112,7 @@ fuzz: install
 
 # What takes minutes each on two cores, and worlds show as well.
 test-long: install
-	$(BIN)/pytest -q -m long -n 2 --dist worksteal tests/live tests/learner tests/sim tests/bench
+	$(BIN)/pytest $(TOLD) -m long -n 2 --dist worksteal tests/live tests/learner tests/sim tests/bench
 
 demo: runs
 	$(BIN)/diloco demo

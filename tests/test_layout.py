@@ -1,7 +1,10 @@
 """Where things lie: what awaits apart from what decides, no circles, no crumbs."""
 
 import ast
+import re
 
+import pytest
+from names import meant
 from structure import MARKER, ROOT, SMALL_LINES, circles, imports, modules
 
 # Of the product's services and what they share: these files await, besides those named *_io.py.
@@ -19,8 +22,21 @@ UNPLAYED = (
     "diloco_shared.process.hub_watch",
     "diloco_shared.process.keep_hub",
 )
-ASKED = {"time.monotonic", "time.time", "uuid.uuid4", "secrets.token_hex"}
-LAST_OF_ASKED = {asked.rpartition(".")[2] for asked in ASKED}
+# `time.sleep` tells nothing: threads beside what is played wait so. uuid3 and uuid5 are digests.
+ASKED = re.compile(
+    r"time\.(?!sleep$)\w+|random\.\w+|secrets\.\w+|uuid\.(?:uuid[14]|getnode)"
+    r"|os\.(?:urandom|getrandom)|datetime\.datetime\.(?:now|utcnow|today)|datetime\.date\.today"
+    r"|numpy\.random\.\w+"
+)
+# Whoever gives these a seed is told chance; without one they ask the machine for it.
+SEEDED = {"random.Random", "numpy.random.default_rng"}
+# What a module may ask besides.
+MAY_ASK = {
+    # How long its own thread computed, which no clock of a world knows; no world is watched so.
+    "diloco_shared.process.loop_watch": {"time.thread_time"},
+    # Certificates that are signed: by a command of whoever keeps a hub, which no world types.
+    "diloco_shared.process.hub_folder": {"datetime.datetime.now"},
+}
 
 
 def awaits(module: str) -> bool:
@@ -52,18 +68,59 @@ def test_few_files_are_crumbs() -> None:
     assert len(small) <= SMALL_MAX, "\n".join(small)
 
 
+def asked(source: str) -> set[str]:
+    """What a module asks the machine for time and chance, under whichever names it imports it."""
+    tree = ast.parse(source)
+    given = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call) and n.args}
+    return {
+        name
+        for node, name in meant(tree)
+        if ASKED.fullmatch(name) and not (name in SEEDED and id(node) in given)
+    }
+
+
 def test_what_worlds_play_is_told_time_and_chance() -> None:
     """Or a seed would not play the same world again."""
     asking = {
-        f"{module}: {ast.unparse(node)}"
+        f"{module}: {each}"
         for module, path in modules().items()
         if module.startswith(SERVICES) and not module.startswith(UNPLAYED)
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Attribute)
-        and node.attr in LAST_OF_ASKED
-        and ast.unparse(node) in ASKED
+        for each in asked(path.read_text("utf-8")) - MAY_ASK.get(module, set())
     }
     assert not asking
+
+
+@pytest.mark.parametrize("module", MAY_ASK)
+def test_nobody_may_ask_what_nobody_asks(module: str) -> None:
+    assert MAY_ASK[module] <= asked(modules()[module].read_text("utf-8"))
+
+
+def test_whoever_asks_for_time_and_chance_is_seen_however_it_is_written() -> None:
+    for code in (
+        "import time\ntime.perf_counter()",
+        "import time as t\nt.monotonic_ns()",
+        "from time import time_ns\ntime_ns()",
+        "import secrets\nsecrets.token_urlsafe(32)",
+        "from secrets import choice as one_of\none_of([1])",
+        "import os\nos.urandom(4)",
+        "from uuid import uuid1\nuuid1()",
+        "import random\nrandom.shuffle([])",
+        "from random import Random\nRandom()",
+        "from datetime import UTC, datetime\ndatetime.now(UTC)",
+        "import numpy as np\nnp.random.default_rng()",
+        "import numpy as np\nnp.random.rand()",
+    ):
+        assert asked(code), code
+    for code in (
+        "import time\ntime.sleep(1)",
+        "from random import Random\nRandom(5).random()",
+        "import numpy as np\nnp.random.default_rng(5)",
+        "import jax\njax.random.key(0)",
+        "from jax import random\nrandom.key(0)",
+        "secrets = {}\nsecrets.get('a')",
+        "from datetime import datetime\ndatetime.fromisoformat('')",
+    ):
+        assert not asked(code), code
 
 
 # Orders of process 0 to the others: written `plan.…` wherever they are used.

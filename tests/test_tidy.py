@@ -7,10 +7,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from names import meant
 
 ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
+_LOGGER = re.compile(r"(?:\b_?log|\bget_logger\(\))\.\w+$")
 NAMES_THAT_SAY_NOTHING = {"utils.py", "helpers.py", "common.py", "misc.py"}
 
 
@@ -32,12 +34,19 @@ def sources() -> list[Path]:
 
 
 def _writes_a_second_event(call: ast.Call) -> bool:
+    """Of a logger under any of its names: `log`, `_log`, `self.log`, or made on the spot."""
     twice = any(keyword.arg == "event" for keyword in call.keywords)
-    return twice and ast.unparse(call.func).startswith("log.")
+    return twice and _LOGGER.search(ast.unparse(call.func)) is not None
 
 
-def _is(node: ast.Attribute, module: str) -> bool:
-    return isinstance(node.value, ast.Name) and node.value.id == module
+def _lossy_waits(tree: ast.AST) -> list[int]:
+    """Lines of them, whichever way they are written."""
+    return [n.lineno for n, name in meant(tree) if re.fullmatch(r"asyncio\.(\w+\.)?wait_for", name)]
+
+
+def _calls(code: str) -> ast.Call:
+    (found,) = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)][:1]
+    return found
 
 
 @cache
@@ -51,6 +60,8 @@ def read_once() -> dict[str, list[str]]:
             too_long.append(f"{where}: {lines} lines")
         if text and not ast.get_docstring(tree):
             silent.append(str(where))
+        if "wait_for" in text:
+            lossy += [f"{where}:{line}" for line in _lossy_waits(tree)]
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
@@ -58,10 +69,6 @@ def read_once() -> dict[str, list[str]]:
                     too_long.append(f"{where}: {node.name} has {length} lines")
             elif isinstance(node, ast.Call) and _writes_a_second_event(node):
                 second_events.append(f"{where}:{node.lineno}")
-            elif (
-                isinstance(node, ast.Attribute) and node.attr == "wait_for" and _is(node, "asyncio")
-            ):
-                lossy.append(f"{where}:{node.lineno}")
     lossy = [where for where in lossy if not where.startswith("tests/")]
     wrong = {"too long": too_long, "silent": silent, "second events": second_events}
     return wrong | {"lossy waits": lossy}
@@ -80,9 +87,32 @@ def test_no_log_line_has_a_second_event() -> None:
     assert not read_once()["second events"]
 
 
+@pytest.mark.parametrize(
+    "logger", ["log", "_log", "self.log", "self._log", "structlog.get_logger()"]
+)
+def test_a_second_event_is_seen_whatever_the_logger_is_called(logger: str) -> None:
+    assert _writes_a_second_event(_calls(f"{logger}.info('a', event='b')"))
+    assert not _writes_a_second_event(_calls(f"{logger}.info('a', error='b')"))
+    assert not _writes_a_second_event(_calls("self.catalog.add(event='b')"))
+
+
 def test_nothing_waits_so_that_a_cancellation_can_be_lost() -> None:
     """In Python 3.11 `wait_for` swallows one that comes as its awaitable ends: use `timeout`."""
     assert not read_once()["lossy waits"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import asyncio\nasyncio.wait_for(a, 1)",
+        "from asyncio import wait_for as w\nw(a, 1)",
+        "import asyncio as aio\naio.wait_for(a, 1)",
+        "from asyncio import tasks\ntasks.wait_for(a, 1)",
+    ],
+)
+def test_a_wait_that_loses_cancellations_is_seen_however_it_is_written(code: str) -> None:
+    assert _lossy_waits(ast.parse(code)) == [2]
+    assert not _lossy_waits(ast.parse("import asyncio\nself.wait_for(asyncio.wait(a))"))
 
 
 def test_no_names_that_say_nothing_and_no_leftovers() -> None:
@@ -108,6 +138,14 @@ def test_properties_have_no_profile_of_their_own() -> None:
         if path.name not in ("conftest.py", "examples.py") and own.search(path.read_text("utf-8"))
     ]
     assert not faults, "\n".join(faults)
+
+
+def test_whoever_runs_tests_is_told_which_were_skipped_and_why() -> None:
+    """Some want tools that installing does not bring. What is not told is taken for played."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert re.search(r"^TOLD = .*-rfEs\b", makefile, re.MULTILINE)
+    starts = re.findall(r"\$\(BIN\)/pytest .*", makefile)
+    assert starts and all(line.startswith("$(BIN)/pytest $(TOLD) ") for line in starts)
 
 
 def test_every_invariant_built_so_far_is_cited_by_a_test() -> None:

@@ -1,7 +1,9 @@
 """`diloco data`: from a folder of text to a corpus, and one clear line for what is wrong."""
 
+import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -183,8 +185,14 @@ def test_a_bar_is_for_terminals(
 ) -> None:
     text = folder_of(tmp_path / "text", 60)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "120")):  # or rich takes it for a file
+        monkeypatch.setenv(name, value)
+    for name in ("NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
     status, _, err = diloco("prepare", text, "--to", tmp_path / "corpus")
     assert status == 0 and "prepares: " not in err
+    last = re.sub("\x1b\\[[^A-Za-z]*[A-Za-z]", "", err).rpartition("prepares")[2]
+    assert "━" in last and "3.0/3.0 kB" in last, "it is drawn, and to its end"
 
 
 def bad_lines(folder: Path) -> Path:
@@ -247,9 +255,20 @@ def test_what_is_wrong_is_one_line(
     assert not (tmp_path / "c").exists() or not any((tmp_path / "c").glob("index.json"))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_named(diloco: Diloco, tmp_path: Path) -> None:
-    text = folder_of(tmp_path / "text", 60)
-    (tmp_path / "shut").mkdir(mode=0o500)
-    status, _, err = diloco("prepare", text, "--to", tmp_path / "shut" / "c")
-    assert status == FAILED and "shut" in err and "permission denied" in err
+def test_a_folder_that_cannot_be_written_is_named(
+    diloco: Diloco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, shut = folder_of(tmp_path / "text", 60), tmp_path / "shut"
+    shut.mkdir()
+    make = Path.mkdir
+
+    def refused(path: Path, *how: Any, **more: Any) -> None:
+        """As the system does it, which root would not see."""
+        if shut in path.parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        make(path, *how, **more)
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    status, out, err = diloco("prepare", text, "--to", shut / "c")
+    assert status == FAILED and not out
+    assert err == f"diloco: {shut / 'c'}: permission denied\n"

@@ -146,10 +146,10 @@ def test_a_prefix_names_the_learners_of_a_site(tmp_path: Path) -> None:
     names = {(d["kind"], d["metadata"]["name"]) for d in found}
     pod = pod_of(job)
     assert pod is not None
-    for volume in pod["volumes"]:
-        if "persistentVolumeClaim" in volume:
-            claim = volume["persistentVolumeClaim"]["claimName"]
-            assert ("PersistentVolumeClaim", claim) in names
+    claims = [v["persistentVolumeClaim"] for v in pod["volumes"] if "persistentVolumeClaim" in v]
+    named = {claim["claimName"] for claim in claims}
+    assert named == {"frankfurt-learner-1", "frankfurt-corpora"}
+    assert named == {name for kind, name in names if kind == "PersistentVolumeClaim"}
     (source,) = containers(job)[0]["envFrom"]
     assert ("ConfigMap", source["configMapRef"]["name"]) in names
     assert ("Namespace", "diloco") in names

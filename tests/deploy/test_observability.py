@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from deploy.promql import faults
 from places import COMPOSE, ROOT, compose
 
 from diloco_coordinator.api.metrics_io import _COUNTERS
@@ -114,6 +115,42 @@ def test_every_metric_and_label_is_exported(where: str, expression: str) -> None
         assert chosen <= labels, f"{where}: {name} has no {chosen - labels}"
 
 
+# What the dashboard asks of Grafana: which values a label has.
+_VALUES = re.compile(r"label_values\((.*), (\w+)\)")
+
+
+@pytest.mark.parametrize(("where", "expression"), [*expressions()])
+def test_every_expression_is_sound_as_far_as_can_be_seen_here(where: str, expression: str) -> None:
+    """Prometheus' own tool sees more, and is not everywhere."""
+    metrics = BUILT_IN | {name: labels | SCRAPED for name, labels in exported().items()}
+    if asked := _VALUES.fullmatch(expression):
+        expression = asked[1]
+        assert asked[2] in metrics[expression]
+    assert not faults(expression, metrics), where
+
+
+@pytest.mark.parametrize(
+    ("expression", "wrong"),
+    [
+        ('sum by (run) (rate(diloco_a{run=~"$run"}[5m])) > 0.2 unless on (run) up == 1', ""),
+        ("diloco_a / on (run) group_left sum by (run) (diloco_a offset 5m) or vector(0)", ""),
+        ("sum(rate(diloco_a[5m])", "( stays open"),
+        ("rate(diloco_a[5m)])", ") closes nothing"),
+        ('diloco_a{run="a}', 'unreadable: "a}'),
+        ("rat(diloco_a[5m])", "rat is nothing that there is here"),
+        ("up + node_load1", "node_load1 is nothing that there is here"),
+        ("diloco_a unles on (run) up", "unles is nothing that there is here"),
+        ('diloco_a{member="a"}', "member is nothing that there is here"),
+        ("sum by (member) (diloco_a)", "member is nothing that there is here"),
+        ("sum diloco_a", "sum is nothing that there is here"),
+        ("rate diloco_a", "rate is nothing that there is here"),
+    ],
+)
+def test_an_expression_that_is_wrong_is_seen(expression: str, wrong: str) -> None:
+    metrics = {"diloco_a": {"run", "job"}, "up": {"run", "job"}}
+    assert faults(expression, metrics)[:1] == ([wrong] if wrong else [])
+
+
 def test_a_metric_that_is_not_there_would_be_seen() -> None:
     ((name, chosen),) = used('rate(diloco_rouns_total{run="a"}[5m])')
     assert name not in exported() and chosen == {"run"}
@@ -148,6 +185,8 @@ def test_prometheus_reads_where_the_processes_answer() -> None:
     ours = compose("compose.yaml")
     for job in config["scrape_configs"]:
         environment = ours[job["job_name"]]["environment"]
+        ways = ("static_configs", "dns_sd_configs")
+        assert sum(bool(job.get(way)) for way in ways) == 1, "or this job reads nobody"
         for found in job.get("static_configs", ()):
             # Its API answers who has no token with 401.
             assert found["targets"] == [f"coordinator:{environment['DILOCO_HEALTH_PORT']}"]

@@ -6,18 +6,25 @@ import inspect
 import json
 import re
 import shlex
+import tomllib
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+import yaml
 from deploy.test_observability import exported
 from docs.others import script_options, scripts
 from docs.ours import COMMANDS, diloco, of_commands_and_services, of_compose, path_of
 from docs.shell import Typed, commands
 from docs.shown import PAGES, ROOT, codes, is_placeholder, paragraphs, shown
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from structure import modules
 
+from diloco_cli.hub_files import ITS_OWN
 from diloco_shared.protocol import subjects
 from diloco_shared.spec.run import RunSpec
 
@@ -31,21 +38,74 @@ def test_every_variable_is_one_that_somebody_reads(page: Path) -> None:
 
 
 # Of a run, by the part of its file: `keeping.replicas`, with or without a value.
-_SETTING = re.compile(r"(\w+)\.([a-z]\w*)(?:\.\w+)*(?: = .+)?")
+_SETTING = re.compile(r"(\w+)\.([a-z]\w*)(?:\.\w+)*(?: = (.+))?")
+# Other words with a dot: files, by their endings. Whether ours are there is asked below.
+_FILES = re.compile(
+    r"[\w.]+\.(?:bin|conf|env|html|jinja|json|jsonl(?:\.1)?|md|model|out|partial|pem|py|safetensors"
+    r"|tar|toml|txt|yaml)"
+)
+# And what belongs to others, or to another part of the project.
+_OTHER_WORDS = {
+    *("Outer.nesterov", "status.tokens", "status.tokens_by_fragment", "speed.hosts"),
+    *("hub.example.org", "jax.lax.scan", "torch.compile"),
+    *("net.ipv4.tcp_congestion_control = bbr", "resources.limits.memory"),
+}
+
+
+def not_of_a_run(code: str) -> str:
+    """What is wrong with a setting as a page writes it; "" where nothing is, or it is none."""
+    named = _SETTING.fullmatch(code)
+    if named is None or _FILES.fullmatch(code) or code in _OTHER_WORDS or code in modules():
+        return ""
+    part = RunSpec.model_fields.get(named[1])
+    if part is None:
+        return f"{code}: a run has no {named[1]}"
+    kinds = typing.get_args(part.annotation) or (part.annotation,)
+    fields = [kind.model_fields.get(named[2]) for kind in kinds if hasattr(kind, "model_fields")]
+    if not any(fields):
+        return f"{code}: {named[1]} has no {named[2]}"
+    return not_taken(code, fields) if named[3] and not is_placeholder(named[3]) else ""
+
+
+def not_taken(code: str, fields: Sequence[FieldInfo | None]) -> str:
+    """What is wrong with its value, by itself: one that fits other settings badly is not seen."""
+    try:
+        ((_, section),) = tomllib.loads(code).items()
+        ((_, value),) = section.items()
+    except ValueError as error:
+        return f"{code}: {error}"
+    for field in filter(None, fields):
+        with suppress(ValidationError):
+            TypeAdapter(Annotated[field.annotation, field]).validate_python(value)
+            return ""
+    return f"{code}: no such value"
 
 
 @every_page
 def test_every_setting_of_a_run_is_one(page: Path) -> None:
-    faults = []
-    for code in codes(page):
-        named = _SETTING.fullmatch(code)
-        part = RunSpec.model_fields.get(named[1]) if named else None
-        # `model.safetensors` is a file.
-        if named and part is not None and "safetensors" not in code:
-            kinds = typing.get_args(part.annotation) or (part.annotation,)
-            if not any(named[2] in getattr(kind, "model_fields", ()) for kind in kinds):
-                faults.append(code)
-    assert not faults
+    assert not [wrong for code in codes(page) if (wrong := not_of_a_run(code))]
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong"),
+    [
+        ("keeping.replicas = 3", ""),
+        ('model.weights = "checkpoint:…"', ""),
+        ("run.toml", ""),
+        ("keepin.replicas", "a run has no keepin"),
+        ("keepin.replicas = 3", "a run has no keepin"),
+        ("keeping.replica", "keeping has no replica"),
+        ('keeping.replicas = "many"', "no such value"),
+        ("keeping.replicas = 400", "no such value"),
+        ("evaluation.beside_training = no", "Invalid value"),
+    ],
+)
+def test_a_setting_that_is_none_is_found(code: str, wrong: str) -> None:
+    assert wrong in not_of_a_run(code) and bool(wrong) == bool(not_of_a_run(code))
+
+
+def test_no_other_word_is_known_that_no_page_writes() -> None:
+    assert {code for page in PAGES for code in codes(page)} >= _OTHER_WORDS
 
 
 @every_page
@@ -70,6 +130,18 @@ def test_every_file_of_the_repository_is_there(page: Path) -> None:
     found = [path for text in shown(page) for path in _IN_A_COMMAND.findall(text.text)]
     found += [c for c in codes(page) if re.fullmatch(rf"(?:{'|'.join(_FOLDERS)})/[\w./*@-]+", c)]
     assert not [path for path in found if not any(ROOT.glob(path.rstrip("/")))]
+
+
+@functools.cache
+def names_of_modules() -> frozenset[str]:
+    return frozenset(path.name for folder in _FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+@every_page
+def test_every_module_that_is_named_without_its_folder_is_there(page: Path) -> None:
+    """`_io.py` is how names end; the reader writes `mymodel.py` (models.md)."""
+    named = {code for code in codes(page) if re.fullmatch(r"\w+\.py", code)}
+    assert named <= names_of_modules() | {"_io.py", "mymodel.py"}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -248,11 +320,28 @@ def test_a_typed_request_that_nobody_answers_is_found() -> None:
 
 @every_page
 def test_every_port_of_this_machine_is_one_that_something_here_listens_to(page: Path) -> None:
-    """8400 is the coordinator's; 4333 stands for one that the reader chose (three-nodes.md)."""
-    config = " ".join(path.read_text("utf-8") for path in (ROOT / "compose").glob("*.yaml"))
-    known = set(re.findall(r"\b\d{4,5}\b", config)) | {"4333", "8333"}
+    """4333 and 8333 stand for ports that the reader chose (three-nodes.md)."""
     named = re.findall(r"(?:127\.0\.0\.1|localhost):(\d+)", page.read_text("utf-8"))
-    assert {*named} <= known
+    assert {*named} <= listened_to() | {"4333", "8333"}
+
+
+@functools.cache
+def listened_to() -> set[str]:
+    """What containers give to this machine, and where a hub listens that `hub init` made."""
+    found = {place.rpartition(":")[2] for place in ITS_OWN.values()}
+    for path in sorted((ROOT / "compose").glob("*.yaml")):
+        for service in yaml.safe_load(path.read_text("utf-8")).get("services", {}).values():
+            for given in service.get("ports", ()):
+                # "127.0.0.1:${PORT:-8400}:8400": what is left of the container's own.
+                (port,) = re.findall(r"(\d+)\}?$", given.rpartition(":")[0])
+                found.add(port)
+    return found
+
+
+def test_a_number_that_is_no_port_is_none() -> None:
+    """Files for Compose name users, modes and limits of processes as well."""
+    assert {"8400", "4222", "8222", "3000", "9090"} <= listened_to()
+    assert not listened_to() & {"10001", "1024", "1777", "4096", "8401"}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Plans: what is chosen, that it fits what there is, and that there is always an answer."""
 
+import re
 from math import ceil
 from typing import Any
 
@@ -252,6 +253,53 @@ def test_no_more_shards_are_planned_than_a_run_may_have() -> None:
         plan(asked)
 
 
+def can_be_planned(asked: PlanRequest) -> bool:
+    try:
+        plan(asked)
+    except Infeasible:
+        return False
+    return True
+
+
+@examples(40)
+@given(st.floats(0, 12), st.integers(2, 7), st.integers(1, 16), st.floats(-5, 4), st.floats(0, 2))
+def test_nothing_is_refused_where_nothing_is_short(
+    params: float, chips: int, centers: int, years: float, step: float
+) -> None:
+    plan(
+        PlanRequest(
+            params=10**params,
+            chips=10**chips,
+            centers=centers,
+            mtbi_years=10**years,
+            step_s=10**step,
+            link_gbit_per_s=1e5,
+            hub_gbit_per_s=1e5,
+            syncer_memory_gib=1e5,
+            syncer_cores=1024,
+            syncer_disk_gb_per_s=1e4,
+        )
+    )
+
+
+def link_named(text: str) -> float:
+    found = re.match(r"link_gbit_per_s must be at least (\S+)", text)
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.parametrize("params", [1e8, 5e9, 4e10])
+def test_a_link_that_is_named_suffices_and_a_thinner_one_does_not(params: float) -> None:
+    """By hand: in 96 s, a value in 4.0625 bits, and in a turn with keyframes one of 16 in 32."""
+    with pytest.raises(Infeasible) as refused:
+        plan(wishes(params=params, link_gbit_per_s=1e-3))
+    needed = link_named(str(refused.value))
+    fullest = (15 * 4.0625 + 32) / 16
+    assert needed == pytest.approx(params * fullest / 96 / 1e9 / LOAD_MAX, rel=5e-3)
+    plan(wishes(params=params, link_gbit_per_s=1.01 * needed))
+    with pytest.raises(Infeasible, match="link_gbit_per_s"):
+        plan(wishes(params=params, link_gbit_per_s=0.99 * needed))
+
+
 @examples(60)
 @given(
     st.floats(0, 13), st.integers(0, 8), st.integers(1, 40), st.floats(-4, 5), st.floats(-5, 4),
@@ -271,7 +319,10 @@ def test_every_plan_can_be_run_or_says_what_is_short(
     try:
         found = plan(asked)
     except Infeasible as error:
-        assert str(error)
+        text = str(error)
+        more = {"link_gbit_per_s": 1e6, "syncer_disk_gb_per_s": 1e6}  # as much as can be asked for
+        if can_be_planned(PlanRequest.model_validate(asked.model_dump() | more)):
+            assert "link" in text or "disk" in text, f"neither was short: {text}"
         return
     Algorithm.model_validate(found["algorithm"])
     assert found["predicted"]["link_load"] <= LOAD_MAX

@@ -4,8 +4,10 @@ import asyncio
 import errno
 import json
 import os
+import re
 import stat
 import threading
+from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -188,6 +190,20 @@ async def test_another_coordinator_knows_what_one_has_changed(world: Any) -> Non
 
 
 # --- the administrator's --------------------------------------------------------------------------
+
+
+def test_a_token_is_of_the_chance_that_whoever_makes_it_is_told() -> None:
+    """A world tells its own, so that a seed plays it again."""
+
+    class Told(System):
+        def token(self, size: int) -> str:
+            return bytes(range(size)).hex()
+
+    with ambient.using(Told()):
+        made = admin_token_io.new_token()
+    assert urlsafe_b64decode(made + "=") == bytes(range(32))
+    others = {admin_token_io.new_token() for _ in range(8)}
+    assert len(others) == 8 and all(re.fullmatch(r"[\w-]{43}", other) for other in others)
 
 
 def test_the_admin_token_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:

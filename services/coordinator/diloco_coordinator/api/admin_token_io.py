@@ -3,7 +3,7 @@
 import json
 import os
 import re
-import secrets
+from base64 import urlsafe_b64encode
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def admin_token(data: Path) -> str:
 
 def new_token() -> str:
     """256 random bits, safe in a header."""
-    return secrets.token_urlsafe(32)
+    return urlsafe_b64encode(bytes.fromhex(ambient.token(32))).decode("ascii").rstrip("=")
 
 
 def tokens_in(path: Path) -> list[str]:
