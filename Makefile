@@ -135,7 +135,7 @@ ends: install
 	$(BIN)/python -m diloco_simulator.worlds.ends --seeds $(ENDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh)
 
 mutants: install
-	$(BIN)/python bench/mutants.py $(if $(JSON),--json $(JSON))
+	$(BIN)/python bench/mutants.py $(if $(JSON),--json $(JSON)) $(if $(FURTHER),--further)
 
 # Do our checkpoints compute in transformers what they compute here? In an environment of its own.
 INTEROP := .venv-interop

@@ -1,13 +1,15 @@
 """Break the product on purpose, one small way at a time: do the worlds and tests see it?
 
-`python bench/mutants.py --json FILE`. Each mutation in mutants.toml is a plausible fault of product
+`python bench/mutants.py --json FILE [--further]`. Each mutation in mutants.toml is a plausible fault of product
 code: a file, an exact old text, a new one, and why somebody might write it. It is put in place
 while the module is imported, never on disk. The test that it names must then fail, which takes
 seconds. Where it names none, and for all with `--worlds`, seeded worlds of whole services are
-played until one breaks a promise. Exit status 1 if one goes unseen.
+played until one breaks a promise. Exit status 1 if one goes unseen. All of them take an hour or
+more: FILE is written as they come, and --further leaves out those that it has already.
 """
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
@@ -61,6 +63,12 @@ class Mutant:
     def module(self) -> str:
         return dotted(self.file)
 
+    @property
+    def digest(self) -> str:
+        """Another one once the fault, or what must see it, is another one."""
+        told = json.dumps([self.file, self.old, self.new, self.test, self.world], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
     def source(self) -> str:
         """The file with the fault; ValueError if the old text is not there exactly once."""
         text = (ROOT / self.file).read_text(encoding="utf-8")
@@ -83,6 +91,7 @@ class Outcome:
     what: str  # the promise that broke and how, or the test
     seeds: int  # worlds played
     seconds: float
+    fault: str = ""  # digest of the mutant as it was then
 
 
 def mutants(path: Path = DATA) -> list[Mutant]:
@@ -230,46 +239,84 @@ def outcomes(chosen: Sequence[Mutant], seeds: int, jobs: int) -> Iterator[Outcom
         yield from pool.map(lambda m: outcome(m, seeds), chosen)
 
 
+@dataclass
+class Table:
+    """What was found so far, in a file that is written anew with each outcome."""
+
+    path: Path | None
+    command: str
+    found: dict[str, Outcome] = field(default_factory=dict)
+    seconds: float = 0.0  # of earlier runs
+
+    def read(self) -> None:
+        """What an earlier run has found."""
+        if self.path is None or not self.path.is_file():
+            return
+        result = json.loads(self.path.read_text("utf-8"))
+        self.found = {o["name"]: Outcome(**o) for o in result["table"]}
+        self.seconds = result["figures"]["seconds"]
+
+    def left(self, chosen: Sequence[Mutant], known: Sequence[Mutant]) -> list[Mutant]:
+        """Those that were not tried as they are now; what is not `known` any more is forgotten."""
+        now = {m.name: m.digest for m in known}
+        self.found = {n: o for n, o in self.found.items() if o.fault == now.get(n)}
+        return [m for m in chosen if m.name not in self.found]
+
+    def figures(self, seconds: float) -> dict[str, float]:
+        by = [o.by for o in self.found.values()]
+        return {
+            "mutants": len(by),
+            "caught": sum(map(bool, by)),
+            "caught_by_worlds": by.count("worlds"),
+            "caught_by_tests": by.count("tests"),
+            "seconds": round(self.seconds + seconds, 1),
+        }
+
+    def write(self, seconds: float) -> None:
+        if self.path is None:
+            return
+        figures = self.figures(seconds)
+        result = {
+            **figures,
+            "figures": figures,
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "command": self.command,
+            "seed": 0,
+            "table": [asdict(o) for o in self.found.values()],
+        }
+        self.path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the table there")
+    parser.add_argument("--further", action="store_true", help="go on where that table ends")
     parser.add_argument("--only", nargs="*", help="mutants by name")
     parser.add_argument("--worlds", action="store_true", help="ask worlds alone, and no tests")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="worlds played at most, of each")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     try:
-        chosen = [m for m in mutants() if not args.only or m.name in args.only]
+        known = mutants()
     except ValueError as error:
         sys.exit(str(error))
     if args.worlds:
-        chosen = [replace(m, test="") for m in chosen]
-    began, found = time.monotonic(), []
-    for o in outcomes(chosen, args.seeds, args.jobs):
-        found.append(o)
+        known = [replace(m, test="") for m in known]
+    chosen = [m for m in known if not args.only or m.name in args.only]
+    table = Table(args.json, f"python bench/mutants.py --seeds {args.seeds}")
+    if args.further:
+        table.read()
+    left, began = table.left(chosen, known), time.monotonic()
+    for mutant, o in zip(left, outcomes(left, args.seeds, args.jobs), strict=True):
+        table.found[o.name] = replace(o, fault=mutant.digest)
+        table.write(time.monotonic() - began)
         print(
             f"{o.name:<44} {o.by or 'NOT SEEN':<9} {o.seeds:>4} worlds  {o.what[:90]}", flush=True
         )
-    caught = [o for o in found if o.by]
-    figures = {
-        "mutants": len(found),
-        "caught": len(caught),
-        "caught_by_worlds": sum(o.by == "worlds" for o in found),
-        "caught_by_tests": sum(o.by == "tests" for o in found),
-        "seconds": round(time.monotonic() - began, 1),
-    }
+    figures = table.figures(time.monotonic() - began)
     print("  ".join(f"{name} {value}" for name, value in figures.items()))
-    if args.json:
-        result = {
-            **figures,
-            "figures": figures,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "command": f"python bench/mutants.py --seeds {args.seeds}",
-            "seed": 0,
-            "table": [asdict(o) for o in found],
-        }
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    sys.exit(0 if len(caught) == len(found) else 1)
+    table.write(time.monotonic() - began)
+    sys.exit(0 if figures["caught"] == figures["mutants"] else 1)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import importlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import mutants
 import pytest
@@ -81,3 +83,30 @@ def test_a_process_that_a_test_starts_has_the_fault_too() -> None:
         process = [sys.executable, "-c", asks]
         told = subprocess.run(process, env=os.environ | more, capture_output=True, text=True)
         assert told.stdout.strip() == what, told.stderr
+
+
+def test_a_run_goes_on_where_it_ended_with_what_was_not_tried_as_it_is(tmp_path: Path) -> None:
+    one, two, three = (
+        mutants.Mutant(name, f"diloco_{name}.py", "old", "new", "why") for name in ("a", "b", "c")
+    )
+    table = mutants.Table(tmp_path / "table.json", "again")
+    for m, by in ((one, "tests"), (two, "")):
+        found = mutants.Outcome(m.name, m.file, m.why, by, "", 0, 1.0, m.digest)
+        table.found[m.name] = found
+    table.write(10.0)
+    later = mutants.Table(tmp_path / "table.json", "again")
+    later.read()
+    changed = replace(two, new="newer")
+    known = [one, changed, three]
+    assert later.left([three], known) == [three] and later.found.keys() == {"a"}
+    assert later.left(known, known) == [changed, three]
+    assert later.figures(5.0) == {
+        "mutants": 1,
+        "caught": 1,
+        "caught_by_worlds": 0,
+        "caught_by_tests": 1,
+        "seconds": 15.0,
+    }
+    nothing = mutants.Table(tmp_path / "none.json", "")
+    nothing.read()
+    assert nothing.left([one], [one]) == [one]
