@@ -1,11 +1,11 @@
 """Break the product on purpose, one small way at a time: do the worlds and tests see it?
 
-`python bench/mutants.py --json FILE [--further]`. Each mutation in mutants.toml is a plausible fault
-of product code: a file, an exact old text, a new one, and why somebody might write it. It is put in
-place while the module is imported, never on disk. The test that it names must then fail, which
-takes seconds. Where it names none, and for all with `--worlds`, seeded worlds of whole services are
-played until one breaks a promise. Exit status 1 if one goes unseen. All of them take an hour or
-more: FILE is written as they come, and --further leaves out those that it has already.
+`python bench/mutants.py --json FILE [--further]`. Each mutation in mutants.toml is a plausible
+fault of product code: a file, an exact old text, a new one, and why somebody might write it. It is
+put in place while the module is imported, never on disk. The test that it names must then fail,
+which takes seconds. Where it names none, and for all with `--worlds`, seeded worlds of whole
+services are played until one breaks a promise. Exit status 1 if one goes unseen. All of them take
+an hour or more: FILE is written as they come, and --further leaves out those that it has already.
 """
 
 import argparse

@@ -5,8 +5,8 @@ What no seed reaches, no seed has tested. Names are keys of a verdict's `counts`
 
 from collections import Counter
 
-# Of the 5,019 worlds of docs/results/sim_167.json to sim_169.json so many or more reached each state
-# of REQUIRED, but for RAREST.
+# Of the 5,019 worlds of docs/results/sim_167.json to sim_169.json so many or more reached each
+# state of REQUIRED, but for RAREST.
 REACHED, OF = 500, 5019
 RAREST = {
     "another request under a key refused": 324,

@@ -6,12 +6,16 @@ import signal
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
 from fastapi import FastAPI
 from waiting import until
 
@@ -129,6 +133,17 @@ def test_only_a_second_interruption_leaves_answers_unfinished() -> None:
         assert (server.should_exit, server.force_exit) == (True, forced)
 
 
+def of_rsa() -> tuple[str, str]:
+    """A certificate and its key, of the kind that the project makes none of."""
+    key, now = rsa.generate_private_key(65537, 2048), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "api")])
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+    clear = serialization.NoEncryption()
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    signed = made.sign(key, hashes.SHA256()).public_bytes(pem)
+    return signed.decode(), key.private_bytes(pem, form, clear).decode()
+
+
 async def shown(port: int) -> str:
     """The certificate that the API shows to whoever connects now."""
     anybody = ssl.create_default_context()
@@ -175,6 +190,12 @@ async def test_a_certificate_that_is_renewed_is_shown_without_a_new_start(
             key.write_text(after.key)
             await until(lambda: "the certificate of the API was renewed" in told)
             assert await shown(port) == after.certificate
+            other, other_key = of_rsa()
+            told.clear()
+            cert.write_text(other)
+            key.write_text(other_key)
+            await until(lambda: told)
+            assert await shown(port) == other, "a context may hold one of each kind of key"
         finally:
             serving.cancel()
             with suppress(asyncio.CancelledError):

@@ -92,8 +92,9 @@ async def answer_on(
     certificate = Certificate(cert, key)  # looked at before it is read: what comes between is seen
     server.config.load()
     assert server.config.ssl is not None
+    certificate.show_by(server.config.ssl)
     async with asyncio.TaskGroup() as tasks:
-        renewing = tasks.create_task(certificate.keep(server.config.ssl))
+        renewing = tasks.create_task(certificate.keep())
         await server.serve(sockets=[bound])
         renewing.cancel()
 
@@ -107,28 +108,41 @@ class Certificate:
     def __init__(self, cert: Path, key: Path | None) -> None:
         self.cert, self.key = cert, key
         self.seen = self._version()
+        self.renewed: ssl.SSLContext | None = None  # the present one, once it is not the first one
 
-    async def keep(self, shown: ssl.SSLContext) -> None:
-        """Show the present one to whoever connects, for ever; open connections stay as they are."""
+    def show_by(self, first: ssl.SSLContext) -> None:
+        """Whoever connects to `first` is shown the present one; open connections stay as they are.
+
+        It is not loaded into `first`, which may hold one of each kind of key: it would go on with
+        the old one of another kind.
+        """
+
+        def shown(connection: ssl.SSLObject, _: Any, __: ssl.SSLContext) -> None:
+            if self.renewed is not None:
+                connection.context = self.renewed
+
+        first.sni_callback = shown
+
+    async def keep(self) -> None:
+        """Have the present one, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look(shown)
+            self.look()
 
-    def look(self, shown: ssl.SSLContext) -> None:
+    def look(self) -> None:
         """Take up what was replaced. Files that do not belong together, or cannot be read, change
         nothing: somebody is replacing them. It is said at each look until they do."""
         version = self._version()
         if version == self.seen:
             return
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # Elsewhere first: what is shown would be left with half of it, and let nobody in.
-            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), shown):
-                # A password, so that nobody is asked for one: a key that wants one is refused.
-                context.load_cert_chain(self.cert, self.key, password="")
+            # A password, so that nobody is asked for one: a key that wants one is refused.
+            context.load_cert_chain(self.cert, self.key, password="")
         except OSError as error:  # of the file, or of what is in it
             log.warning("the certificate of the API stays as it was", error=str(error))
             return
-        self.seen = version
+        self.seen, self.renewed = version, context
         log.info("the certificate of the API was renewed")
 
     def _version(self) -> list[tuple[int, int, int]]:
