@@ -19,6 +19,7 @@ from diloco_shared.protocol.messages import (
     TapeRebirth,
     TapeRound,
     TapeSetting,
+    TapeTerm,
     TensorSpec,
     Verdict,
 )
@@ -178,6 +179,8 @@ def test_a_learner_that_waits_for_data_has_adopted_all_and_done_nothing() -> Non
     nothing = {"adopted_at": (0,), "c_steps": (0,), "c_tokens": (0,)}
     claims.told(Progress.model_construct(**waits, **nothing))
     assert not told
+    claims.told(Progress.model_construct(**waits, **nothing | {"c_steps": (5,)}))
+    assert "5 steps since it adopted" in told.pop()
     done = {**said, "step": 1, "tokens": 8, "adopted": (3,)}
     claims.told(Progress.model_construct(**done, **nothing))
     assert "it did 0 steps" in told[0]
@@ -198,12 +201,13 @@ def test_a_first_round_that_waits_for_room_on_the_tape_was_made_before_the_hub_h
         )
         used.record(record, None, now)
 
-    used.record(TapeSetting(term=0, name="quorum", value=1, reason="", at=9.0), None, 29.0)
+    used.record(TapeTerm(epoch=0, term=1, leader="s", at=5.0), None, 5.0)
+    used.record(TapeSetting(term=1, name="quorum", value=1, reason="", at=9.0), None, 29.0)
     closes(0, 10.0, 0.0, 30.0)
     closes(1, 35.0, 0.25, 36.0)
     assert not told
     closes(2, 36.0, 0.5, 37.0)
-    assert told == ["round 2: 0.500000 is used, it is 0.260000 to 0.260000"]
+    assert told == ["round 2: 0.500000 is used, it is 0.260000 to 0.270000"]
 
 
 def test_a_round_may_count_to_any_quorum_since_it_was_opened() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -230,6 +231,18 @@ def test_what_lives_of_a_lost_history_had_done_by_their_checkpoint_counts_once()
     ledger.saw(life(5, 0, 0, learner="b", incarnation=7))
     ledger.saw(life(5, 0, 0, incarnation=8))
     assert classes(ledger) == {"lost": 60, "in_flight": 10}
+
+
+def test_no_more_names_are_known_after_a_checkpoint_than_before_i12(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that the present knows are kept: they were settled last."""
+    monkeypatch.setattr("diloco_syncer.history.ledger.NAMES_MAX", 3)
+    ledger, present = Ledger.empty(P), Ledger.empty(P)
+    ledger.newest = {name: 7 for name in ("w", "x", "y")}
+    present.newest = {name: 9 for name in ("a", "y")}
+    ledger.resume(present, own=True)
+    assert ledger.newest == {"x": 7, "a": 9, "y": 9}
 
 
 def test_a_shard_of_the_syncer_forgets_lives_once_its_own_fragments_are_settled_i12() -> None:

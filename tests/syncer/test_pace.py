@@ -50,8 +50,16 @@ def test_what_had_waited_on_its_way_and_comes_at_once_makes_no_quick_steps() -> 
     pace = paced((0.0, 1), (8.0, 2), (16.0, 3), *cut_off, step_s=8.0)
     assert pace.borne_out_s(502.0) == pace.least_s(502.0) >= 8.0
     assert paced((0.0, 7), (0.1, 30), (0.2, 60), step_s=8.0).borne_out_s(1.0) == 8.0
+    from_0 = [(n / 50, n) for n in range(8)]  # the first of them said that it recovers
+    assert paced(*from_0, step_s=8.0).borne_out_s(0.3) == 8.0
     quick = [(500.0 + n / 25, n) for n in range(3, 4 * REPORTS)]
     assert paced(*quick, step_s=3600.0).borne_out_s(quick[-1][0]) < 0.1, "it goes on so"
+
+
+def test_nobody_is_slow_in_the_first_moments_after_a_pause() -> None:
+    """All steps of a moment are one hearing: how many they were is known from the next one on."""
+    quick = [(n / 50, 9 + n) for n in range(1, 24)]
+    assert paced(*quick, step_s=0.02).least_s(0.46) == 0.02
 
 
 def test_first_steps_compile_and_tell_nothing_of_the_next_ones() -> None:

@@ -124,9 +124,12 @@ class Changes:
         self.left = 0
 
     def look(self, versions: tuple[object, ...]) -> bool:
-        """Whether it is to read now. What is not there is being replaced, and waits for a look."""
-        if None not in versions and versions != self.versions:
-            self.versions, self.left = versions, 2
+        """Whether it is to read now. What is not there is being replaced, and waits for a look;
+        the others do not, since it may be away for long."""
+        pairs = zip(versions, self.versions, strict=True)
+        there = tuple(known if found is None else found for found, known in pairs)
+        if there != self.versions:
+            self.versions, self.left = there, 2
         if not self.left:
             return False
         self.left -= 1

@@ -45,7 +45,10 @@ class Used:
     cut: bool = False  # by the user, before the budget was used
     term: int = 0
     at: float = 0.0  # of this record, by the clock of whoever led
-    since: float = 0.0  # when the hub took the record before the first round, in virtual seconds
+    since: float = 0.0  # when the first round was made, or earlier, in virtual seconds
+    # From the clock of whoever led before the first round to virtual seconds, or more: a record
+    # waits before the hub takes it, and where the tape is full it waits for long.
+    offset: float = math.inf
     seconds: float = 0.0  # between the records of each term since the first round, together
 
 
@@ -92,11 +95,14 @@ class BudgetUsed:
     def _passed(self, record: TapeRecord, now: float) -> Used:
         """How long a run went on, by its records: those of two clocks are not compared."""
         used = self.now
-        if used.next_round == 0 and not isinstance(record, TapeRound):
-            used = replace(used, since=now)
         term = getattr(record, "term", 0)
         begins = isinstance(record, TapeTerm | TapeRebirth)
         begins = begins or (isinstance(record, TapeEpoch) and term > used.term)
+        if used.next_round == 0:
+            offset = min(math.inf if begins else used.offset, now - record.at)
+            first = isinstance(record, TapeRound)
+            since = min(used.since, record.at + offset) if first else now
+            used = replace(used, since=since, offset=offset)
         more = 0.0 if begins or used.next_round == 0 else record.at - used.at
         term = max(term, used.term) if begins else used.term
         return replace(used, at=record.at, seconds=used.seconds + more, term=term)
@@ -170,11 +176,9 @@ class BudgetUsed:
             return min(least / tokens, 1.0), min(most / tokens, 1.0)
         seconds = self.budget.seconds
         assert seconds is not None
-        # Time counts from the first round on, once that is recorded. Records wait where the tape is
-        # full, so that the hub may take the first one later than it was made.
+        # Time counts from the first round on, once that is recorded.
         passed_s = used.seconds if used.next_round >= self.in_flight else 0.0
-        most_s = max(now - used.since, passed_s)
-        return min(passed_s / seconds, 1.0), min(most_s / seconds, 1.0)
+        return min(passed_s / seconds, 1.0), min((now - used.since) / seconds, 1.0)
 
     # --- the end -------------------------------------------------------------------------------
 

@@ -73,9 +73,9 @@ class Claims:
             self.report("I5", f"{life} reports {p.step} steps and {p.tokens} tokens, it did {done}")
         for q, version in enumerate(p.adopted):
             base = p.adopted_at[q], p.tokens - p.c_tokens[q]
-            if life not in self.work and base == said == (0, 0):
-                continue  # it has adopted all before its first turn, for which it waits for data
-            if version >= 0 and not work.based(q, base, said):
+            # It has adopted all before its first turn, for which it waits for data.
+            waits = life not in self.work and base == said == (0, 0)
+            if version >= 0 and not waits and not work.based(q, base, said):
                 at = f"at {said}, that it adopted fragment {q} at {base}"
                 self.report("I5", f"{life} reports {at}; it did at {work.adoptions[q]}")
             # Who may have skipped all its steps since then says that it has none.

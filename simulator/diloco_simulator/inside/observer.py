@@ -122,7 +122,7 @@ class Observer:
         """A member to this run, or to none: since the run is over, unless it drains."""
         if not message.payload:
             return
-        told, over = decode(message.payload, Assignment), bool(self.watch.ended)
+        told, over = decode(message.payload, Assignment), any(of.ended for of in self.watch.of)
         if told.run == self.spec.name:
             if not over:
                 self.watch.taken_back.discard(told.member)

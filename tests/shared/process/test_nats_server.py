@@ -127,6 +127,9 @@ def test_a_change_is_read_twice_and_a_file_that_is_away_waits() -> None:
     assert [changes.look((2, "a")) for _ in range(4)] == [True, True, False, False]
     # Another change in between is read twice as well.
     assert [changes.look((v, "a")) for v in (3, 4, 4, 4)] == [True, True, True, False]
+    # One that is away for long, such as a certificate of somebody else's, keeps no other one back.
+    assert [changes.look((5, None)) for _ in range(3)] == [True, True, False]
+    assert [changes.look((5, v)) for v in ("a", "b")] == [False, True]
 
 
 @contextmanager

@@ -208,9 +208,12 @@ class Ledger:
             self._end(learner, incarnation)
         self.ended = False
         self.shards = present.shards
-        self.newest = present._trained()
+        known = present._trained()
+        self.newest = {**counted, **known}  # the present's were settled last
         for learner, incarnation in counted.items():
-            self.newest[learner] = max(self.newest.get(learner, -1), incarnation)
+            self.newest[learner] = max(self.newest[learner], incarnation)
+        while len(self.newest) > max(NAMES_MAX, len(known)):
+            del self.newest[next(iter(self.newest))]
 
     def _trained(self) -> dict[str, int]:
         """By learner, its newest life, or the one before if that has not trained."""

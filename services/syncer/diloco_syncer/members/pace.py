@@ -34,12 +34,13 @@ class Pace:
     # When the leader came to know of the life, and which step was its newest then: 0 of one that
     # began under this leader.
     since: tuple[float, int] | None = None
+    earlier: bool = True  # it may have begun before that: an earlier leader may have heard of it
 
     def saw(self, progress: Progress, now: float) -> None:
         """A report, newer than those before it."""
         self.said_s = progress.step_s
         began_at, began = self.since or (now, progress.step)
-        if began and now - began_at < AT_ONCE_S:
+        if self.earlier and now - began_at < AT_ONCE_S:
             began = max(began, progress.step)
         self.since = began_at, began
         if progress.state != "stepping":
@@ -65,8 +66,8 @@ class Pace:
         The time since its newest step counts: so that one that stands still is not quick. All steps
         are counted together: so that two reports sent at once do not make a quick step.
         """
-        if not self.heard:
-            return None
+        if not self.heard or (len(self.heard) == 1 and now - self.heard[0][0] < AT_ONCE_S):
+            return None  # nobody knows how many steps these moments were
         (began_at, first), (_, newest) = self.heard[0], self.heard[-1]
         return (now - began_at) / max(newest - first, 1)
 

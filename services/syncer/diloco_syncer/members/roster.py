@@ -174,7 +174,8 @@ class Roster:
         """Admit an incarnation (not older than the newest known); idempotent."""
         member = self.members.get(learner)
         if member is None or member.incarnation != incarnation:
-            member = Member(learner, incarnation, now, baseline=0, pace=Pace(since=(now, 0)))
+            pace = Pace(since=(now, 0), earlier=False)
+            member = Member(learner, incarnation, now, baseline=0, pace=pace)
             self.members[learner] = member
         member.nonce, member.seen_at = nonce, now
         self.present = None
@@ -197,7 +198,7 @@ class Roster:
             # No step was taken before it was heard of, where neither the tape knows its life nor an
             # earlier leader can have heard of it; however long it was cut off since.
             earlier = self.took_over or progress.incarnation <= self._taped(progress.learner)
-            pace = Pace(since=(now, step if earlier else 0))
+            pace = Pace(since=(now, step if earlier else 0), earlier=earlier)
             member = Member(
                 progress.learner, progress.incarnation, now, step, pace_from=step, pace=pace
             )
