@@ -12,6 +12,7 @@ from live.bare_run import Run
 from live.processes import services
 from live.test_nats_rights import PAYLOAD
 from live.tls_hub import TlsHub, a_tls_hub
+from peers import peer
 from waiting import until
 
 from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
@@ -135,10 +136,8 @@ async def test_a_server_that_offers_no_tls_is_told_nothing(tmp_path: Path) -> No
         writer.write(b"INFO " + json.dumps({"server_id": "x", "version": "2.15.1"}).encode())
         writer.write(b"\r\n")
         heard.put_nowait(await reader.read(1000))
-        writer.close()
 
-    async with await asyncio.start_server(without_tls, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with peer(without_tls) as port:
         with pytest.raises(Unavailable, match="offers no TLS"):
             await NatsBus.connect(
                 f"tls://127.0.0.1:{port}", name="x", token="secret", timeout_s=0.5

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from live.processes import diloco_says
+from peers import peer
 from waiting import until
 
 from diloco_shared.bus.nats.access import TlsFiles
@@ -362,22 +363,20 @@ async def test_a_closed_server_is_asked_at_its_monitoring_alone(tmp_path: Path) 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + said[0])
+        await writer.drain()
         writer.close()
+        await writer.wait_closed()
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         greeted.append("somebody")
         writer.write(b'INFO {"server_id":"OURS","tls_required":true}\r\n')
         await reader.read()
-        writer.close()
 
     def asked(at: int | None, listened: bool = False) -> bool | None:
         where = None if at is None else ("127.0.0.1", at)
         return answers("127.0.0.1", port, timeout_s=2.0, monitor=where, listened=listened)
 
-    async with (
-        await asyncio.start_server(greet, "127.0.0.1", port),
-        await asyncio.start_server(listen, "127.0.0.1", monitor),
-    ):
+    async with peer(greet, port), peer(listen, monitor):
         for body, expected in (
             (b'{"server_id":"OURS","streams":4}', True),
             (b'{"server_id":"OURS","disabled":true}', False),

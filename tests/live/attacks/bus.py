@@ -14,6 +14,7 @@ import pytest
 from live.attacks import cases as c
 from live.attacks.cases import attack
 from live.attacks.scene import RUN, THIEF, Scene
+from peers import peer
 from waiting import until
 
 from diloco_shared.bus.blobs import put_blob
@@ -273,14 +274,9 @@ async def posing(tls: ssl.SSLContext | None, heard: list[bytes]) -> AsyncIterato
             heard.append(await reader.read(4096))
         except OSError:
             pass
-        finally:
-            writer.transport.abort()
 
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
+    async with peer(greet) as port:
+        yield port
 
 
 async def trusts(scene: Scene, port: int) -> None:

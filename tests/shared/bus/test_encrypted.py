@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from peers import peer
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Unavailable
@@ -20,13 +21,9 @@ async def without_tls(heard: list[bytes]) -> AsyncIterator[int]:
         info = {"server_id": "x", "version": "2.15.1", "max_payload": 1 << 20}
         writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
         heard.append(await reader.read(4096))
-        writer.transport.abort()
 
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
+    async with peer(greet) as port:
+        yield port
 
 
 @pytest.mark.parametrize("by_context", [True, False])

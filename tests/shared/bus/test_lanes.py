@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from peers import peer
 from shared.bus.proxy import PAYLOAD, SPEC, through
 from waiting import until
 
@@ -259,12 +260,8 @@ async def test_what_is_no_nats_server_is_given_up_with_a_reason(nats_server: Nat
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH\r\n")
         await reader.read()
-        writer.close()
 
-    other = await asyncio.start_server(greet, "127.0.0.1", 0)
-    port = other.sockets[0].getsockname()[1]
-    async with through(nats_server) as (bus, _):
+    async with peer(greet) as port, through(nats_server) as (bus, _):
         bus._lanes._address = Address(f"nats://127.0.0.1:{port}")
         with pytest.raises(GaveUp, match=r"0 of 6 chunks stored.*unknown control line b'SSH"):
             await put_blob(bus, "s.a", PAYLOAD, deadline_s=0.5)
-    other.close()

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from peers import peer
 from shared.bus.proxy import PAYLOAD, through
 from waiting import until
 
@@ -68,21 +69,18 @@ async def test_a_server_is_answered_on_an_idle_connection(nats_server: NatsServe
             elif line == b"PONG\r\n":
                 answers.put_nowait(line)
         asking.cancel()
-        writer.close()
 
-    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = peer.sockets[0].getsockname()[1]
-    address = Address(f"nats://127.0.0.1:{port}")
-    lane = await asyncio.to_thread(LaneSocket.open, address, "idle", Traffic())
-    for _ in range(3):
-        asked.put_nowait(b"PING\r\n")
-        while answers.empty():
-            assert lane.tend()
-            await asyncio.sleep(0)
-        assert await answers.get() == b"PONG\r\n"
-    lane.abort()
-    assert not lane.tend()
-    peer.close()
+    async with peer(serve) as port:
+        address = Address(f"nats://127.0.0.1:{port}")
+        lane = await asyncio.to_thread(LaneSocket.open, address, "idle", Traffic())
+        for _ in range(3):
+            asked.put_nowait(b"PING\r\n")
+            while answers.empty():
+                assert lane.tend()
+                await asyncio.sleep(0)
+            assert await answers.get() == b"PONG\r\n"
+        lane.abort()
+        assert not lane.tend()
 
 
 async def test_idle_connections_to_a_silent_server_are_closed(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from peers import peer
 
 from diloco_shared import ambient
 from diloco_shared.bus.nats import api, streams
@@ -70,10 +71,8 @@ async def test_why_a_server_refuses_is_said_though_later_attempts_learn_less(
             await reader.readline()
             writer.write(f"-ERR '{refusal}'\r\n".encode())
             await reader.read()
-        writer.transport.abort()
 
-    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with peer(refuse) as port:
         address = Address(f"nats://127.0.0.1:{port}")
         with pytest.raises(Unavailable, match=named):
             await NatsLink.connect(address, name="x", timeout_s=1.5)
