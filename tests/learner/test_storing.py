@@ -104,8 +104,9 @@ async def test_a_thread_that_hangs_is_waited_for_by_the_next_life_and_by_no_copy
         assert len(work.over()) == 1, "the next life waits for that thread"
     finally:
         answers.set()
-    await until(lambda: not work.over())
-    assert up.own_disk._hanging is up.vault._hanging is None
+    # It is forgotten a turn after it is over.
+    await until(lambda: up.own_disk._hanging is up.vault._hanging is None)
+    assert not work.over()
     monkeypatch.setattr(storing, "STORED_S_MIN", 60.0)
     await up.send(ToSend(effect, later))
     assert later.gone and not work.over()

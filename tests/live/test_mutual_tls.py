@@ -12,7 +12,7 @@ from live.bare_run import Run
 from live.processes import services
 from live.test_nats_rights import PAYLOAD
 from live.tls_hub import TlsHub, a_tls_hub
-from peers import peer
+from pretenders import peer
 from waiting import until
 
 from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from live.processes import diloco_says
-from peers import peer
+from pretenders import peer
 from waiting import until
 
 from diloco_shared.bus.nats.access import TlsFiles

@@ -14,7 +14,7 @@ import pytest
 from live.attacks import cases as c
 from live.attacks.cases import attack
 from live.attacks.scene import RUN, THIEF, Scene
-from peers import peer
+from pretenders import peer
 from waiting import until
 
 from diloco_shared.bus.blobs import put_blob

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from peers import peer
+from pretenders import peer
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Unavailable

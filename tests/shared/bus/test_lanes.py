@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from peers import peer
+from pretenders import peer
 from shared.bus.proxy import PAYLOAD, SPEC, through
 from waiting import until
 

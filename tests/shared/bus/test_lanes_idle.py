@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from peers import peer
+from pretenders import peer
 from shared.bus.proxy import PAYLOAD, through
 from waiting import until
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from peers import peer
+from pretenders import peer
 
 from diloco_shared import ambient
 from diloco_shared.bus.nats import api, streams
