@@ -33,7 +33,24 @@ class Proxy:
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         limit = self.cut_after if self.connections > 1 else None
-        far_reader, far_writer = await asyncio.open_connection(self.server.host, self.server.port)
+        try:
+            far = await asyncio.open_connection(self.server.host, self.server.port)
+            try:
+                await self._both(reader, writer, *far, limit)
+            finally:
+                far[1].transport.abort()
+        finally:  # also where it is cancelled: a connection must not outlive its test
+            writer.transport.abort()
+
+    async def _both(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        far_reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+        limit: int | None,
+    ) -> None:
+        """Until either way has ended."""
         ways = [
             asyncio.create_task(self._carry(reader, far_writer, True, limit)),
             asyncio.create_task(self._carry(far_reader, writer, False, limit)),
@@ -42,8 +59,6 @@ class Proxy:
         for way in ways:
             way.cancel()
         await asyncio.wait(ways)
-        writer.transport.abort()
-        far_writer.transport.abort()
 
     async def _carry(
         self,
