@@ -11,6 +11,8 @@ from diloco_shared.bus.port import StreamSpec
 from diloco_shared.process.nats_server import NatsServer
 
 SPEC = StreamSpec("S", ("s.>",), 64 << 20)
+# Of the loop, in which asyncio goes on accepting whom it has begun to accept.
+ACCEPTING_TURNS = 3
 PAYLOAD = random.Random(0).randbytes(3_000_000)
 
 
@@ -24,8 +26,10 @@ class Proxy:
         self.cut_after: int | None = None
         self.cuts = 0
         self.serving: set[asyncio.Task[None]] = set()
+        self.accepted: list[asyncio.StreamWriter] = []
 
     def start(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted.append(writer)
         task = asyncio.create_task(self.accept(reader, writer))
         self.serving.add(task)
         task.add_done_callback(self.serving.discard)
@@ -92,4 +96,9 @@ async def through(server: NatsServer, **options: Any) -> AsyncIterator[tuple[Nat
     finally:
         await bus.close()
         listener.close()
+        for _ in range(ACCEPTING_TURNS):
+            await asyncio.sleep(0)
         await asyncio.gather(*proxy.serving)
+        for writer in proxy.accepted:  # who came last may have been cancelled before its first turn
+            writer.transport.abort()
+        await asyncio.sleep(0)
