@@ -87,14 +87,14 @@ def of_silence(patch: pytest.MonkeyPatch) -> None:
 
 def of_what_is_read_again(patch: pytest.MonkeyPatch) -> None:
     """Of a life that is settled for good nothing is read again."""
-    forget = Ledger._forget
+    forget = Ledger._end
 
     def forgets(self: Ledger, learner: str, incarnation: int) -> None:
         had = self.reread_before
         forget(self, learner, incarnation)
         self.reread_before = had
 
-    patch.setattr(Ledger, "_forget", forgets)
+    patch.setattr(Ledger, "_end", forgets)
     somebody(patch, lambda self: self.world.crash(self.world.learners[0], 1.0))
 
 
