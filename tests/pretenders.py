@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 # A connection whose other end is gone ends by itself within a moment; one that waits for something
 # else is ended.
 ENDS_S = 1.0
+# Of the loop, in which asyncio goes on accepting whom it has begun to accept.
+ACCEPTING_TURNS = 3
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -17,28 +19,32 @@ async def peer(serve: Serve, port: int = 0) -> AsyncIterator[int]:
     No connection outlives the block: one that was left open would fail whatever test runs when it
     is collected.
     """
-    serving: set[asyncio.Task[None]] = set()
+    serving = set[asyncio.Task[None]]()
+    accepted = list[asyncio.StreamWriter]()
 
-    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        serving.add(task)
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await serve(reader, writer)
-        except asyncio.CancelledError:
-            pass  # asyncio's own callback cannot take it
         finally:
             writer.transport.abort()
 
-    server = await asyncio.start_server(accepted, "127.0.0.1", port)
+    # No coroutine: of one that is cancelled before its first turn nothing would close the writer.
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(writer)
+        serving.add(asyncio.create_task(served(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        await asyncio.sleep(0)  # who was just accepted begins
+        for _ in range(ACCEPTING_TURNS):
+            await asyncio.sleep(0)
         if serving:
             await asyncio.wait(serving, timeout=ENDS_S)
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
-        await asyncio.sleep(0)  # and its transport is closed
+        for writer in accepted:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # and their transports are closed

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from pretenders import ACCEPTING_TURNS
+
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.process.nats_server import NatsServer
 
 SPEC = StreamSpec("S", ("s.>",), 64 << 20)
-# Of the loop, in which asyncio goes on accepting whom it has begun to accept.
-ACCEPTING_TURNS = 3
 PAYLOAD = random.Random(0).randbytes(3_000_000)
 
 
