@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from pretenders import peer
 
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats import link as nats_link
@@ -34,21 +35,16 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 @asynccontextmanager
 async def slow_link(server: NatsServer) -> AsyncIterator[int]:
     """A port that leads to `server` at BYTES_PER_S in each direction."""
-    links: set[asyncio.Task[None]] = set()
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def both(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection(server.host, server.port)
-        for ends in ((reader, far_writer), (far_reader, writer)):
-            links.add(asyncio.create_task(carry(*ends)))
+        try:
+            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+        finally:
+            far_writer.transport.abort()
 
-    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield listener.sockets[0].getsockname()[1]
-    finally:
-        listener.close()
-        for link in links:
-            link.cancel()
-        await asyncio.gather(*links, return_exceptions=True)
+    async with peer(both) as port:
+        yield port
 
 
 async def test_blobs_and_readers_get_through(
