@@ -16,6 +16,7 @@ from diloco_shared.protocol.messages import (
     Progress,
     Stamp,
     TapeEnd,
+    TapeEpoch,
     TapeRebirth,
     TapeRound,
     TapeSetting,
@@ -151,6 +152,35 @@ def test_a_merge_of_what_nobody_has_seen_is_not_known(rule: str) -> None:
     deltas = [np.ones(2), np.array([np.nan, 1.0]), np.ones(2)]
     merged_F = numbers._merged(0, deltas, [np.zeros(2)] * 3, [1.0] * 3, 0.0)
     assert merged_F is not None and np.isnan(merged_F).all()
+
+
+def test_an_anchor_of_a_history_that_is_lost_is_not_taken_for_one_of_this() -> None:
+    """Both had a version by that number, and this one has not published its own yet: what a
+    contribution is moved by is not known."""
+    spec = spec_of(Options.calm(fragments=1), 1)
+    numbers = CheckedNumbers(Report(lambda invariant, text: None), spec)
+    one: dict[str, Any] = {"fragment": 0, "outcome": "skipped", "verdicts": ()}
+    merged = TapeRound.model_construct(**one | {"outcome": "committed"}, version=1)
+
+    def anew(epoch: int, kept: int) -> None:
+        """The tape loses what is behind `kept`."""
+        numbers.lost(kept)
+        numbers.record(TapeEpoch(epoch=epoch, term=epoch, reason="lost", at=0.0))
+
+    numbers.record(merged)
+    numbers.anchors[0, 0, 1], numbers.anchors[0, 0, 2] = np.array([1.0]), np.array([2.0])
+    anew(5, 1)
+    assert numbers._anchor(0, 1) == 1.0, "it is of both"
+    numbers.record(merged.model_copy(update={"version": 2}))
+    assert numbers._anchor(0, 2) is None
+    numbers.anchors[5, 0, 2] = np.array([3.0])
+    assert numbers._anchor(0, 2) == 3.0
+    anew(9, 1)
+    assert numbers._anchor(0, 1) == 1.0
+    numbers.record(merged.model_copy(update={"version": 2}))
+    assert numbers._anchor(0, 2) is None
+    numbers.record(TapeRebirth.model_construct(epoch=11, versions=(1,), anchor_digests=("",)))
+    assert numbers._anchor(0, 1) == 1.0 and numbers._anchor(0, 2) is None
 
 
 def test_tokens_of_a_version_that_is_gone_are_merged_no_more() -> None:

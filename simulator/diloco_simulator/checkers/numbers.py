@@ -18,6 +18,7 @@ from diloco_shared.numerics.arrays import Layout, Piece, digest_array
 from diloco_shared.protocol.messages import (
     Blob,
     PublicationManifest,
+    TapeEpoch,
     TapeInit,
     TapeRebirth,
     TapeRecord,
@@ -204,6 +205,9 @@ class CheckedNumbers:
         self.archive: dict[tuple[str, str], bytes] = {}  # (subject, digest), never purged
         self.newest: dict[str, bytes] = {}  # by subject
         self.states: list[State] = []  # one per record
+        self.versions: list[list[int]] = []  # likewise
+        # By the record before which it began (0: none): an epoch, and the versions it began with.
+        self.began: dict[int, tuple[int, list[int]]] = {0: (0, [0] * spec.algorithm.fragments)}
         self.pieces: list[list[Piece]] = []
         self.expected: dict[tuple[int, int, int], Doubles] = {}  # epoch, fragment, version
         self.anchors: dict[tuple[int, int, int], Doubles] = {}  # as published
@@ -219,7 +223,8 @@ class CheckedNumbers:
 
     def lost(self, kept: int) -> None:
         """The tape lost all but its first records."""
-        del self.states[kept:]
+        del self.states[kept:], self.versions[kept:]
+        self.began = {n: begun for n, begun in self.began.items() if n <= kept}
 
     def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
         """`mark`: what a restore goes back to."""
@@ -239,7 +244,19 @@ class CheckedNumbers:
                 state = [*state, (initial_F, np.zeros(size))]
         elif isinstance(record, TapeRound) and record.outcome == "committed" and state:
             state = self._round(record, state)
+        self._follow(record)
         self.states.append(state)
+
+    def _follow(self, record: TapeRecord) -> None:
+        """Which versions the fragments have after it, and in which epoch."""
+        versions = list(self.versions[-1]) if self.versions else self.began[0][1]
+        if isinstance(record, TapeRound) and record.outcome == "committed":
+            versions[record.fragment] = record.version
+        elif isinstance(record, TapeRebirth | TapeRestore):
+            versions = list(record.versions)
+        self.versions.append(versions)
+        if isinstance(record, TapeEpoch | TapeRebirth | TapeRestore):
+            self.began[len(self.versions)] = record.epoch, versions
 
     @property
     def state(self) -> State:
@@ -331,13 +348,20 @@ class CheckedNumbers:
 
     def _moved(self, r: TapeRound, base: int) -> Doubles | float:
         """How far the head is from a base behind it."""
-        head_F, base_F = (self._anchor(r.epoch, r.fragment, v) for v in (r.version - 1, base))
+        head_F, base_F = (self._anchor(r.fragment, v) for v in (r.version - 1, base))
         return np.nan if head_F is None or base_F is None else head_F - base_F
 
-    def _anchor(self, epoch: int, p: int, version: int) -> Doubles | None:
-        """As published in this epoch, or in the newest one before it that had it."""
-        known = (self.anchors.get((e, p, version)) for e in range(epoch, -1, -1))
-        return next((anchor_F for anchor_F in known if anchor_F is not None), None)
+    def _anchor(self, p: int, version: int) -> Doubles | None:
+        """As published in this epoch, or in the newest one before it whose version it is.
+
+        None: it is of an epoch that has not published it yet. One that the tape has lost, or that
+        history went back from, may have had another by that number.
+        """
+        for epoch, first in reversed(self.began.values()):
+            anchor_F = self.anchors.get((epoch, p, version))
+            if anchor_F is not None or version > first[p]:
+                return anchor_F
+        return None
 
     def _merged(
         self,
