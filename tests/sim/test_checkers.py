@@ -463,7 +463,7 @@ def test_whoever_was_to_leave_before_the_end_or_drains_is_not_dismissed_by_it() 
 
     def assigned(run: str) -> bool:
         key("assignments", written(Assignment(member="a", run=run, at=0.0)))
-        return "a" in seen.watch.taken_back
+        return seen.watch.taken_back.get("a") is False
 
     def noted(*, drained: bool) -> None:
         record = MemberRecord(
@@ -472,12 +472,15 @@ def test_whoever_was_to_leave_before_the_end_or_drains_is_not_dismissed_by_it() 
         key("notes", MemberNote(record=record, drained=drained).model_dump_json().encode())
 
     assert not assigned(spec.name) and assigned("") and not assigned(spec.name)
+    assert seen.watch.taken_back == {"a": True}, "its life may hear of both much later"
+    seen.watch.taken_back.clear()  # another life begins
     for of in seen.watch.of:
         of.ended = "stopped"
     assert not assigned(""), "the run is over"
     assert not assigned(spec.name)
     noted(drained=True)
     assert assigned("") and assigned(spec.name), "it was given the run again too late"
+    assert seen.watch.taken_back == {"a": False}
     noted(drained=False)
     key("notes", b"")
     assert seen.draining == set()

@@ -69,7 +69,9 @@ class RunWatch:
         self.spec = spec
         self.healed_at = math.inf
         self.ends: dict[str, End] = {}  # of each learner's newest life that left
-        self.taken_back: set[str] = set()  # learners that were to leave, and not for the run's end
+        # Learners that were to leave, and not for the run's end; whether they may stay after all.
+        # The life that was to leave may hear of both much later, and then it leaves.
+        self.taken_back: dict[str, bool] = {}
         self.of = [
             OfShard(
                 report,

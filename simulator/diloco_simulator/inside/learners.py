@@ -132,6 +132,8 @@ class Trained:
     def _begins(self) -> None:
         """It has adopted every fragment, and has its moments."""
         watch, exchange, trainer = self.watch, self.exchange, self.loop.trainer
+        if watch.taken_back.get(self.learner):
+            del watch.taken_back[self.learner]  # this life was never to leave
         watch.parts.began(self.life, exchange.joined)
         for p, version in enumerate(exchange.counters.adopted_P):
             key = exchange.epoch, p, version

@@ -124,10 +124,10 @@ class Observer:
             return
         told, over = decode(message.payload, Assignment), any(of.ended for of in self.watch.of)
         if told.run == self.spec.name:
-            if not over:
-                self.watch.taken_back.discard(told.member)
+            if not over and told.member in self.watch.taken_back:
+                self.watch.taken_back[told.member] = True
         elif not over or told.member in self.draining:
-            self.watch.taken_back.add(told.member)
+            self.watch.taken_back[told.member] = False
 
     def _leased(self, message: Stored) -> None:
         """A data shard is, or it is free; or the run is deleted."""
