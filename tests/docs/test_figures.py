@@ -94,7 +94,7 @@ def test_the_table_of_keyframes_is_computed(row: str, words: tuple[str, ...]) ->
 
 def test_the_example_of_the_algorithm_is_computed() -> None:
     """A billion parameters in six fragments, with the overlap that suits its link and with 2."""
-    said = sentences(DOCS / "explanation" / "algorithm.md", "two of the six fragments")
+    said = sentences(DOCS / "explanation" / "algorithm.md", "two of the six publications")
     for steps, text in ((8, "due then need {} and {} Gbit/s"), (2, "they need {} and {} Gbit/s")):
         needs = [
             printed(
@@ -109,12 +109,12 @@ def test_the_example_of_the_algorithm_is_computed() -> None:
 def test_the_front_page_says_what_the_committed_output_says() -> None:
     figures = json.loads((DOCS / "results" / "bandwidth.json").read_text("utf-8"))["figures"]
     said = " ".join((ROOT / "README.md").read_text("utf-8").split())
-    up, down, most = (
-        f"{figures[f'{name}_int4_keyframes_fp32']:.2f}"
-        for name in ("average_up", "average_down", "shared_link")
-    )
-    assert "in 24 fragments" in said
-    assert f"sends {up} Gbit/s and receives {down} on average, {most} in a quarter" in said
+    most = figures["shared_link_int4_keyframes_fp32"]
+    hub = json.loads((DOCS / "results" / "bandwidth.json").read_text("utf-8"))["data_centers"][2]
+    assert hub["data_centers"] == 8 and "in 24 fragments" in said
+    assert f"receives {most:.2f} Gbit/s at most" in said
+    assert f"needs {figures['dp_m8']:.0f}. The hub's own link carries" in said
+    assert f"carries {hub['hub_of_a_run_int4']:.1f}. This is computed" in said
 
 
 # --------------------------------------------------------------------------------------------------

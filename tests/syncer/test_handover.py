@@ -338,6 +338,32 @@ async def test_what_does_not_come_is_given_up(
             await two.fetch()
 
 
+async def test_who_is_told_to_stop_while_the_hub_is_away_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be killed over what it leaves at the hub, and removes when it asks next."""
+    two, asked = Two(tmp_path), asyncio.Event()
+    two.theirs.save(5, {}, arrays(1))
+
+    async def away(*_: Any, **__: Any) -> None:
+        asked.set()
+        two.data.purge = never  # type: ignore[method-assign]
+        await asyncio.Event().wait()
+
+    async def never(*_: Any, **__: Any) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    monkeypatch.setattr(handover, "get_blob", away)
+    monkeypatch.setattr(handover, "LEAVES_S", 0.01)
+    async with two.sending():
+        fetching = asyncio.create_task(two.fetch())
+        await asked.wait()
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(fetching, 60.0)
+
+
 async def test_an_answer_may_take_as_long_as_a_slow_link_lets_it(tmp_path: Path) -> None:
     """Whoever is asked has to ask the hub as well: about STATE, once for a snapshot."""
     two = Two(tmp_path)

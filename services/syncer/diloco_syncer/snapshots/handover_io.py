@@ -41,6 +41,9 @@ IDLE_S = 60.0
 READ_PER_S_MIN = 50 << 20
 # Of one file at the hub: at half a second a gigabyte, the largest that there is, and its disk slow.
 PURGE_S = 120.0
+# Whoever is told to stop is killed after seconds, with its seat in the cluster not given back. What
+# it leaves at the hub, it removes before it asks again.
+LEAVES_S = 2.0
 # For an answer: who is asked looks at its disk, and asks the hub one thing.
 ANSWER_S = 10.0
 
@@ -240,8 +243,9 @@ async def fetch_snapshot(
                 del body
                 await fetch.purge()
         except BaseException:
-            with suppress(BusError):
-                await fetch.purge()
+            with suppress(BusError, TimeoutError):
+                async with asyncio.timeout(LEAVES_S):
+                    await fetch.purge()
             raise
         await asyncio.to_thread(snapshots.adopt, covers, meta)
     return covers
