@@ -77,7 +77,9 @@ def test_a_cluster_answers_until_it_is_stopped_and_nothing_is_left(
     assert diloco("submit", str(file), *here).returncode == 0
     assert diloco("submit", str(file), *here).returncode == CONFLICT
     assert diloco("submit", str(file), "--if-absent", *here).returncode == 0
-    wait_until(lambda: "0 of 1 learners free" in diloco("status", "r", *here).stdout, "its reason")
+    wait_until(
+        lambda: "learners-missing" in diloco("status", "r", "--json", *here).stdout, "its reason"
+    )
     assert "known: r" in diloco("status", "nobody", *here).stderr
 
     # Chaos is off; a wrong token is refused.

@@ -152,12 +152,10 @@ async def test_a_reader_goes_on_after_restarts_without_loss_or_repeat(
 
 
 async def append_surely(bus: NatsBus, subject: str, payload: bytes) -> None:
-    while True:
-        try:
-            await bus.append(subject, payload, msg_id=payload.decode(), timeout_s=1.0)
-            return
-        except Unavailable:
-            await asyncio.sleep(0.05)
+    await until(
+        lambda: bus.append(subject, payload, msg_id=payload.decode(), timeout_s=1.0),
+        tolerated=(Unavailable,),
+    )
 
 
 async def test_the_consumer_of_a_reader_is_replaced_when_the_server_forgets_it(

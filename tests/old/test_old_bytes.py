@@ -1,4 +1,4 @@
-"""What earlier versions left is read, executed again and gone on with (docs/deploy.md)."""
+"""What earlier versions left is read, executed again and gone on with (docs/how-to/upgrade.md)."""
 
 import json
 import shutil
@@ -48,8 +48,8 @@ def test_every_message_is_understood(version: Path) -> None:
 def test_every_message_is_written_as_it_was() -> None:
     """A field more, less or elsewhere is another message, which processes of the release refuse.
 
-    So whoever changes one raises WIRE_VERSION, says in docs/deploy.md what becomes of older data,
-    and keeps bytes of the new form beside these.
+    So whoever changes one raises WIRE_VERSION, says in docs/how-to/upgrade.md what becomes of older
+    data, and keeps bytes of the new form beside these.
     """
     for where, data in all_messages(NEWEST):
         again = encode(decode(data, kind_of(stored.name_of(data))))

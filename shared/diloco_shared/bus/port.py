@@ -2,7 +2,7 @@
 
 Three carriers. Core subjects: at most once, nothing kept. Streams: kept on disk, per-subject
 sequences, conditional append. Key-value buckets: compare-and-set, per-key lifetime, watch.
-Implementation: `nats_bus.NatsBus`. The simulator has one in memory, held to the same tests.
+Implementation: `bus.nats.bus.NatsBus`. The simulator has one in memory, held to the same tests.
 """
 
 import threading

@@ -3,7 +3,7 @@
     broker = MemoryBroker()
     syncer, learner = MemoryBus(broker, "syncer"), MemoryBus(broker, "learner")
 
-Answers exactly like `nats_bus.NatsBus`: one suite of tests holds for both. Faults: `disconnect`
+Answers exactly like `bus.nats.bus.NatsBus`: one suite of tests holds for both. Faults: `disconnect`
 and `reconnect` cut one client off; `broker.fault` loses single messages or answers;
 `broker.lose_leader` makes a hub whose nodes elect another leader, or are too few to.
 """
