@@ -64,17 +64,23 @@ def test_where_too_little_is_executed_the_worst_files_are_named() -> None:
 
 def test_the_page_shows_the_tables_of_the_committed_outputs() -> None:
     page = (RESULTS / "tests.md").read_text("utf-8")
-    for name, table in (("mutation", mutation.table), ("awaiting", awaiting.table)):
-        assert table(json.loads((RESULTS / f"{name}.json").read_text("utf-8"))) in page
+    assert awaiting.table(json.loads((RESULTS / "awaiting.json").read_text("utf-8"))) in page
     assert worlds.table(worlds.later(RESULTS)) in page
 
 
 def test_outputs_of_worlds_are_added_up_in_the_order_of_their_seeds(tmp_path: Path) -> None:
     output = {"seeds": 1200, "rounds": 7, "crashes": 3, "violations": 1}
-    for name in ("sim_101.json", "sim_63.json", "sim.json", "sim_63.txt"):
-        (tmp_path / name).write_text(json.dumps(output), "utf-8")
-    assert worlds.table(worlds.later(tmp_path)).splitlines()[2:] == [
+
+    def table(*names: str) -> list[str]:
+        for name in names:
+            (tmp_path / name).write_text(json.dumps(output), "utf-8")
+        return worlds.table(worlds.later(tmp_path)).splitlines()[2:]
+
+    assert table("sim_101.json", "sim_63.json", "sim.json", "sim_63.txt") == [
         "| [sim_63](sim_63.json) | 1,200 | 7 | 3 | 1 |",
         "| [sim_101](sim_101.json) | 1,200 | 7 | 3 | 1 |",
         "| all | 2,400 | 14 | 6 | 2 |",
     ]
+    first, *others, _ = table(*(f"sim_{number}.json" for number in range(102, 106)))
+    before = "the 2 before, [sim_63](sim_63.json) to [sim_101](sim_101.json)"
+    assert first == f"| {before} | 2,400 | 14 | 6 | 2 |" and len(others) == worlds.NEWEST
