@@ -326,8 +326,10 @@ def test_a_shard_that_lost_the_record_of_a_restore_is_excused_from_that_one_alon
 ) -> None:
     told: list[str] = []
     shards = [
-        SimpleNamespace(wish=n, merges=SimpleNamespace(lost=SimpleNamespace(restores=gone)))
-        for n, gone in zip(wishes, lost, strict=True)
+        SimpleNamespace(
+            shard=shard, wish=n, merges=SimpleNamespace(lost=SimpleNamespace(restores=gone))
+        )
+        for shard, (n, gone) in enumerate(zip(wishes, lost, strict=True))
     ]
     watch: Any = SimpleNamespace(
         of=shards,
@@ -336,8 +338,15 @@ def test_a_shard_that_lost_the_record_of_a_restore_is_excused_from_that_one_alon
         report=Report(lambda invariant, text: None),
         broken=lambda invariant, text: told.append(text),
     )
-    at_the_end._went_back_alike(watch)
+    at_the_end._went_back_alike(watch, ())
     assert bool(told) == blamed
+    told.clear()
+    at_the_end._went_back_alike(watch, [(1, max(wishes))])
+    assert bool(told) == blamed, "it finished, and so it did not have to end"
+    told.clear()
+    watch.ended = watch.ends["a"].outcome = "stopped"
+    at_the_end._went_back_alike(watch, [(1, max(wishes))])
+    assert bool(told) == (blamed and len(wishes) > 2), "the third shard has said nothing"
 
 
 @pytest.mark.parametrize(("since_s", "merged_at", "looks"), [(1.0, -1.0, 0), (100.0, 150.0, 1)])

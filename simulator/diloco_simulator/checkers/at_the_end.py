@@ -1,6 +1,7 @@
 """What must be true of a run once it is over and everybody has left it."""
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from diloco_shared.protocol import subjects
@@ -26,7 +27,7 @@ def look(observer: "Observer") -> None:
         held = _held(observer, of)
         of.limits.down(held, of.terms + len(of.epochs), of.restores + of.rebirths)
     if watch.ended:
-        _went_back_alike(watch)
+        _went_back_alike(watch, observer.reached.restores_failed)
         _merged_again(watch)
         _have_what_is_committed(watch)
         _evaluated(watch, told=observer.reached.last_told)
@@ -42,17 +43,20 @@ def _held(observer: "Observer", of: OfShard) -> list[int]:
     return [m.fragment for m in found if m.fragment in of.merges.owned]
 
 
-def _went_back_alike(watch: RunWatch) -> None:
+def _went_back_alike(watch: RunWatch, failed: Collection[tuple[int, int]]) -> None:
     """Every shard went back as it was asked to last.
 
     A stop may overtake a restore in one shard; where no learner was there after that, nobody could
     tell it that another one went back. And where a power cut took the very record of that restore
-    from a shard, the end may come before it goes back once more.
+    from a shard, the end may come before it goes back once more. A shard that could not go back,
+    and says so, stops nevertheless. `failed`: shard and serial of what was said so.
     """
     watch.report.looked("I6")
     told = any(end.outcome == watch.ended for end in watch.ends.values())
     newest = max(of.wish for of in watch.of)
     behind = [of for of in watch.of if of.wish < newest and newest not in of.merges.lost.restores]
+    if watch.ended == "stopped":
+        behind = [of for of in behind if (of.shard, newest) not in failed]
     if told and behind:
         watch.broken("I6", f"shards went back as asked at {[of.wish for of in watch.of]}")
 

@@ -69,6 +69,7 @@ class Reached:
         self.granted: set[tuple[int, str]] = set()
         self.pulled: set[tuple[int, int, int, int]] = set()
         self.events = (subjects.event(spec.name, ""), subjects.event_by(""))
+        self.restores_failed: set[tuple[int, int]] = set()  # shard, serial: as its leader has told
         self.last_told = False  # of this end: the last evaluation, or that there is none
         self.kinds: dict[str, Callable[[bytes], None]] = {
             BEAT: lambda payload: self._beat(decode(payload, Beat)),
@@ -139,6 +140,8 @@ class Reached:
         if event.kind in ("evaluation", "evaluation-failed") and event.data.get("final"):
             self.last_told = True
             self.saw("the last one told:", event.kind)
+        if event.kind == "restore-failed" and {"shard", "serial"} <= event.data.keys():
+            self.restores_failed.add((event.data["shard"], event.data["serial"]))
         if event.kind == "recovered" and "source" in event.data:  # else a syncer's
             self.saw("from", str(event.data["source"]))
 
