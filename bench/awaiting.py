@@ -37,8 +37,8 @@ PLACES = (
     "shared/diloco_shared",
 )
 # What speaks to a real server over a socket. Worlds have a bus in memory in its place; live tests
-# and fuzzing play these. Kept outputs have the last one where `hub` was no package yet.
-SOCKETS = ("bus/nats/", "hub/nats_", "process/nats_")
+# and fuzzing play these.
+SOCKETS = ("bus/nats/", "hub/nats_")
 COMPUTING = "services/learner/diloco_learner/training/computing_io.py"
 # What starts a real process, and what serves its sockets and signals: a world starts the same
 # applications without them. Live tests play these. They count as not executed in the share that
