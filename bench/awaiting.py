@@ -38,7 +38,7 @@ PLACES = (
 )
 # What speaks to a real server over a socket. Worlds have a bus in memory in its place; live tests
 # and fuzzing play these.
-SOCKETS = ("bus/nats/", "process/nats_")
+SOCKETS = ("bus/nats/", "hub/nats_")
 COMPUTING = "services/learner/diloco_learner/training/computing_io.py"
 # What starts a real process, and what serves its sockets and signals: a world starts the same
 # applications without them. Live tests play these. They count as not executed in the share that

@@ -14,7 +14,7 @@ from typing import Any
 from diloco_cli.up.stack import free_port
 from diloco_client import ApiError, Client, Unreachable
 from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 # What a look may come to while processes start, or are away.
 AWAY = (ApiError, Unreachable, OSError, LookupError, TypeError, ValueError)

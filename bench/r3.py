@@ -48,8 +48,9 @@ from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.run_streams import ensure_run_streams
-from diloco_shared.process import hub_folder, hub_nodes
-from diloco_shared.process.nats_binary import find_binary
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub import nodes as hub_nodes
+from diloco_shared.hub.nats_binary import find_binary
 from diloco_shared.protocol import subjects
 
 RUN = "three"

@@ -23,7 +23,7 @@ from typing import Any
 from fragments.workers import Server
 from scaling import decisions, fleet, laws, merging, network
 
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.spec.codecs import NAMES
 
 Rows = list[dict[str, Any]]

@@ -35,8 +35,8 @@ from site_containers import Containers
 from site_drill import SITES, Drill, until
 
 from diloco_client import Client
-from diloco_shared.process import hub_folder
-from diloco_shared.process.nats_binary import find_binary
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub.nats_binary import find_binary
 
 ROOT = Path(__file__).resolve().parents[1]
 NEXT_RELEASE = ROOT / "tests" / "next_release.py"

@@ -41,8 +41,8 @@ from sites import lines
 from slurm_here import NODES, Slurm, free_port, missing
 
 from diloco_client import Client
-from diloco_shared.process import hub_folder
-from diloco_shared.process.nats_binary import find_binary
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub.nats_binary import find_binary
 
 ROOT = Path(__file__).resolve().parents[1]
 SBATCH = ROOT / "deploy" / "slurm" / "learner.sbatch"

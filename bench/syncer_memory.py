@@ -39,11 +39,11 @@ from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.checkpoints.place_threads_io import PlaceThreads
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.memory.buffers_io import Buffers
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout, digest_array
 from diloco_shared.numerics.merge import warm
-from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object, ShardPart, reference
 from diloco_shared.protocol.chunks import describe

@@ -27,7 +27,7 @@ from fragments.durability import durability
 from fragments.rounds import large, rounds
 from fragments.workers import Row, Server, Worker, client, stream_reader, stream_writer
 
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 MIB, GB = 1 << 20, 1e9
 LEARNERS = (1, 4, 10)

@@ -39,7 +39,7 @@ from storms.releases import LEARNERS, Cluster, Release, Upgrading, Walk, until
 
 from diloco_cli.up.stack import free_port
 from diloco_client import Client
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 RUN = "upgraded"
 ROOT = Path(__file__).resolve().parents[1]

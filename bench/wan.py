@@ -37,9 +37,9 @@ from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.hub_config import leaf_conf
 from diloco_shared.bus.nats.keys import read_credentials
 from diloco_shared.bus.port import StreamSpec
-from diloco_shared.process import hub_folder
-from diloco_shared.process.nats_binary import find_binary
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub.nats_binary import find_binary
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.process.stopping import dies_with_parent
 from diloco_shared.protocol import subjects
 

@@ -13,8 +13,8 @@ import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.process.imported import importing
-from diloco_shared.process.nats_server import NatsServer
 from diloco_simulator.virtual_loop import play
 
 # Little is computed by what tests compile: fast compilation matters more than fast code. The last

@@ -12,7 +12,7 @@ from pathlib import Path
 from diloco_shared.bus.blobs import put_blob
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus, StreamSpec
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 RECORD_BYTES, RECORDS = 1024, 300
 LIMIT = 8 << 30

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_shared.bus.blobs import manifest_subject
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRound
 from diloco_shared.protocol.wire import decode_tape

@@ -15,7 +15,7 @@ from typing import Any
 from diloco_client import ApiError, Client, Unreachable
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.process.stopping import dies_with_parent
 from diloco_shared.protocol.subjects import MEMBERS
 from wan.link import HUB, Link

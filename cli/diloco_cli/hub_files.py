@@ -9,8 +9,8 @@ from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.nats.hub_config import ACCOUNTS
 from diloco_shared.durable import free_bytes
-from diloco_shared.process import hub_folder
-from diloco_shared.process.hub_nodes import Node
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub.nodes import Node
 
 HERE = Path("hub")
 KEEPER = ("python", "-m", "diloco_shared.process.keep_hub")

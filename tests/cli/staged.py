@@ -27,7 +27,7 @@ from diloco_learner.preflight import findings
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.probing import ClockSample, Rate
 from diloco_shared.bus.nats.rights import Identity, rights_of
-from diloco_shared.process.hub_backup import Backup, Stream
+from diloco_shared.hub.backup import Backup, Stream
 from diloco_shared.protocol import messages as m
 from diloco_syncer.history.audit_io import Replayed, Verified
 

@@ -13,7 +13,8 @@ from diloco_cli import hub_files
 from diloco_cli.__main__ import main
 from diloco_cli.words import INVALID
 from diloco_shared.bus.nats.keys import check_public_key, read_credentials
-from diloco_shared.process import hub_backup, hub_folder
+from diloco_shared.hub import backup as hub_backup
+from diloco_shared.hub import folder as hub_folder
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:

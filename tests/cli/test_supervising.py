@@ -10,7 +10,7 @@ import pytest
 from diloco_cli.up import stack as stack_module
 from diloco_cli.up.stack import Stack
 from diloco_shared.bus.port import Unavailable
-from diloco_shared.process.nats_binary import BinaryError
+from diloco_shared.hub.nats_binary import BinaryError
 
 pytestmark = pytest.mark.virtual
 

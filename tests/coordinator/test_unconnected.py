@@ -14,7 +14,7 @@ from waiting import until
 from diloco_coordinator import app
 from diloco_coordinator.app import Settings, serve
 from diloco_shared.bus.port import Unavailable
-from diloco_shared.process.nats_server import free_port
+from diloco_shared.hub.nats_server import free_port
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 

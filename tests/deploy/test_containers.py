@@ -26,8 +26,8 @@ from places import (
 
 from diloco_learner.settings import STOP_S
 from diloco_shared.bus.nats.hub_config import ACCOUNTS
-from diloco_shared.process import hub_folder
-from diloco_shared.process.hub_watch import LOOK_S
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub.watch import LOOK_S
 from diloco_shared.process.keep_hub import ENDS_S
 from diloco_shared.process.membership import DataFolder, FolderTaken
 from diloco_shared.process.stopping import CLOSES_S

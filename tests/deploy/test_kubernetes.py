@@ -30,10 +30,10 @@ from places import (
 
 from diloco_learner.settings import STOP_S
 from diloco_shared.bus.nats.hub_config import ACCOUNTS, HANDSHAKE_S, hub_conf
-from diloco_shared.process import hub_folder
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub.nodes import nodes_at
+from diloco_shared.hub.watch import LOOK_S, READING_S_MAX, UNANSWERED_S
 from diloco_shared.process.health import Health, HealthServer
-from diloco_shared.process.hub_nodes import nodes_at
-from diloco_shared.process.hub_watch import LOOK_S, READING_S_MAX, UNANSWERED_S
 from diloco_shared.process.keep_hub import ENDS_S
 from diloco_shared.process.stopping import CLOSES_S
 

@@ -29,7 +29,7 @@ from places import (
 from waiting import wait_until
 
 from diloco_learner.settings import STOP_S
-from diloco_shared.process.hub_watch import LOOK_S
+from diloco_shared.hub.watch import LOOK_S
 from diloco_shared.process.keep_hub import ENDS_S
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.stopping import CLOSES_S

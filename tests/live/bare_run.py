@@ -12,7 +12,7 @@ from waiting import NotYet, until
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamSpec
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Progress, TapeRound
 from diloco_shared.protocol.records import Assignment, Event, RunRecord

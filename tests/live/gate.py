@@ -11,7 +11,7 @@ from waiting import until
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 # Turns of the event loop from a connection that comes to its own task.
 ACCEPTING_TURNS = 8

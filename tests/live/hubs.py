@@ -14,8 +14,9 @@ from diloco_cli.up.stack import free_port
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError, StreamSpec
 from diloco_shared.bus.run_streams import ensure_buckets
-from diloco_shared.process import hub_backup, hub_folder
-from diloco_shared.process.nats_binary import find_binary
+from diloco_shared.hub import backup as hub_backup
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub.nats_binary import find_binary
 from diloco_shared.protocol import subjects as s
 
 

@@ -15,8 +15,8 @@ from live.tape_checks import balanced
 from live.tiny import tiny
 from live.watched import Watched
 
-from diloco_shared.process.hub_backup import AHEAD, MANIFEST, STREAMS
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.backup import AHEAD, MANIFEST, STREAMS
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1800)]

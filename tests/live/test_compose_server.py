@@ -16,9 +16,9 @@ from waiting import until
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamSpec, Unavailable
+from diloco_shared.hub.nats_binary import find_binary
+from diloco_shared.hub.nats_server import free_port
 from diloco_shared.process.connecting import secret_in
-from diloco_shared.process.nats_binary import find_binary
-from diloco_shared.process.nats_server import free_port
 
 pytestmark = pytest.mark.live
 

@@ -11,7 +11,7 @@ from live.processes import Services, services
 from waiting import wait_until
 
 from diloco_client import ApiError, Client
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
 from diloco_shared.protocol.wire import encode

@@ -19,9 +19,10 @@ from diloco_cli.doctor import judging, machine_io
 from diloco_cli.doctor.judging import CHECKS
 from diloco_shared.bus.blobs import put_blob
 from diloco_shared.bus.port import Unavailable
-from diloco_shared.process import certificates, hub_folder
-from diloco_shared.process.certificates import Pair
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub import certificates
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub.certificates import Pair
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.protocol import subjects as s
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import encode

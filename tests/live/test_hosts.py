@@ -10,7 +10,7 @@ from live.bare_run import Run, a_run, spec
 from live.processes import Process
 from waiting import NotYet, until
 
-from diloco_shared.process.nats_server import NatsServer, free_port
+from diloco_shared.hub.nats_server import NatsServer, free_port
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.messages import TapeRound

@@ -15,7 +15,7 @@ from diloco_learner.hosts.shares import share_of
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamSpec
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_simulator.hub.broker import MemoryBroker
 

@@ -14,7 +14,7 @@ from live.processes import Process
 from waiting import NotYet, until
 
 from diloco_learner.recovery.checkpoint_io import sequence_of
-from diloco_shared.process.nats_server import NatsServer, free_port
+from diloco_shared.hub.nats_server import NatsServer, free_port
 from diloco_shared.protocol.records import Event
 from diloco_shared.spec.run import RunSpec
 

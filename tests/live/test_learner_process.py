@@ -10,7 +10,7 @@ import pytest
 from live.bare_run import Run, a_run
 from live.processes import services
 
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]

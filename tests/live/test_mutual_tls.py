@@ -19,7 +19,8 @@ from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
 from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Unavailable
-from diloco_shared.process import certificates, hub_folder
+from diloco_shared.hub import certificates
+from diloco_shared.hub import folder as hub_folder
 from diloco_shared.protocol import subjects as s
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]

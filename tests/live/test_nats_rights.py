@@ -26,7 +26,8 @@ from diloco_shared.bus.port import BusError, Delivery, Refused, Unavailable
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stream_kv import VALUE_BYTES_MAX
 from diloco_shared.checking import check
-from diloco_shared.process import hub_backup, hub_folder
+from diloco_shared.hub import backup as hub_backup
+from diloco_shared.hub import folder as hub_folder
 from diloco_shared.protocol import subjects as s
 from diloco_shared.protocol.chunks import cut
 from diloco_shared.protocol.messages import TapeEpoch, TapeTerm

@@ -22,12 +22,14 @@ from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.hub_config import ACCOUNTS
 from diloco_shared.bus.port import BusError, StreamSpec, Unavailable
-from diloco_shared.process import hub_folder, hub_watch, keep_hub
-from diloco_shared.process import nats_server as nats_server_module
-from diloco_shared.process.hub_nodes import nodes_at
-from diloco_shared.process.hub_watch import answers
-from diloco_shared.process.nats_binary import BinaryError, find_binary
-from diloco_shared.process.nats_server import NatsServer, free_port
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub import nats_server as nats_server_module
+from diloco_shared.hub import watch as hub_watch
+from diloco_shared.hub.nats_binary import BinaryError, find_binary
+from diloco_shared.hub.nats_server import NatsServer, free_port
+from diloco_shared.hub.nodes import nodes_at
+from diloco_shared.hub.watch import answers
+from diloco_shared.process import keep_hub
 
 pytestmark = pytest.mark.live
 
@@ -35,7 +37,7 @@ pytestmark = pytest.mark.live
 ABANDON = """
 import asyncio, os, sys
 from pathlib import Path
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 server = NatsServer(Path(sys.argv[1]))
 asyncio.run(server.start())
 print(server.pid, server.port, flush=True)
@@ -206,7 +208,8 @@ def keeper_of(
 ) -> psutil.Popen:
     """As the image of Compose runs it, in a hurry. `begins`: a program that starts the server."""
     code = (
-        "import sys; from diloco_shared.process import hub_watch, keep_hub; "
+        "import sys; from diloco_shared.hub import watch as hub_watch; "
+        "from diloco_shared.process import keep_hub; "
         "hub_watch.SILENT_S = 0.5; keep_hub.LOOK_S = 0.2; keep_hub.ENDS_S = 0.5; "
         "hub_watch.UNANSWERED_S = 5.0; "
         "sys.exit(keep_hub.main(sys.argv[1:]))"

@@ -15,7 +15,7 @@ from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.pulls import INACTIVE_S
 from diloco_shared.bus.port import Refused, StreamSpec
 from diloco_shared.checking import check
-from diloco_shared.process import hub_folder
+from diloco_shared.hub import folder as hub_folder
 from diloco_shared.protocol import subjects as s
 from diloco_shared.protocol.records import Event, RunRecord
 from diloco_shared.protocol.wire import decode

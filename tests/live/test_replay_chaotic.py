@@ -13,7 +13,7 @@ from live.stack import Stack, spec, up
 from live.tape_checks import check_tape
 
 from diloco_cli.tape_file import FORMATS, check
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]

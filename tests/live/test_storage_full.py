@@ -19,8 +19,8 @@ from diloco_shared.bus.blobs import get_blob
 from diloco_shared.bus.port import Bus, StreamSpec
 from diloco_shared.bus.stream_kv import bucket_stream
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
-from diloco_shared.process.hub_watch import LOOK_S
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
+from diloco_shared.hub.watch import LOOK_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest, TapeTerm
 from diloco_shared.protocol.wire import decode

@@ -8,8 +8,8 @@ from diloco_shared.bus.nats.backups import ServerStreams
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamFull
 from diloco_shared.bus.run_streams import ensure_run_streams
-from diloco_shared.process import hub_backup
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub import backup as hub_backup
+from diloco_shared.hub.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 MB, TB = 1 << 20, 1 << 40

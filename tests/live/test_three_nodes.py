@@ -22,7 +22,8 @@ from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError, StreamSpec, TooFewNodes, TransferProgress
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
-from diloco_shared.process import hub_backup, hub_folder
+from diloco_shared.hub import backup as hub_backup
+from diloco_shared.hub import folder as hub_folder
 from diloco_shared.protocol import subjects as s
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import encode

@@ -15,8 +15,8 @@ from waiting import until
 from diloco_shared.bus import blobs
 from diloco_shared.bus.blobs import BlobIncomplete, get_blob, put_blob
 from diloco_shared.bus.port import Bus, Refused, StreamSpec
+from diloco_shared.hub.nats_server import MAX_PAYLOAD_BYTES, NatsServer
 from diloco_shared.numerics import codec
-from diloco_shared.process.nats_server import MAX_PAYLOAD_BYTES, NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import (
     HEADER_CHECK,

@@ -9,7 +9,7 @@ from live.gate import Gate, connected, goes_through
 
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.port import StreamSpec, TransferProgress
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 

@@ -10,7 +10,7 @@ from waiting import until
 from diloco_shared.bus.deliveries import SERVE_LIMIT
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Delivery, StreamSpec, Unavailable
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 

@@ -17,7 +17,7 @@ from storms.releases import FIRST, Cluster, Release, Upgrading
 
 from diloco_cli.up.stack import free_port
 from diloco_shared import VERSION
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
 

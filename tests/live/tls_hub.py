@@ -8,7 +8,7 @@ from live.hubs import Hub, encrypted, prepare, serving
 
 from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.process import hub_folder
+from diloco_shared.hub import folder as hub_folder
 
 
 class TlsHub(Hub):

@@ -25,9 +25,11 @@ from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.nats.backups import ServerStreams
 from diloco_shared.bus.port import BusError
-from diloco_shared.process import hub_backup, hub_folder, logs
-from diloco_shared.process.hub_nodes import Node, nodes_at, url_of
-from diloco_shared.process.nats_binary import BinaryError
+from diloco_shared.hub import backup as hub_backup
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub.nats_binary import BinaryError
+from diloco_shared.hub.nodes import Node, nodes_at, url_of
+from diloco_shared.process import logs
 
 T = TypeVar("T")
 

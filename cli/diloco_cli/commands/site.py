@@ -17,7 +17,7 @@ from diloco_cli.words import INVALID, CliError
 from diloco_shared.bus.nats.hub_config import leaf_conf
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.bus.nats.rights import Role
-from diloco_shared.process import hub_folder
+from diloco_shared.hub import folder as hub_folder
 
 app = typer.Typer()
 site = typer.Typer(no_args_is_help=True, help="Which sites may connect to a hub.")

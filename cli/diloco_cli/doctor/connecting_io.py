@@ -252,7 +252,7 @@ def _own_ends(certificate: Path | None) -> float | None:
     if certificate is None:
         return None
     try:
-        from diloco_shared.process.certificates import ends_at
+        from diloco_shared.hub.certificates import ends_at
 
         ends: datetime = ends_at(certificate.read_text("ascii"))
     except (ImportError, OSError, ValueError):

@@ -29,7 +29,7 @@ ASKING_S = 30.0
 PINGS, CLOCKS = 11, 7
 # Of a probe in one direction. On a link where 8 MB take longer the figure is there sooner anyway.
 PROBE_S = 10.0
-# nats-server 2.15.1 does so with an account that it has met once: see `hub_folder.reload`.
+# nats-server 2.15.1 does so with an account that it has met once: see `reload` in hub/folder.py.
 _NOWHERE = (
     "the hub knows this site, and leads what it says nowhere: have the message server read its "
     "configuration once more ('nats-server --signal reload=PID' at the hub)"

@@ -23,14 +23,14 @@ from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.gpus import VISIBLE, gpus_here, shared_out
+from diloco_shared.hub.nats_binary import BinaryError
+from diloco_shared.hub.nats_server import NatsServer
+from diloco_shared.hub.watch import LOOK_S
 from diloco_shared.process import crash_points
 from diloco_shared.process.chaos import Abilities, FaultAgent
 from diloco_shared.process.faults import in_a_task
-from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.logs import configure
 from diloco_shared.process.membership import Registration
-from diloco_shared.process.nats_binary import BinaryError
-from diloco_shared.process.nats_server import NatsServer
 
 # Learners leave the processor to whoever carries messages: a round then takes fewer steps.
 LEARNER_NICENESS = 5

@@ -1,4 +1,4 @@
-"""Runs nats-server, and starts it anew when it would never go on by itself (see `hub_watch`).
+"""Runs nats-server, and starts it anew when it would never go on by itself (see hub/watch.py).
 
     python -m diloco_shared.process.keep_hub STORE COMMAND ...
     python -m diloco_shared.process.keep_hub --at 10.0.0.1:4222 STORE nats-server -c nats.conf
@@ -26,8 +26,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from diloco_shared.process import hub_leaves
-from diloco_shared.process.hub_watch import (
+from diloco_shared.hub import leaves as hub_leaves
+from diloco_shared.hub.watch import (
     LOOK_S,
     Changes,
     HubWatch,

@@ -26,9 +26,9 @@ from diloco_simulator.experiments.setting import Interruptions, Loan, Setting
 
 SINGLE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 # Packages whose pure code makes the numbers; what lies in folders or files of these names cannot
-# change them.
+# change them. `hub` is named with its package, since the simulator's own package of that name can.
 COMPUTING = ("diloco_shared", "diloco_learner", "diloco_syncer", "diloco_simulator")
-OTHERS = {"bus", "process", "commands", "fleets", "plots", "check", "bulk"}
+OTHERS = {"bus", "diloco_shared/hub", "process", "commands", "fleets", "plots", "check", "bulk"}
 # Settings of a fleet that an experiment's description names only where they are not the default.
 LATER = ("one_way_s", "jitter", "interruptions", "loan", "only_ready", "over_time")
 # Likewise settings of a run.
@@ -164,9 +164,9 @@ def sources() -> str:
         assert found is not None and found.origin is not None
         root = Path(found.origin).parent
         for file in sorted(root.rglob("*.py")):
-            parts = {
-                part.removesuffix(".py").split("_")[0] for part in file.relative_to(root).parts
-            }
+            path = file.relative_to(root).parts
+            parts = {part.removesuffix(".py").split("_")[0] for part in path}
+            parts.add(f"{package}/{path[0]}")
             if not parts & OTHERS and not file.stem.endswith("_io"):
                 digest.update(f"{package}/{file.relative_to(root)}".encode())
                 digest.update(file.read_bytes())

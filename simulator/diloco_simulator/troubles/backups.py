@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from diloco_shared.bus.port import BusError, Unavailable
-from diloco_shared.process import hub_backup
+from diloco_shared.hub import backup as hub_backup
 from diloco_shared.protocol import subjects
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus

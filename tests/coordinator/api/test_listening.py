@@ -21,7 +21,7 @@ from waiting import until
 
 from diloco_coordinator.api import listening_io
 from diloco_coordinator.api.listening_io import answer_on, listen, server_of
-from diloco_shared.process.certificates import for_hub, new_authority
+from diloco_shared.hub.certificates import for_hub, new_authority
 
 HEAD = b"POST /v1/runs HTTP/1.1\r\nHost: h\r\n"
 

@@ -27,7 +27,7 @@ from waiting import NotYet, until
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
-from diloco_shared.process import hub_folder
+from diloco_shared.hub import folder as hub_folder
 from diloco_shared.protocol import subjects as s
 from diloco_shared.protocol.messages import TapeRound
 from diloco_shared.protocol.records import Assignment, Deleted, LeaderLease, MemberRecord, RunStatus

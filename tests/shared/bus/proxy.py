@@ -10,7 +10,7 @@ from pretenders import ACCEPTING_TURNS
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamSpec
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 SPEC = StreamSpec("S", ("s.>",), 64 << 20)
 PAYLOAD = random.Random(0).randbytes(3_000_000)

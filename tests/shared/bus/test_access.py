@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import serialization as s11n
 from diloco_shared.bus.nats.access import Address, TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Unavailable
-from diloco_shared.process.certificates import for_site, new_authority
+from diloco_shared.hub.certificates import for_site, new_authority
 from diloco_shared.process.settings import ProcessSettings
 
 

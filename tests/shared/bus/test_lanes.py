@@ -18,7 +18,7 @@ from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
 from diloco_shared.bus.nats.lanes import FETCHES_MAX, SENDS_MAX
 from diloco_shared.bus.port import Refused, TransferProgress, Unavailable
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 

@@ -14,7 +14,7 @@ from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.lane_socket import LaneSocket
 from diloco_shared.bus.nats.wire import Pong
 from diloco_shared.bus.port import Traffic
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 

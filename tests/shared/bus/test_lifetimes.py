@@ -16,7 +16,7 @@ from waiting import NotYet, until
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 

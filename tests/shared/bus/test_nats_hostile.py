@@ -14,7 +14,7 @@ from waiting import until
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Held, Unavailable
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 

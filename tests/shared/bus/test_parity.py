@@ -24,7 +24,7 @@ from diloco_shared.bus.port import (
     StreamSpec,
     Unavailable,
 )
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.hub.nats_server import NatsServer
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 

@@ -13,9 +13,10 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from diloco_shared.process import hub_leaves, keep_hub
-from diloco_shared.process.hub_leaves import PASSWORD
-from diloco_shared.process.hub_watch import NO_SPACE, ROOM_BYTES, HubWatch
+from diloco_shared.hub import leaves as hub_leaves
+from diloco_shared.hub.leaves import PASSWORD
+from diloco_shared.hub.watch import NO_SPACE, ROOM_BYTES, HubWatch
+from diloco_shared.process import keep_hub
 from diloco_shared.process.keep_hub import Rereading
 
 

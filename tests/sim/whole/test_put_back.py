@@ -13,7 +13,7 @@ from waiting import until
 
 from diloco_learner.exchange.leaders import Leaders
 from diloco_shared.checkpoints.tape_archive_io import TapeReader, archives_of
-from diloco_shared.process import hub_backup
+from diloco_shared.hub import backup as hub_backup
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, TapeEnd, TapeSnapshot
 from diloco_shared.protocol.records import RunRecord

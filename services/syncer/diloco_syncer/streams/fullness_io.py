@@ -3,7 +3,7 @@
 A nats-server (2.15.1, measured on ext4 and tmpfs) whose disk is full answers no append to a stream
 that it could not write, while it goes on answering requests and giving what it has. Such a stream
 stays so when there is room again, until the server is started anew: whoever owns the server does
-that (process/hub_watch.py). What tells it from a slow link is a purge that matches nothing: the
+that (hub/watch.py). What tells it from a slow link is a purge that matches nothing: the
 server then says what it cannot write. JetStream's own limit (max_file_store) is an error reply
 instead, and passes by itself.
 """

@@ -42,7 +42,7 @@ class ChunksArriving:
 
 
 class ServerStreams:
-    """All streams of a server, whole: see `process.hub_backup.Streams`."""
+    """All streams of a server, whole: see `hub.backup.Streams`."""
 
     def __init__(self, bus: NatsBus) -> None:
         self.bus, self.link = bus, bus.link

@@ -22,7 +22,7 @@ from diloco_shared.bus.nats.rights import (
     of_any_site,
     rights_of,
 )
-from diloco_shared.process.hub_leaves import SYSTEM
+from diloco_shared.hub.leaves import SYSTEM
 from diloco_shared.protocol import subjects
 
 HUB = "HUB"

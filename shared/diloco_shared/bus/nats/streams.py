@@ -156,7 +156,7 @@ class NatsStreams(StreamKv):
                 "num_replicas": spec.replicas,
                 "allow_direct": True,
                 "duplicate_window": DUPLICATE_WINDOW_S * NS_PER_S,
-                # With the server's `sync_interval: always` (process/nats_server.py) "default" is a
+                # With the server's `sync_interval: always` (hub/nats_server.py) "default" is a
                 # sync before each acknowledgement; "async" acknowledges what is in memory. The
                 # server has it for a single copy only; and where there are several nodes, nobody
                 # would notice that the one with the copy began a new life (`Bus.life`).

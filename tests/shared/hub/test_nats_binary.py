@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco_shared.process import nats_binary
-from diloco_shared.process.nats_binary import BinaryError, find_binary
+from diloco_shared.hub import nats_binary
+from diloco_shared.hub.nats_binary import BinaryError, find_binary
 
 
 def program(folder: Path, says: str) -> Path:

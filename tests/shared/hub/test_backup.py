@@ -13,7 +13,7 @@ from settled import Settled
 from diloco_shared import ambient
 from diloco_shared.bus.port import StreamFull, StreamSpec
 from diloco_shared.bus.run_streams import ensure_buckets
-from diloco_shared.process import hub_backup
+from diloco_shared.hub import backup as hub_backup
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeInit, TapeRecord, TapeTerm
 from diloco_shared.protocol.records import Incarnation, RunRecord

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.process import hub_watch
-from diloco_shared.process.hub_watch import (
+from diloco_shared.hub import watch as hub_watch
+from diloco_shared.hub.watch import (
     LISTENS,
     NO_SPACE,
     READ_BYTES,

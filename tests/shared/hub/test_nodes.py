@@ -11,9 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from diloco_shared.process import hub_folder
-from diloco_shared.process.certificates import ends_at
-from diloco_shared.process.hub_nodes import Node, nodes_at, nodes_of, url_of
+from diloco_shared.hub import folder as hub_folder
+from diloco_shared.hub.certificates import ends_at
+from diloco_shared.hub.nodes import Node, nodes_at, nodes_of, url_of
 
 HOSTS = ("a.example.org", "b.example.org", "c.example.org:4333")
 

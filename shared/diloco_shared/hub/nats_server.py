@@ -20,14 +20,14 @@ import structlog
 
 from diloco_shared.bus.nats.hub_config import Routes, cluster, in_config
 from diloco_shared.durable import begin_folder, free_bytes
-from diloco_shared.process.hub_watch import (
+from diloco_shared.hub.nats_binary import BinaryError, find_binary
+from diloco_shared.hub.watch import (
     UNANSWERED_S,
     FirstReading,
     HubWatch,
     answers,
     read_by,
 )
-from diloco_shared.process.nats_binary import BinaryError, find_binary
 from diloco_shared.process.stopping import dies_with_parent
 
 # One message may be a manifest of 1 MiB plus headers; chunks are half a MiB.

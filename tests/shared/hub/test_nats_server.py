@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from diloco_shared.process import nats_server
-from diloco_shared.process.hub_watch import (
+from diloco_shared.hub import nats_server
+from diloco_shared.hub.nats_binary import BinaryError
+from diloco_shared.hub.nats_server import NatsServer
+from diloco_shared.hub.watch import (
     NO_SPACE,
     READ_BYTES,
     ROOM_BYTES,
@@ -20,8 +22,6 @@ from diloco_shared.process.hub_watch import (
     HubWatch,
     answers,
 )
-from diloco_shared.process.nats_binary import BinaryError
-from diloco_shared.process.nats_server import NatsServer
 
 INFO = b'INFO {"server_id":"x"}\r\n'
 

@@ -7,10 +7,10 @@
     authority.pem, authority-key.pem    a hub's own authority, if it has one; the key is a secret
     hub.pem, hub-key.pem    what the message server proves its name with, signed by that authority
     certificates/NAME.pem   certificate and key of an identity, if the hub demands them
-    system-password, system.pem    what ends connections of sites' message servers (hub_leaves.py)
+    system-password, system.pem    what ends connections of sites' message servers (leaves.py)
 
 A hub of several message servers has no configuration here, but a folder for each of its nodes, and
-in it a copy of accounts.conf (hub_nodes.py).
+in it a copy of accounts.conf (nodes.py).
 
 Every file is readable by its owner only, and replaced as a whole. A change counts once the server
 has read its configuration again, which `reload` tells it to do. Whoever is not in it any more is
@@ -35,18 +35,16 @@ from diloco_shared.bus.nats.hub_config import ACCOUNTS, PID, Routes, accounts_co
 from diloco_shared.bus.nats.keys import Credentials, check_public_key
 from diloco_shared.bus.nats.rights import KEYS_MAX, Identity, Role
 from diloco_shared.durable import give, replace_for_owner
-from diloco_shared.process import hub_leaves, hub_nodes, hub_watch
-from diloco_shared.process.hub_nodes import Node, nodes_of
+from diloco_shared.hub import leaves as hub_leaves
+from diloco_shared.hub import nodes as hub_nodes
+from diloco_shared.hub import watch as hub_watch
+from diloco_shared.hub.nodes import Node, nodes_of
 
 if TYPE_CHECKING:  # it needs a package that only a hub has
-    from diloco_shared.process.certificates import Pair
+    from diloco_shared.hub.certificates import Pair
 
-CONFIG, IDENTITIES, CREDENTIALS, LOCK = (
-    "nats-server.conf",
-    "identities.json",
-    "credentials",
-    "lock",
-)
+CONFIG, IDENTITIES = "nats-server.conf", "identities.json"
+CREDENTIALS, LOCK = "credentials", "lock"
 NAME = "hub"  # of the server, where it is the only one
 AUTHORITY, AUTHORITY_KEY = "authority.pem", "authority-key.pem"
 HUB_CERTIFICATE, HUB_KEY = "hub.pem", "hub-key.pem"
@@ -470,7 +468,7 @@ def _write_identities(folder: Path, identities: Sequence[Identity]) -> None:
 
 
 def _may_end_connections(folder: Path, nodes: Sequence[Node]) -> None:
-    """What cuts off sites' message servers (hub_leaves.py), at every node."""
+    """What cuts off sites' message servers (leaves.py), at every node."""
     password = hub_nodes.new_password()
     for place in (folder, *(folder / node.name for node in nodes)):
         _write(place / hub_leaves.PASSWORD, password + "\n")
@@ -495,7 +493,7 @@ def _hand_out(folder: Path, name: str, credentials: Credentials | None) -> Path 
 
 def _signing() -> ModuleType:
     try:
-        from diloco_shared.process import certificates
+        from diloco_shared.hub import certificates
     except ImportError:
         raise ValueError(
             "certificates are made with the package cryptography: pip install 'cryptography', or "

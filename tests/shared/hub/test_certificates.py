@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_shared.process.certificates import (
+from diloco_shared.hub.certificates import (
     DAYS,
     Pair,
     ends_at,

@@ -15,7 +15,8 @@ import pytest
 from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.bus.nats.rights import KEYS_MAX
-from diloco_shared.process import certificates, hub_folder
+from diloco_shared.hub import certificates
+from diloco_shared.hub import folder as hub_folder
 
 
 @pytest.fixture
@@ -351,8 +352,8 @@ def test_a_certificate_that_is_damaged_is_replaced_by_one_for_the_names_given(
 def test_without_the_package_it_is_said_which_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "diloco_shared.process.certificates", None)
-    monkeypatch.delattr("diloco_shared.process.certificates", raising=False)
+    monkeypatch.setitem(sys.modules, "diloco_shared.hub.certificates", None)
+    monkeypatch.delattr("diloco_shared.hub.certificates", raising=False)
     with pytest.raises(ValueError, match="pip install 'cryptography'"):
         created(tmp_path / "hub", hosts=("h",))
 

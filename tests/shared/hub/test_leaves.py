@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.process import hub_leaves
-from diloco_shared.process.hub_leaves import PASSWORD, cut, place
+from diloco_shared.hub import leaves as hub_leaves
+from diloco_shared.hub.leaves import PASSWORD, cut, place
 
 Answer = Callable[[str, dict[str, Any]], Any]
 

@@ -36,7 +36,7 @@ from diloco_shared.bus.port import Bus, TooFewNodes, Unavailable
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.stored_records import readable, records_in
 from diloco_shared.durable import replace, settle_names
-from diloco_shared.process.nats_server import NatsServer, free_port
+from diloco_shared.hub.nats_server import NatsServer, free_port
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import AHEAD as AHEAD
 from diloco_shared.protocol.messages import (
