@@ -285,13 +285,13 @@ async def _serve(pipe: Connection, case: Case, leading: Leading, url: str) -> No
         await data.ensure_stream(stream)
         sender = SnapshotSender(
             RunContext(
-                case.spec(),
-                0,
-                "leader",
-                control,
-                data,
-                Path(),
-                leading.snapshots,
+                spec=case.spec(),
+                shard=0,
+                me="leader",
+                control=control,
+                data=data,
+                folder=Path(),
+                snapshots=leading.snapshots,
                 checkpoint_root="",
                 place_threads=PlaceThreads(),
             )

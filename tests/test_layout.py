@@ -127,6 +127,32 @@ def test_whoever_asks_for_time_and_chance_is_seen_however_it_is_written() -> Non
 QUALIFIED = "diloco_learner.hosts.plan"
 
 
+# Whoever calls with more than so many can hardly see which is which: group what belongs together.
+ARGUMENTS_MAX = 8
+MANY_ARGUMENTS = {
+    # Settings of another program, of which nearly every caller gives one or two, by name.
+    ("diloco_shared.process.nats_server", "NatsServer"),
+}
+
+
+def arguments(made: ast.FunctionDef) -> int:
+    """Of a method, `self` apart."""
+    return len([*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]) - 1
+
+
+def test_a_constructor_has_few_arguments() -> None:
+    many = {
+        (module, node.name): arguments(made)
+        for module, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+        for made in node.body
+        if isinstance(made, ast.FunctionDef)
+        if made.name == "__init__" and arguments(made) > ARGUMENTS_MAX
+    }
+    assert many.keys() == MANY_ARGUMENTS, many
+
+
 def test_a_class_has_its_name_for_itself_in_its_package() -> None:
     """One word for one idea. What another package calls so is told apart by its imports."""
     found: dict[tuple[str, str], list[str]] = {}

@@ -33,6 +33,7 @@ from diloco_learner.recovery.recovery import (
     STATE_BYTES_PER_S,
     STATE_S,
     STATE_SILENCE_S,
+    OwnModel,
     Recovery,
     Stage,
     recovery_times,
@@ -87,9 +88,9 @@ class Desk:
             spec,
             "a",
             2,
+            OwnModel("d"),
             has_checkpoint=has_checkpoint,
             nonce_seed="boot",
-            layout="d",
             initial=initial,
         )
 
@@ -450,10 +451,9 @@ def test_a_large_state_is_given_the_time_that_its_donor_needs_to_begin() -> None
         SPEC,
         "a",
         2,
+        OwnModel("d", state_bytes=1000 * STATE_BYTES_PER_S),
         has_checkpoint=False,
         nonce_seed="boot",
-        layout="d",
-        state_bytes=1000 * STATE_BYTES_PER_S,
     )
     desk = Desk()
     desk.recovery = recovery

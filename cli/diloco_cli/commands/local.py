@@ -68,7 +68,7 @@ def up(
         _detached(data, [*given, f"--data={data}", *(["--chaos"] if chaos else [])])
         return
     from diloco_cli.up.attended import attend
-    from diloco_cli.up.stack import Stack
+    from diloco_cli.up.stack import EachLearner, Stack
     from diloco_shared.process.stopping import until_stopped
 
     stack = Stack(
@@ -77,9 +77,7 @@ def up(
         syncers=syncers,
         port=port,
         chaos=chaos,
-        threads=threads,
-        devices_per_learner=devices_per_learner,
-        hosts_per_learner=hosts_per_learner,
+        each=EachLearner(threads, devices_per_learner, hosts_per_learner),
     )
     asyncio.run(until_stopped(attend(stack, Console()), ending=lambda: stack.stopping))
     say("Stopped.")
