@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Encoded, Feedback, feeds_back
 from diloco_learner.models import (
+    LeafPlace,
     Lying,
     ModelDef,
-    Place,
     build,
     filled,
     from_named,
@@ -382,11 +382,11 @@ class Trainer:
         for name, place in self.places().items():
             self.load_tensor(name, place, given.pop(name))
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, LeafPlace]:
         """Where each tensor of the moments and counts lies."""
         return places(to_named(self.opt_state), self.program.model.stacked)
 
-    def load_tensor(self, name: str, place: Place, values: Any) -> None:
+    def load_tensor(self, name: str, place: LeafPlace, values: Any) -> None:
         """Take over one tensor of them, which is there once this returns."""
         leaves, lying = to_named(self.opt_state), self.program.lying(self.opt_state)
         leaf = leaves[place.leaf]
