@@ -45,8 +45,7 @@ from diloco_syncer.events import (
 from diloco_syncer.history.replay import build_store, stage_chosen
 from diloco_syncer.machine import Machine
 from diloco_syncer.merging.payloads_io import Payloads
-from diloco_syncer.merging.store import FragmentStore, Unmergeable
-from diloco_syncer.merging.store import StagedMerge as StagedArrays
+from diloco_syncer.merging.store import FragmentStore, StagedMerge, Unmergeable
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.snapshots.snapshots_io import BrokenOff
 
@@ -161,8 +160,8 @@ class Numbers:
         self.spawn = spawn
         self.put = put
         # By epoch and round.
-        self.staged: dict[tuple[int, int], StagedArrays] = {}  # at most D rounds
-        self.installed: dict[tuple[int, int], StagedArrays] = {}  # committed, not yet published
+        self.staged: dict[tuple[int, int], StagedMerge] = {}  # at most D rounds
+        self.installed: dict[tuple[int, int], StagedMerge] = {}  # committed, not yet published
         self.publishing: set[asyncio.Task[None]] = set()  # at most D rounds, and keyframes
         # What the newest snapshot has yet to write, and the newest part of a checkpoint.
         self.unwritten: dict[type[DiskWrite], Unwritten] = {}
@@ -241,7 +240,7 @@ class Numbers:
         merge = partial(stage_chosen, self.store, effect, *held)
         self.spawn(self._staged(effect, merge))
 
-    async def _staged(self, effect: Stage, merge: Callable[[], StagedArrays]) -> None:
+    async def _staged(self, effect: Stage, merge: Callable[[], StagedMerge]) -> None:
         await self._may_replace(effect.fragment)
         try:
             staged = await asyncio.to_thread(merge)
