@@ -41,12 +41,13 @@ from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.checkpoints.place_threads_io import PlaceThreads
 from diloco_shared.memory.buffers_io import Buffers
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, digest_array
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.numerics.merge import warm
 from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object, ShardPart, reference
 from diloco_shared.protocol.chunks import describe
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints.parts_io import read_store, write_part
 from diloco_syncer.context import RunContext

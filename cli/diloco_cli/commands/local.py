@@ -23,8 +23,9 @@ from diloco_cli.commands.options import Checkpoints, DataRoot, Folder, Json, sho
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.words import FAILED, INTERRUPTED, NO_CLUSTER, CliError
+from diloco_shared.spec.algorithm import PRESETS
 from diloco_shared.spec.mesh import DEVICES_MAX
-from diloco_shared.spec.run import PRESETS, RunSpec
+from diloco_shared.spec.run import RunSpec
 
 app = typer.Typer()
 

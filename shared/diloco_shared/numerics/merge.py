@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from diloco_shared.memory.pages import Recycled
 from diloco_shared.numerics import codec
 from diloco_shared.numerics import merge_kernels as passes
-from diloco_shared.numerics.arrays import Piece
 from diloco_shared.numerics.compiled import parallel_for
 from diloco_shared.numerics.merge_kernels import (
     MergeState,
@@ -45,8 +44,9 @@ from diloco_shared.numerics.merge_kernels import (
     Share,
 )
 from diloco_shared.numerics.sums import STRIDE, Doubles, Segments, Values, by_piece, cut
+from diloco_shared.spec.algorithm import Weighting
+from diloco_shared.spec.fragmentation import Piece
 from diloco_shared.spec.merge_rules import MergeRule, named
-from diloco_shared.spec.run import Weighting
 
 Flags = NDArray[np.bool_]
 

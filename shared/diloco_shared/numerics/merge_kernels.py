@@ -24,7 +24,6 @@ from diloco_shared.numerics.codec.kernels import (
     encode,
     settle,
 )
-from diloco_shared.numerics.codec.layout import BF16, BLOCK, FP32
 from diloco_shared.numerics.compiled import kernel
 from diloco_shared.numerics.elementwise import (
     accelerate,
@@ -43,6 +42,7 @@ from diloco_shared.numerics.elementwise import (
     to_bf16,
 )
 from diloco_shared.numerics.sums import STRIDE, WIDTH, Doubles, Segments, Values, add_squares, fold
+from diloco_shared.spec.codecs import BF16, BLOCK, FP32
 
 assert STRIDE % BLOCK == 0  # no block of a codec lies in two strides
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from diloco_learner.exporting.assembling import Values
 from diloco_learner.exporting.observing_io import UnreadableRun
 from diloco_shared.checkpoints.parameters_io import open_kept
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.checkpoints import CheckpointManifest
 from diloco_shared.protocol.exports import ExportedFragment
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 
 Moved = Callable[[int, int], None]  # (bytes read, bytes that there are to read)

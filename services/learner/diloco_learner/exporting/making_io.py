@@ -38,7 +38,6 @@ from diloco_learner.exporting.writing_io import (
     write_weights,
 )
 from diloco_shared import ambient
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.exports import (
     MANIFEST,
     Dtype,
@@ -47,6 +46,7 @@ from diloco_shared.protocol.exports import (
     ExportManifest,
     ExportMoved,
 )
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec, config_hash
 
 log = structlog.get_logger()

@@ -17,11 +17,11 @@ from diloco_shared.bus.port import Bus, BusError, Stored
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.status_key import shown
 from diloco_shared.bus.stored_records import messages_of
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.exports import ExportedFragment
 from diloco_shared.protocol.messages import Blob, PublicationManifest
 from diloco_shared.protocol.records import RunStatus
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec, config_hash
 
 log = structlog.get_logger()

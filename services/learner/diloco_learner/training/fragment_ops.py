@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from diloco_learner.exchange.encoding import Parts, encode
 from diloco_learner.models import LeafPlace, from_named, places, to_named
 from diloco_learner.training.programs import Ahead
-from diloco_shared.numerics.arrays import Layout, Piece, pseudogradient
+from diloco_shared.numerics.arrays import pseudogradient
+from diloco_shared.spec.fragmentation import Layout, Piece
 
 
 @dataclass(frozen=True, slots=True)

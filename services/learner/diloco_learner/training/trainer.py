@@ -49,9 +49,9 @@ from diloco_shared.budget.overhead import (
     layout_bytes,
 )
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.chunks import Headed
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 
 Values = NDArray[np.float32]

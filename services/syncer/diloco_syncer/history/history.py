@@ -8,7 +8,6 @@ import math
 from collections import Counter, deque
 from typing import Any, Self
 
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.protocol.messages import (
     LastMerged,
@@ -27,6 +26,7 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
     TensorSpec,
 )
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.quorum import Quorum, policy
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.history.ledger import Ledger, RecentMerges, of_run, without

@@ -15,11 +15,11 @@ from diloco_shared.budget.memory import payloads
 from diloco_shared.bus.port import BusError
 from diloco_shared.bus.repeating import again_and_again, left_undone, until_done
 from diloco_shared.checkpoints.tape_archive_io import archives_of
-from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, TapeRestore, TapeSnapshot
 from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import ShardLease
+from diloco_shared.spec.fragmentation import Piece
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
 from diloco_syncer.checkpoints.marks_io import Marks
 from diloco_syncer.context import RunContext

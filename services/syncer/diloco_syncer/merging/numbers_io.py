@@ -17,10 +17,10 @@ import numpy as np
 import structlog
 
 from diloco_shared import ambient
-from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.protocol.pace import STORED_BYTES_PER_S
+from diloco_shared.spec.fragmentation import Piece
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import (

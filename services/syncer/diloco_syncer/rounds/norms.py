@@ -28,8 +28,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.numerics.arrays import Piece
 from diloco_shared.numerics.merge import norms
+from diloco_shared.spec.fragmentation import Piece
 
 # Norms remembered per fragment: drift over a run must not look like an outlier.
 HISTORY = 256

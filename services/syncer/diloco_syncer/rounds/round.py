@@ -9,7 +9,7 @@ from enum import Enum
 
 from diloco_shared.numerics.merge import weight
 from diloco_shared.protocol.messages import ContributionManifest, Verdict
-from diloco_shared.spec.run import Weighting
+from diloco_shared.spec.algorithm import Weighting
 from diloco_syncer.events import Chosen, Staged
 
 
