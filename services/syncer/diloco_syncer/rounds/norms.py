@@ -1,4 +1,4 @@
-"""Norm outliers (design section 4, the gate): robust z-scores per fragment, one-sided.
+"""Norm outliers (ARCHITECTURE.md, A round: the gate): robust z-scores per fragment, one-sided.
 
 How long a contribution is depends on its steps. Were they independent, it would grow with the root
 of their number; did all go one way, with the number itself. Honest learners lie between the two,
