@@ -381,6 +381,14 @@ def test_every_state_but_the_last_can_be_left() -> None:
     assert all(Stage.LEFT in moves for moves in MOVES.values() if moves)
 
 
+def test_no_state_becomes_what_nothing_leads_to() -> None:
+    """By an error of its own, which `python -O` leaves in."""
+    recovery = Desk().recovery
+    with pytest.raises(RuntimeError, match="a recovery is JOINING and cannot be BEGUN"):
+        recovery._move(Stage.BEGUN)
+    assert recovery.state is Stage.JOINING
+
+
 # --- donors that die, and transfers that take long -----------------------------------------------
 
 

@@ -245,7 +245,8 @@ class Recovery:
         return []
 
     def _move(self, state: Stage) -> None:
-        assert state in MOVES[self.state], f"{self.state} cannot become {state}"
+        if state not in MOVES[self.state]:
+            raise RuntimeError(f"a recovery is {self.state.name} and cannot be {state.name}")
         self.state = state
         self.reached[state] = self.now
 
