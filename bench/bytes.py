@@ -36,7 +36,7 @@ from diloco_cli.api import answers, connect
 from diloco_cli.cluster import Where
 from diloco_cli.report import data_parallel_bytes, socket_bytes
 from diloco_cli.seen import Seen
-from diloco_cli.up.stack import Stack, started
+from diloco_cli.up.stack import EachLearner, Stack, started
 from diloco_client import ApiError, Unreachable
 from diloco_learner.training.trainer import Program
 from diloco_shared.numerics import codec
@@ -209,7 +209,9 @@ def analytic(spec: RunSpec, seen: Seen) -> dict[str, int]:
 
 async def _run(spec: RunSpec, folder: Path) -> Seen:
     """Everything that was seen of one whole run."""
-    stack = Stack(folder, learners=LEARNERS, port=0, chaos=False, threads=1, throwaway=True)
+    stack = Stack(
+        folder, learners=LEARNERS, port=0, chaos=False, each=EachLearner(), throwaway=True
+    )
     running = asyncio.create_task(stack.run())
     seen, until = Seen(spec.name), time.monotonic() + LIMIT_S
     try:

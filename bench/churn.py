@@ -22,7 +22,6 @@ from typing import Any
 from runs import keep, surroundings
 from scaling.learners import DIGEST, VALUES, Voice
 
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
@@ -32,6 +31,7 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
 )
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import (
     Append,

@@ -27,7 +27,7 @@ from runs import keep, surroundings
 
 from diloco_learner.exchange.encoding import encode as encode_on_device
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.codec.layout import BLOCK, blocks_of
+from diloco_shared.spec.codecs import BLOCK, blocks_of
 
 WARM = 2  # rounds that are not counted: compilation, first touch of every page
 

@@ -64,7 +64,7 @@ from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.budget import known
 from diloco_shared.budget.memory import fragment_work
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.mesh import mesh_of
 from diloco_shared.spec.run import Model, RunSpec
 from diloco_shared.spec.shapes import layer_name, layout_of

@@ -30,11 +30,13 @@ import numpy as np
 
 from diloco_shared.memory.pages import Recycled
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, Piece, digest_array, digest_bytes
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.numerics.compiled import cores
 from diloco_shared.numerics.merge import Delta, Nesterov, Publishing, merge_and_step, norms
 from diloco_shared.numerics.merge_kernels import MergeState
+from diloco_shared.protocol.chunks import digest_bytes
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.fragmentation import Layout, Piece
 
 COPIED = 1 << 26  # values: 256 MB, beyond any cache that is ours
 OUTER = Nesterov(0.7, 0.8)

@@ -42,11 +42,12 @@ from diloco_shared.checkpoints.place_threads_io import PlaceThreads
 from diloco_shared.hub.nats_server import NatsServer
 from diloco_shared.memory.buffers_io import Buffers
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, digest_array
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.numerics.merge import warm
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object, ShardPart, reference
 from diloco_shared.protocol.chunks import describe
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints.parts_io import read_store, write_part
 from diloco_syncer.context import RunContext
@@ -285,13 +286,13 @@ async def _serve(pipe: Connection, case: Case, leading: Leading, url: str) -> No
         await data.ensure_stream(stream)
         sender = SnapshotSender(
             RunContext(
-                case.spec(),
-                0,
-                "leader",
-                control,
-                data,
-                Path(),
-                leading.snapshots,
+                spec=case.spec(),
+                shard=0,
+                me="leader",
+                control=control,
+                data=data,
+                folder=Path(),
+                snapshots=leading.snapshots,
                 checkpoint_root="",
                 place_threads=PlaceThreads(),
             )

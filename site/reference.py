@@ -23,7 +23,8 @@ from diloco_coordinator.runs.registry_io import Registry
 from diloco_learner.settings import Settings as LearnerSettings
 from diloco_shared.protocol import messages, records
 from diloco_shared.protocol.messages import Message
-from diloco_shared.spec.run import PRESETS, RunSpec
+from diloco_shared.spec.algorithm import PRESETS
+from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.app import Settings as SyncerSettings

@@ -130,8 +130,42 @@ def test_whoever_asks_for_time_and_chance_is_seen_however_it_is_written() -> Non
 QUALIFIED = "diloco_learner.hosts.plan"
 
 
-def test_a_class_has_its_name_for_itself_in_its_package() -> None:
-    """One word for one idea. What another package calls so is told apart by its imports."""
+# Whoever calls with more than so many can hardly see which is which: group what belongs together.
+ARGUMENTS_MAX = 8
+MANY_ARGUMENTS = {
+    # Settings of another program, of which nearly every caller gives one or two, by name.
+    ("diloco_shared.process.nats_server", "NatsServer"),
+}
+
+
+def arguments(made: ast.FunctionDef) -> int:
+    """Of a method, `self` apart."""
+    return len([*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]) - 1
+
+
+def test_a_constructor_has_few_arguments() -> None:
+    many = {
+        (module, node.name): arguments(made)
+        for module, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+        for made in node.body
+        if isinstance(made, ast.FunctionDef)
+        if made.name == "__init__" and arguments(made) > ARGUMENTS_MAX
+    }
+    assert many.keys() == MANY_ARGUMENTS, many
+
+
+# What is called alike in a service and in what they share. Whoever reads the one name in a service
+# must not wonder which of both is meant.
+CALLED_ALIKE = {
+    # Events tell it to people: "Damaged: …". Each says of its own kind of file what it is.
+    "Damaged",
+}
+
+
+def classes() -> dict[tuple[str, str], list[str]]:
+    """(package, name) of what others see -> modules that have one."""
     found: dict[tuple[str, str], list[str]] = {}
     for module, path in modules().items():
         if module == QUALIFIED:
@@ -139,4 +173,16 @@ def test_a_class_has_its_name_for_itself_in_its_package() -> None:
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault((module.partition(".")[0], node.name), []).append(module)
-    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+    return found
+
+
+def test_a_class_has_its_name_for_itself_in_its_package() -> None:
+    """One word for one idea. What another package calls so is told apart by its imports."""
+    assert {name: where for name, where in classes().items() if len(where) > 1} == {}
+
+
+def test_nor_is_it_called_as_what_services_share() -> None:
+    shared, *services = SERVICES
+    found = classes()
+    alike = {name for package, name in found if package in services and (shared, name) in found}
+    assert alike == CALLED_ALIKE

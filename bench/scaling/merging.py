@@ -10,9 +10,9 @@ from fragments.workers import peak, reset_peak
 from numpy.typing import NDArray
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_shared.spec.run import Algorithm
+from diloco_shared.spec.algorithm import Algorithm
+from diloco_shared.spec.fragmentation import Layout
 from diloco_syncer.merging.store import Contribution, FragmentStore
 from diloco_syncer.rounds.norms import inspect
 

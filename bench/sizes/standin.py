@@ -20,7 +20,6 @@ from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.process.membership import DataFolder, Registration
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
@@ -36,6 +35,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode, encode
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import Model, RunSpec, config_hash, shared_keys
 from sizes.model import Synthetic, shapes
 

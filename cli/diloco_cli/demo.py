@@ -19,7 +19,7 @@ from diloco_cli.page import page
 from diloco_cli.report import report, versions
 from diloco_cli.seen import Seen
 from diloco_cli.tally import Tally
-from diloco_cli.up.stack import Stack, started
+from diloco_cli.up.stack import EachLearner, Stack, started
 from diloco_cli.words import FAILED, INTERRUPTED, CliError, counted, why
 from diloco_client import ApiError, Client, Unreachable
 
@@ -145,7 +145,13 @@ def run_demo(data: Path, *, port: int, steps: int, limit_s: float, console: Cons
 
     began = time.monotonic()
     stack = Stack(
-        data, learners=3, port=port, chaos=True, threads=1, throwaway=True, pause_s=AWAY_S
+        data,
+        learners=3,
+        port=port,
+        chaos=True,
+        each=EachLearner(),
+        throwaway=True,
+        pause_s=AWAY_S,
     )
     demo = Demo(stack, console, steps, began + limit_s)
     asyncio.run(until_stopped(demo.run(), ending=lambda: stack.stopping))

@@ -3,8 +3,7 @@
 from pydantic import Field
 
 from diloco_planner.goodput_model import YEAR_S, Failures
-from diloco_shared.spec.algorithm import MEMBERS_MAX
-from diloco_shared.spec.run import Spec
+from diloco_shared.spec.algorithm import MEMBERS_MAX, Spec
 
 
 class PlanRequest(Spec):

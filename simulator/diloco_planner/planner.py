@@ -36,8 +36,9 @@ from diloco_planner.plan_request import PlanRequest
 from diloco_shared.budget import assumed, streams
 from diloco_shared.budget.memory import disks, processes, snapshots_per_step, written_per_round
 from diloco_shared.protocol.subjects import STREAM_KINDS
+from diloco_shared.spec.algorithm import SHARDS_MAX, STEPS_MAX, Algorithm
 from diloco_shared.spec.mesh import MeshSizes
-from diloco_shared.spec.run import SHARDS_MAX, STEPS_MAX, Algorithm, Keeping, RunSpec
+from diloco_shared.spec.run import Keeping, RunSpec
 
 DAY_S = 86_400.0
 GIB, GB = float(1 << 30), hub_model.GB

@@ -12,7 +12,7 @@ import diloco_cli.demo
 from diloco_cli.demo import REPORTS, Demo, conclude, free_name, run_demo, said, verdicts
 from diloco_cli.seen import Seen
 from diloco_cli.up.folder import Folder
-from diloco_cli.up.stack import Stack
+from diloco_cli.up.stack import EachLearner, Stack
 from diloco_cli.words import FAILED, CliError
 from diloco_client import Cursor, Silent, Told
 
@@ -83,7 +83,7 @@ async def test_a_demo_that_has_started_has_no_report_of_another_one(
 
     reported(tmp_path)
     monkeypatch.setattr(diloco_cli.demo, "started", at_once)
-    stack = Stack(tmp_path, learners=3, port=0, chaos=True, threads=1)
+    stack = Stack(tmp_path, learners=3, port=0, chaos=True, each=EachLearner())
     with pytest.raises(CliError, match="no cluster runs"):  # whose API would be asked next
         await Demo(stack, Console(file=io.StringIO()), 140, 0.0)._train()
     assert not [*(tmp_path / "demo").iterdir()]
@@ -185,7 +185,7 @@ class Slow(Cluster):
 
 def test_the_victim_is_killed_once(tmp_path: Path) -> None:
     """A second fault at a step that is past would come at once, after the victim's return."""
-    stack = Stack(tmp_path, learners=3, port=0, chaos=True, threads=1)
+    stack = Stack(tmp_path, learners=3, port=0, chaos=True, each=EachLearner())
     demo, cluster = Demo(stack, Console(file=io.StringIO()), 240, 0.0), Slow()
     with pytest.raises(Silent):
         demo._look(cluster)  # type: ignore[arg-type]
@@ -199,7 +199,7 @@ def test_the_victim_is_killed_once(tmp_path: Path) -> None:
 
 def test_the_screen_says_in_words_what_happens_and_says_it_once(tmp_path: Path) -> None:
     back = {"learner": "learner-2", "incarnation": 1}
-    stack = Stack(tmp_path, learners=3, port=0, chaos=True, threads=1)
+    stack = Stack(tmp_path, learners=3, port=0, chaos=True, each=EachLearner())
     demo = Demo(stack, Console(file=io.StringIO()), 240, 0.0)
     cluster: Any = Cluster(
         {"kind": "recovered", "data": {}},  # of a syncer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.up import stack as stack_module
-from diloco_cli.up.stack import Stack
+from diloco_cli.up.stack import EachLearner, Stack
 from diloco_shared.bus.port import Unavailable
 from diloco_shared.hub.nats_binary import BinaryError
 
@@ -20,7 +20,7 @@ class Ended(Exception):
 
 
 def stack_of(folder: Path, **nats: Any) -> Stack:
-    stack = Stack(folder, learners=1, port=0, chaos=False, threads=1)
+    stack = Stack(folder, learners=1, port=0, chaos=False, each=EachLearner())
     stack.nats = SimpleNamespace(url="nats://x", **nats)  # type: ignore[assignment]
     return stack
 

@@ -34,7 +34,7 @@ from diloco_cli.up.process import (
     bound,
     last_line,
 )
-from diloco_cli.up.stack import Stack, free_port
+from diloco_cli.up.stack import EachLearner, Stack, free_port
 from diloco_cli.words import CONFLICT, CliError
 from diloco_client import ApiError, Unreachable
 from diloco_learner.settings import Settings
@@ -104,7 +104,7 @@ async def test_a_log_that_cannot_be_cut_ends_nothing_and_what_nobody_sees_is_bou
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(diloco_cli.up.stack, "bound", full)
-    stack = Stack(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    stack = Stack(tmp_path, learners=1, port=0, chaos=False, each=EachLearner())
     stack.folder.logs.mkdir()
     for name in ("a.log", "a.log.1", "supervisor.out"):
         (stack.folder.logs / name).touch()
@@ -139,7 +139,7 @@ async def test_a_full_disk_hides_what_a_cluster_shows_and_does_not_end_it(
     def nothing_yet(*_: Any) -> None:
         stack.told("something happened")
 
-    stack = Stack(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    stack = Stack(tmp_path, learners=1, port=0, chaos=False, each=EachLearner())
     monkeypatch.setattr(attended, "LOOK_S", 0.0)
     monkeypatch.setattr(attended, "started", started)
     monkeypatch.setattr(attended, "connect", lambda _: contextlib.nullcontext())
@@ -185,7 +185,7 @@ async def test_a_token_that_was_rotated_is_read_anew_and_nonsense_ends_nothing(
         connected.append(1)
         return contextlib.nullcontext()
 
-    stack = Stack(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    stack = Stack(tmp_path, learners=1, port=0, chaos=False, each=EachLearner())
     monkeypatch.setattr(attended, "LOOK_S", 0.0)
     monkeypatch.setattr(attended, "SILENT_S", -1.0)
     monkeypatch.setattr(attended, "started", started)
@@ -240,7 +240,7 @@ async def test_a_folder_that_cannot_be_used_is_said_alike_in_the_background(tmp_
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(CliError, match=rf"^the data folder {file} cannot be used: ") as attended:
-        await Stack(file, learners=1, port=0, chaos=False, threads=1).run()
+        await Stack(file, learners=1, port=0, chaos=False, each=EachLearner()).run()
     with pytest.raises(CliError) as detached:
         local._detached(file, [])
     assert str(detached.value) == str(attended.value)
@@ -342,7 +342,7 @@ def test_an_unknown_crash_point_is_told_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DILOCO_CRASH_AT", "syncer-1/lunch")
-    stack = Stack(tmp_path / "data", learners=1, port=0, chaos=False, threads=1)
+    stack = Stack(tmp_path / "data", learners=1, port=0, chaos=False, each=EachLearner())
     with pytest.raises(CliError, match=r"DILOCO_CRASH_AT: .*there is no 'lunch'; known: before-"):
         asyncio.run(stack.run())
     assert list(tmp_path.iterdir()) == []
@@ -465,7 +465,7 @@ def test_learners_here_may_import_what_lies_here_unless_the_user_says_otherwise(
     monkeypatch.delenv("DILOCO_FACTORIES", raising=False)
 
     def told(name: str) -> dict[str, str]:
-        stack = Stack(tmp_path / "d", learners=1, port=0, chaos=False, threads=1)
+        stack = Stack(tmp_path / "d", learners=1, port=0, chaos=False, each=EachLearner())
         stack.nats = SimpleNamespace(url="nats://x")  # type: ignore[assignment]
         (child,) = [c for c in stack._all_children() if c.name == name]
         return dict(child.environment)
@@ -497,7 +497,7 @@ def test_a_learners_settings_reach_it_or_are_known_to_be_anothers(
     }
     for name in Settings.model_fields:
         monkeypatch.setenv(f"DILOCO_{name.upper()}", "given")
-    stack = Stack(tmp_path / "d", learners=1, port=0, chaos=False, threads=1)
+    stack = Stack(tmp_path / "d", learners=1, port=0, chaos=False, each=EachLearner())
     stack.nats = SimpleNamespace(url="nats://x")  # type: ignore[assignment]
     (child,) = [c for c in stack._all_children() if c.name == "learner-1"]
     dropped = {n for n in Settings.model_fields if f"DILOCO_{n.upper()}" not in child.environment}
@@ -511,7 +511,7 @@ def test_the_coordinator_has_its_token_where_other_commands_look_for_it(
     """And nobody else is told."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DILOCO_ADMIN_TOKEN_FILE", given)
-    stack = Stack(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    stack = Stack(tmp_path, learners=1, port=0, chaos=False, each=EachLearner())
     stack.nats = SimpleNamespace(url="nats://x")  # type: ignore[assignment]
     told = {c.name: c.environment.get("DILOCO_ADMIN_TOKEN_FILE") for c in stack._all_children()}
     stack.folder.announce(url="http://127.0.0.1:1")
@@ -523,20 +523,20 @@ async def test_more_gpus_than_there_are_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    asked = {"learners": 2, "port": 0, "chaos": False, "threads": 1}
+    asked = {"learners": 2, "port": 0, "chaos": False, "each": EachLearner(devices=2)}
     with pytest.raises(CliError, match="2 learners of 2 need 4 GPUs, and this machine has 2"):
-        await Stack(tmp_path / "data", **asked, devices_per_learner=2).run()
+        await Stack(tmp_path / "data", **asked).run()
     assert not (tmp_path / "data").exists()
 
 
 def test_each_learner_sees_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    stack = Stack(tmp_path / "data", learners=2, port=0, chaos=False, threads=1)
+    stack = Stack(tmp_path / "data", learners=2, port=0, chaos=False, each=EachLearner())
     stack.gpus = stack._gpus()
     stack.nats = SimpleNamespace(url="nats://127.0.0.1:1")  # type: ignore[assignment]
     seen = {c.name: c.environment.get("CUDA_VISIBLE_DEVICES") for c in stack._all_children()}
     assert (seen["learner-1"], seen["learner-2"]) == ("0,1", "2,3")
-    crowded = Stack(tmp_path / "data", learners=5, port=0, chaos=False, threads=1)
+    crowded = Stack(tmp_path / "data", learners=5, port=0, chaos=False, each=EachLearner())
     assert [share[0] for share in crowded._gpus()] == ["0", "1", "2", "3", "0"]
     assert crowded.messages[-1].endswith("5 learners share 4 GPUs: each is slower")
 
@@ -545,7 +545,7 @@ def test_the_processes_of_a_learner_share_its_gpus_and_meet_in_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    given: dict[str, Any] = {"port": 0, "chaos": False, "threads": 1, "hosts_per_learner": 2}
+    given: dict[str, Any] = {"port": 0, "chaos": False, "each": EachLearner(hosts=2)}
     stack = Stack(tmp_path / "data", learners=2, **given)
     stack.gpus = stack._gpus()
     stack.nats = SimpleNamespace(url="nats://127.0.0.1:1")  # type: ignore[assignment]

@@ -19,13 +19,13 @@ from diloco_cli.commands.local import DOWN_S, _ends_s
 from diloco_cli.up import attended
 from diloco_cli.up.folder import DETACHED_OUT, Folder
 from diloco_cli.up.process import STOP_S, Child
-from diloco_cli.up.stack import CLOSING_S, LEARNERS_STOP_S, Stack, _stop_s
+from diloco_cli.up.stack import CLOSING_S, LEARNERS_STOP_S, EachLearner, Stack, _stop_s
 from diloco_cli.words import INVALID, CliError
 from diloco_shared.process.stopping import until_stopped
 
 
 def stack_of(path: Path, learners: int = 1) -> Stack:
-    stack = Stack(path / "d", learners=learners, port=0, chaos=False, threads=1)
+    stack = Stack(path / "d", learners=learners, port=0, chaos=False, each=EachLearner())
     stack.nats = SimpleNamespace(url="nats://x")  # type: ignore[assignment]
     return stack
 
@@ -130,7 +130,7 @@ async def test_that_is_seen_once_the_screen_is_gone_until_all_have_stopped(
 
     monkeypatch.setattr(attended, "meanwhile", Line)
     monkeypatch.setattr(attended, "_look_on", look_on)
-    stack = Stopping(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    stack = Stopping(tmp_path, learners=1, port=0, chaos=False, each=EachLearner())
     task = asyncio.create_task(attended.attend(stack, Console()))
     await asyncio.sleep(0.01)
     task.cancel()
@@ -182,7 +182,7 @@ async def test_whoever_stops_it_once_more_kills_nobody(tmp_path: Path) -> None:
     async def stopped(**_: Any) -> None:
         done.append("message server")
 
-    stack = Started(tmp_path, learners=1, port=0, chaos=False, threads=1)
+    stack = Started(tmp_path, learners=1, port=0, chaos=False, each=EachLearner())
     stack.nats = SimpleNamespace(stop=stopped)  # type: ignore[assignment]
     stack.syncers, stack.children = -1, [Saving()]  # type: ignore[list-item]
 

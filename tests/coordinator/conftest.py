@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from diloco_coordinator.api.admin_token_io import AdminToken
 from diloco_coordinator.api.audit_io import Audit
-from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.api.sse_io import EventStreams
 from diloco_coordinator.app import create_app, fed
 from diloco_coordinator.exports.exporting_io import Exports
 from diloco_coordinator.exports.sampling_io import ChildSampler
@@ -167,7 +167,7 @@ class World:
             sampler=self.sampler,
             audit=Audit(self.folder if self.folder.exists() else None),
         )
-        streams: Streams = app.state.streams
+        streams: EventStreams = app.state.streams
         async with fed(registry, exports):
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
@@ -182,7 +182,7 @@ class Desk:
         self,
         registry: Registry,
         http: httpx.AsyncClient,
-        streams: Streams,
+        streams: EventStreams,
         exports: Exports,
         app: FastAPI,
     ) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_shared.spec.run import Algorithm
+from diloco_shared.spec.algorithm import Algorithm
+from diloco_shared.spec.fragmentation import Layout
 from diloco_syncer.merging.store import Contribution, FragmentStore
 
 GOLDEN = Path(__file__).with_name("trajectory.json")

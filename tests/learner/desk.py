@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 from diloco_learner.events import (
     AnchorReady,
     BeatSeen,
+    Begin,
     DonateSeen,
     ExchangeEffect,
     ExchangeEvent,
@@ -91,7 +92,7 @@ class Desk:
     def __init__(self, spec: RunSpec = SPEC) -> None:
         self.now = 100.0
         begun = (0,) * spec.algorithm.fragments
-        self.exchange = Exchange(spec, "a", 2, 0, begun, stamp(), self.now)
+        self.exchange = Exchange(spec, "a", 2, Begin(0, 0, begun, stamp()), self.now)
 
     def tell(self, *events: ExchangeEvent) -> list[ExchangeEffect]:
         return [e for event in events for e in self.exchange.handle(event, self.now)]

@@ -9,6 +9,7 @@ from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import (
     AnchorReady,
     BeatSeen,
+    Begin,
     Leave,
     PullSeen,
 )
@@ -17,7 +18,7 @@ from diloco_learner.training import computing_io as computing
 from diloco_learner.training.computing_io import WaitClock
 from diloco_learner.training.evaluate import HeldOut, held_out
 from diloco_learner.training.mailbox_io import Mailbox
-from diloco_learner.training.train import Anchored, Injected, ToSend, TrainLoop
+from diloco_learner.training.train import Anchored, Clocks, Injected, ToSend, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.protocol.messages import Beat, Donate, Pull, Stamp
 
@@ -118,13 +119,12 @@ def rigs(program: Program) -> Rig:
             trainer.adopt(p, values_F, 0.0)
         loop = TrainLoop(
             trainer,
-            Exchange(program.spec, "a", 0, 0, (0, 0, 0), START, clock()),
+            Exchange(program.spec, "a", 0, Begin(0, 0, (0, 0, 0), START), clock()),
             batches,
             HeldOut(held_out(corpus.validation, 8, 4, 0)),
             box,
-            now=clock,
-            waiting=WaitClock(clock),
-            injected=Injected(),
+            Clocks(clock, WaitClock(clock)),
+            Injected(),
         )
         return loop, box, clock
 

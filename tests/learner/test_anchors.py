@@ -12,7 +12,8 @@ from diloco_learner.events import Merged
 from diloco_learner.exchange.anchors import EARLY_MAX, KEPT_MAX, WAITING_MAX, AnchorBook
 from diloco_learner.exchange.counters import Undecided
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import digest_array, digest_bytes
+from diloco_shared.numerics.arrays import digest_array
+from diloco_shared.protocol.chunks import digest_bytes
 from diloco_shared.protocol.messages import Blob, PublicationManifest, Stamp
 
 SIZES_P = (5, 3)

@@ -8,6 +8,7 @@ from diloco_learner.events import (
     Adopt,
     AnchorReady,
     BeatSeen,
+    Begin,
     Checkpoint,
     Contribute,
     DonateSeen,
@@ -54,7 +55,7 @@ class ExchangePromises(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 10.0
-        self.exchange = Exchange(SPEC, "a", 1, 0, (0,) * P, stamp(-1), self.now)
+        self.exchange = Exchange(SPEC, "a", 1, Begin(0, 0, (0,) * P, stamp(-1)), self.now)
         self.epoch, self.term = 0, 0  # the newest the world has
         self.tokens: list[int] = []  # per step
         self.adopted = {p: (0, 0, 0) for p in range(P)}  # (epoch, version, at step)

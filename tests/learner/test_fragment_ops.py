@@ -6,7 +6,7 @@ import pytest
 
 from diloco_learner.models import build, places, tensor_specs, to_named
 from diloco_learner.training.fragment_ops import FragmentOps, PieceRun
-from diloco_shared.numerics.arrays import Layout
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import Model
 
 # Query, key, value and output matrices are of one size: runs of layers of four leaves, mixed.

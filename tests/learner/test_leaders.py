@@ -5,6 +5,7 @@ from typing import Any
 from diloco_learner.events import (
     AnchorReady,
     BeatSeen,
+    Begin,
     Contribute,
     Evaluate,
     PullSeen,
@@ -175,7 +176,7 @@ def pull(p: int, term: int, round_: int = 0) -> PullSeen:
 def test_each_shard_numbers_its_rounds_and_terms_by_itself() -> None:
     """I2: answered once each; a new leader of one shard voids nothing of the other."""
     leaders = Leaders("a", 2)
-    exchange = Exchange(SPEC, "a", 0, 0, (0, 0), stamp(0), 0.0)
+    exchange = Exchange(SPEC, "a", 0, Begin(0, 0, (0, 0), stamp(0)), 0.0)
     leaders.beat(beat(0, (0, 0)))
     exchange.handle(BeatSeen(heard(leaders, beat(1, (0, 0), term=5))), 0.0)
 
@@ -205,7 +206,7 @@ def raised(shard: int, steps: int) -> Beat:
 
 def told_by(*first: AnchorReady | Beat) -> Exchange:
     """A learner of a run at step 40, which then hears this of a new epoch."""
-    exchange, leaders = Exchange(SPEC, "a", 0, 0, (0, 0), stamp(40), 0.0), Leaders("a", 2)
+    exchange, leaders = Exchange(SPEC, "a", 0, Begin(0, 0, (0, 0), stamp(40)), 0.0), Leaders("a", 2)
     before = [beat(shard, (0, 0), stamp=stamp(40), evaluator="a") for shard in (0, 1)]
     for heard_of in (*before, *first):
         if isinstance(heard_of, AnchorReady):

@@ -11,6 +11,7 @@ from diloco_learner.events import (
     Adopt,
     AnchorReady,
     BeatSeen,
+    Begin,
     KeepPart,
     Leave,
     PartSettled,
@@ -22,7 +23,7 @@ from diloco_learner.events import (
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.recovery.checkpoint_io import read_part, write_part
 from diloco_learner.recovery.moments import State, pack, views
-from diloco_learner.recovery.recovery import Recovery
+from diloco_learner.recovery.recovery import OwnModel, Recovery
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics.arrays import Arrays
 from diloco_shared.protocol.checkpoints import CheckpointManifest, LearnerPart, reference
@@ -59,7 +60,7 @@ def anchor(p: int, version: int, checkpoint: int = 0, epoch: int = 0) -> AnchorR
 
 @pytest.fixture
 def exchange() -> Exchange:
-    made = Exchange(SPEC, "a", 0, 0, (0, 0), STAMP, 0.0)
+    made = Exchange(SPEC, "a", 0, Begin(0, 0, (0, 0), STAMP), 0.0)
     made.handle(beat(checkpoint=3), 0.0)
     return made
 
@@ -112,17 +113,17 @@ def test_a_restore_is_a_reason_to_begin_again(exchange: Exchange) -> None:
     (left,) = exchange.handle(beat(epoch=1, restored=restored), 1.0)
     assert isinstance(left, Leave) and left.outcome == "restored" and "t/000001" in left.reason
     assert not exchange.may_step
-    later = Exchange(SPEC, "a", 1, 1, (7, 7), STAMP, 0.0, joined=1)
+    later = Exchange(SPEC, "a", 1, Begin(1, 1, (7, 7), STAMP), 0.0)
     later.handle(beat(epoch=1, versions=(7, 7), restored=restored), 0.0)
     assert later.may_step
-    raised = Exchange(SPEC, "a", 1, 1, (7, 7), STAMP, 0.0, joined=0)
+    raised = Exchange(SPEC, "a", 1, Begin(0, 1, (7, 7), STAMP), 0.0)
     raised.handle(beat(epoch=1, versions=(7, 7), restored=restored), 0.0)
     assert raised.left, "it was granted its moments before the restore"
 
 
 def test_before_training_only_a_restore_that_its_epoch_has_reached_is_told() -> None:
     """Else a shard that hears of both would take the lost epoch for the restore's own."""
-    recovery = Recovery(SPEC, "a", 1, has_checkpoint=False, nonce_seed="boot", layout="d")
+    recovery = Recovery(SPEC, "a", 1, OwnModel("d"), has_checkpoint=False, nonce_seed="boot")
     assert recovery.restore(0) == 0
     restored = Restored(epoch=2, serial=5, source="t/000001")
     recovery.handle(beat(epoch=2, restored=restored), 1.0)
@@ -144,7 +145,7 @@ SHARDED = RunSpec.model_validate(
 def test_a_restore_that_the_hub_has_lost_is_not_told_of_any_more() -> None:
     """Else shards that cannot go back would wait for each other: each would take the others for
     being back already. The hub was put back from before it; this life trains on."""
-    exchange = Exchange(SHARDED, "a", 0, 5, (0, 0), STAMP, 0.0, joined=5, restore=3)
+    exchange = Exchange(SHARDED, "a", 0, Begin(5, 5, (0, 0), STAMP, restore=3), 0.0)
     exchange.handle(beat_of(1, 1, serial=3, epoch=5), 0.0)
     assert exchange.progress().restore == 3
     exchange.handle(beat_of(1, 0, serial=3, epoch=1000), 1.0)
@@ -156,7 +157,7 @@ def test_a_restore_that_the_hub_has_lost_is_not_told_of_any_more() -> None:
 
 
 def test_nor_by_one_that_does_not_train_yet() -> None:
-    recovery = Recovery(SHARDED, "a", 1, has_checkpoint=False, nonce_seed="boot", layout="d")
+    recovery = Recovery(SHARDED, "a", 1, OwnModel("d"), has_checkpoint=False, nonce_seed="boot")
     recovery.joined, recovery.restored = 5, Restored(epoch=4, serial=3, source="t/000003")
     assert recovery.restore(5) == 3
     assert recovery.restore(1000) == 0

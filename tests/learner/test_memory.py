@@ -21,7 +21,7 @@ from diloco_learner.training.fragment_ops import FragmentOps
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.budget.job import known
 from diloco_shared.budget.memory import SEQUENCES_MAX, activations, device, forward, learner
-from diloco_shared.numerics.arrays import Layout
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_shared.spec.shapes import SHAPES, Shape, shape_of
 

@@ -30,7 +30,7 @@ from diloco_learner.recovery import checkpoint_io, recoverer_io
 from diloco_learner.recovery.checkpoint_io import sequence_of
 from diloco_learner.recovery.moments import Received
 from diloco_learner.recovery.recoverer_io import Recoverer
-from diloco_learner.recovery.recovery import Recovery
+from diloco_learner.recovery.recovery import OwnModel, Recovery
 from diloco_learner.training.train import Anchored
 from diloco_shared.bus.port import Unavailable
 from diloco_shared.protocol import subjects
@@ -378,7 +378,7 @@ async def test_nothing_more_is_fetched_of_a_donor_that_is_not_waited_for(
     down: Any = Giving()
     trainer: Any = SimpleNamespace()
     recovery = Recovery(
-        spec, "a", 1, has_checkpoint=False, nonce_seed="n", layout="d", initial=False
+        spec, "a", 1, OwnModel("d"), has_checkpoint=False, nonce_seed="n", initial=False
     )
     bringing = Recoverer(recovery, trainer, up.checkpoints, up.control, up, down, asyncio.Queue())
     async with asyncio.TaskGroup() as bringing.tasks:

@@ -33,6 +33,7 @@ from diloco_learner.recovery.recovery import (
     STATE_BYTES_PER_S,
     STATE_S,
     STATE_SILENCE_S,
+    OwnModel,
     Recovery,
     Stage,
     recovery_times,
@@ -87,9 +88,9 @@ class Desk:
             spec,
             "a",
             2,
+            OwnModel("d"),
             has_checkpoint=has_checkpoint,
             nonce_seed="boot",
-            layout="d",
             initial=initial,
         )
 
@@ -380,6 +381,14 @@ def test_every_state_but_the_last_can_be_left() -> None:
     assert all(Stage.LEFT in moves for moves in MOVES.values() if moves)
 
 
+def test_no_state_becomes_what_nothing_leads_to() -> None:
+    """By an error of its own, which `python -O` leaves in."""
+    recovery = Desk().recovery
+    with pytest.raises(RuntimeError, match="a recovery is JOINING and cannot be BEGUN"):
+        recovery._move(Stage.BEGUN)
+    assert recovery.state is Stage.JOINING
+
+
 # --- donors that die, and transfers that take long -----------------------------------------------
 
 
@@ -450,10 +459,9 @@ def test_a_large_state_is_given_the_time_that_its_donor_needs_to_begin() -> None
         SPEC,
         "a",
         2,
+        OwnModel("d", state_bytes=1000 * STATE_BYTES_PER_S),
         has_checkpoint=False,
         nonce_seed="boot",
-        layout="d",
-        state_bytes=1000 * STATE_BYTES_PER_S,
     )
     desk = Desk()
     desk.recovery = recovery

@@ -19,7 +19,7 @@ from diloco_learner.events import (
     StateSeen,
     TimePassed,
 )
-from diloco_learner.recovery.recovery import DONORS_MAX, JOIN_S, STATE_S, Recovery, Stage
+from diloco_learner.recovery.recovery import DONORS_MAX, JOIN_S, STATE_S, OwnModel, Recovery, Stage
 from diloco_shared.protocol.messages import Beat, Grant, Join, Stamp
 from diloco_shared.spec.run import RunSpec
 
@@ -41,7 +41,9 @@ class RecoveryPromises(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 10.0
-        self.recovery = Recovery(SPEC, "a", 1, has_checkpoint=False, nonce_seed="boot", layout="d")
+        self.recovery = Recovery(
+            SPEC, "a", 1, OwnModel("d"), has_checkpoint=False, nonce_seed="boot"
+        )
         self.epoch, self.term, self.versions = 0, 0, [-1] * P
         self.joins: list[Join] = []
         self.granted: dict[str, Grant] = {}  # by nonce, as delivered while it was current

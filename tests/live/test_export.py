@@ -12,7 +12,8 @@ from live.stack import SELDOM, Stack, spec, up
 from diloco_client import ApiError
 from diloco_shared.hf.config import folds_scale
 from diloco_shared.hf.weights import open_weights
-from diloco_shared.numerics.arrays import Layout, digest_array, flatten
+from diloco_shared.numerics.arrays import digest_array, flatten
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import Model
 from diloco_shared.spec.shapes import shape_of, tensors
 

@@ -29,7 +29,7 @@ from diloco_syncer.history.archiving_io import TapeArchiver
 from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
-from diloco_syncer.streams.fullness_io import Fullness
+from diloco_syncer.streams.fullness_io import Fullness, Signs
 from diloco_syncer.streams.storage_io import Storage
 
 pytestmark = pytest.mark.live
@@ -62,9 +62,7 @@ class Leading:
             self.tape,
             Still(self.driver.spec, bus, lambda: (0, 0), self.outbox.tell),
             self._put,
-            lambda: False,
-            lambda: False,
-            lambda: False,
+            Signs(lambda: False, lambda: False, lambda: False),
         )
 
     def _put(self, event: Any) -> None:

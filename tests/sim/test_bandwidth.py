@@ -17,7 +17,8 @@ from diloco_planner.bandwidth import (
 )
 from diloco_shared.budget import known
 from diloco_shared.budget.traffic import load
-from diloco_shared.spec.run import Algorithm, RunSpec
+from diloco_shared.spec.algorithm import Algorithm
+from diloco_shared.spec.run import RunSpec
 
 
 def gbit(method: Method, **changes: float) -> float:

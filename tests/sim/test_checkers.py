@@ -8,7 +8,6 @@ import pytest
 
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_shared.bus.port import Stored
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.numerics.codec import encode
 from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.numerics.schedule import inner_rate
@@ -27,6 +26,7 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import Assignment, MemberRecord
 from diloco_shared.protocol.wire import encode as written
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import Budget
 from diloco_simulator.checkers import at_the_end, promises
 from diloco_simulator.checkers.budget import BudgetUsed, Used

@@ -24,8 +24,8 @@ from diloco_planner.planner import (
     sensitivity,
 )
 from diloco_shared.budget.refusing import faults
-from diloco_shared.spec.algorithm import MEMBERS_MAX
-from diloco_shared.spec.run import Algorithm, RunSpec
+from diloco_shared.spec.algorithm import MEMBERS_MAX, Algorithm
+from diloco_shared.spec.run import RunSpec
 from diloco_syncer.rounds.grace import Timings, grace_s
 
 PAPER = {"params": 5e9, "chips": 1_200_000, "centers": 8, "step_s": 1.0, "tokens": 1e12}

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from syncer.two_shards import begun
 
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
@@ -19,6 +18,7 @@ from diloco_shared.protocol.messages import (
     TapeRound,
     TensorSpec,
 )
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec, config_hash, shared_keys
 from diloco_syncer.events import (
     Append,

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.numerics.arrays import Layout, digest_array
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol.messages import TapeInit, TensorSpec
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec, config_hash
 
 TENSORS = (

@@ -14,13 +14,13 @@ from diloco_shared import ambient
 from diloco_shared.budget import overhead
 from diloco_shared.budget.job import Size, assumed
 from diloco_shared.bus.port import Held, StreamFull, StreamSpec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.messages import Join, TensorSpec
 from diloco_shared.protocol.records import MemberRecord, StreamUse
 from diloco_shared.protocol.wire import encode
 from diloco_shared.spec.codecs import bytes_of
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus

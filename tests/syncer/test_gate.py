@@ -9,7 +9,7 @@ import pytest
 from diloco_shared.protocol.messages import COUNT_MAX, Blob, ContributionManifest, Cursor
 from diloco_syncer.events import ContributionSeen
 from diloco_syncer.rounds.gate import PASSES_MAX, Refusal, impossible, judge
-from diloco_syncer.rounds.round import Round
+from diloco_syncer.rounds.round import Phase, Round
 
 HASH = "a" * 32
 
@@ -166,3 +166,11 @@ def test_no_report_says_what_cannot_be(running: Any, over: dict[str, Any], words
     per_step = running.spec.tokens_per_step
     assert impossible(running.progress("a", 5), 2, per_step) == ""
     assert words in impossible(running.progress("a", 5, **over), 2, per_step)
+
+
+def test_a_round_becomes_nothing_that_nothing_leads_to() -> None:
+    """By an error of its own, which `python -O` leaves in."""
+    opened = Round(50, 4, 0.0, {})
+    with pytest.raises(RuntimeError, match="round 50 is COLLECTING and cannot be PUBLISHING"):
+        opened.becomes(Phase.PUBLISHING)
+    assert opened.phase is Phase.COLLECTING

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from diloco_syncer.leadership.lease import (
     Away,
     Fitness,
-    Held,
     Lease,
+    LeaseKey,
     LeaseLost,
     Look,
     Looked,
@@ -29,8 +29,8 @@ def fit(name: str = "a", lock: str = "") -> Lease:
     return lease
 
 
-def other(revision: int, holder: str = "b") -> Held:
-    return Held(holder, "boot-b", "lock-b", revision)
+def other(revision: int, holder: str = "b") -> LeaseKey:
+    return LeaseKey(holder, "boot-b", "lock-b", revision)
 
 
 def leading(now: float = 0.0) -> Lease:
@@ -115,7 +115,7 @@ def test_a_leader_without_an_answer_lapses_and_finds_out_what_became_of_its_writ
     assert lease.handle(Away(), 3.3) is None
     assert lease.lapsed(3.3)
     assert lease.handle(Tick(), 3.6) == Look()
-    assert lease.handle(Looked(Held("a", "boot-a", "lock-a", 2)), 3.7) == Write(2)
+    assert lease.handle(Looked(LeaseKey("a", "boot-a", "lock-a", 2)), 3.7) == Write(2)
     lease.handle(Written(3, 3.7), 3.8)
     assert not lease.lapsed(3.8)
 
@@ -136,7 +136,7 @@ def test_a_leader_that_is_not_fit_any_more_gives_it_back() -> None:
     lease.handle(Written(2, 0.5), 0.6)
     assert lease.holder == ""
     assert lease.handle(Tick(), 0.9) == Look()
-    assert lease.handle(Looked(Held("", "boot-a", "lock-a", 2)), 1.0) is None
+    assert lease.handle(Looked(LeaseKey("", "boot-a", "lock-a", 2)), 1.0) is None
 
 
 def test_a_lease_won_when_no_longer_fit_is_given_back() -> None:
@@ -151,7 +151,7 @@ class Key:
     """The bucket: one key with compare-and-set."""
 
     revision: int = 0
-    held: Held | None = None
+    held: LeaseKey | None = None
 
 
 @dataclass
@@ -184,7 +184,7 @@ class Process:
             return LeaseLost()
         key.revision += 1
         name = "" if request.give_back else self.lease.me
-        key.held = Held(name, self.lease.boot, self.lease.lock, key.revision)
+        key.held = LeaseKey(name, self.lease.boot, self.lease.lock, key.revision)
         return Written(key.revision, now)
 
 

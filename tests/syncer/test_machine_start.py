@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from tests.syncer.conftest import LAYOUT, spec
 
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.messages import (
     Join,
@@ -17,6 +16,7 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
 )
 from diloco_shared.protocol.pace import BYTES_PER_S_MIN
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.events import (
     Append,

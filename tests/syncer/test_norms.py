@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Piece
+from diloco_shared.spec.fragmentation import Piece
 from diloco_syncer.rounds.norms import FAR, HISTORY, Norm, NormHistory, Past, inspect
 
 

@@ -32,7 +32,7 @@ from diloco_syncer.merging import published_io as published
 from diloco_syncer.messages import outbox_io as outbox
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.streams import fullness_io as fullness
-from diloco_syncer.streams.fullness_io import Fullness
+from diloco_syncer.streams.fullness_io import Fullness, Signs
 from diloco_syncer.streams.storage_io import Storage
 
 pytestmark = pytest.mark.virtual
@@ -77,8 +77,8 @@ def looking(bus: MemoryBus, out: Outbox, d: Driver) -> tuple[Fullness, list[Even
         d.give(event)
 
     tape, storage = Tape(bus, "t"), Still(d.spec, bus, lambda: (0, 0), out.tell)
-    no = (lambda: False, lambda: False, lambda: False)
-    return Fullness(context(d.spec, bus), d.machine, out, tape, storage, put, *no), told
+    no = Signs(lambda: False, lambda: False, lambda: False)
+    return Fullness(context(d.spec, bus), d.machine, out, tape, storage, put, no), told
 
 
 @pytest.mark.parametrize("shards", [1, 2])

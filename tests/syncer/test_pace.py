@@ -2,12 +2,12 @@
 
 from syncer.test_roster import report
 
-from diloco_syncer.members.pace import FIRST_STEPS, MARGIN, REPORTS, Pace
+from diloco_syncer.members.pace import FIRST_STEPS, MARGIN, REPORTS, LifePace
 
 
-def paced(*heard: tuple[float, int], step_s: float = 1.0) -> Pace:
+def paced(*heard: tuple[float, int], step_s: float = 1.0) -> LifePace:
     """Of one whose reports came at these times, with these steps."""
-    pace = Pace()
+    pace = LifePace()
     for at, step in heard:
         pace.saw(report("a", 0, "stepping", 0, step).model_copy(update={"step_s": step_s}), at)
     return pace

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, digest_array
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_shared.spec.run import Algorithm
+from diloco_shared.spec.algorithm import Algorithm
+from diloco_shared.spec.fragmentation import Layout
 from diloco_syncer.merging.store import Contribution, FragmentStore
 
 F = 700  # two blocks and a part of one

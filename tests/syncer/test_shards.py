@@ -11,7 +11,6 @@ from syncer.two_shards import ALGORITHM, TENSORS, over, rounds
 from diloco_shared.bus.blobs import manifest_subject, put_blob
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     InitManifest,
@@ -20,6 +19,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import Restore
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus

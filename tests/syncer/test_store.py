@@ -9,10 +9,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, digest_array, digest_bytes
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.numerics.merge import Delta, merge
+from diloco_shared.protocol.chunks import digest_bytes
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_shared.spec.run import Algorithm
+from diloco_shared.spec.algorithm import Algorithm
+from diloco_shared.spec.fragmentation import Layout
 from diloco_syncer.merging.anchor_files_io import FileShelf
 from diloco_syncer.merging.store import Contribution, FragmentStore, StagedMerge
 from diloco_syncer.rounds.norms import inspect

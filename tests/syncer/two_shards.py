@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import (
     TapeCheckpoint,
     TapeEnd,
     TensorSpec,
 )
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import config_hash
 from diloco_syncer.events import (
     Capture,

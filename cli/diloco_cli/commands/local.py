@@ -23,8 +23,9 @@ from diloco_cli.commands.options import Checkpoints, DataRoot, Folder, Json, sho
 from diloco_cli.lines import say
 from diloco_cli.meanwhile import meanwhile
 from diloco_cli.words import FAILED, INTERRUPTED, NO_CLUSTER, CliError
+from diloco_shared.spec.algorithm import PRESETS
 from diloco_shared.spec.mesh import DEVICES_MAX
-from diloco_shared.spec.run import PRESETS, RunSpec
+from diloco_shared.spec.run import RunSpec
 
 app = typer.Typer()
 
@@ -68,7 +69,7 @@ def up(
         _detached(data, [*given, f"--data={data}", *(["--chaos"] if chaos else [])])
         return
     from diloco_cli.up.attended import attend
-    from diloco_cli.up.stack import Stack
+    from diloco_cli.up.stack import EachLearner, Stack
     from diloco_shared.process.stopping import until_stopped
 
     stack = Stack(
@@ -77,9 +78,7 @@ def up(
         syncers=syncers,
         port=port,
         chaos=chaos,
-        threads=threads,
-        devices_per_learner=devices_per_learner,
-        hosts_per_learner=hosts_per_learner,
+        each=EachLearner(threads, devices_per_learner, hosts_per_learner),
     )
     asyncio.run(until_stopped(attend(stack, Console()), ending=lambda: stack.stopping))
     say("Stopped.")

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from diloco_cli.cluster import TOKEN_FILE
@@ -52,6 +53,19 @@ NATS_PAUSE_S, NATS_RETRIES = 0.2, (2.0, 2.0)
 HOST = "127.0.0.1"
 
 
+@dataclass(frozen=True, slots=True)
+class EachLearner:
+    """What every learner computes with.
+
+    `threads`: of the processor, 0: all. `devices`: GPUs, 0: all there are, divided among the
+    learners. `hosts`: processes that make one learner, as if each had a host of its own.
+    """
+
+    threads: int = 1
+    devices: int = 0
+    hosts: int = 1
+
+
 class Stack:
     """`run` starts everything and keeps it alive until cancelled."""
 
@@ -63,15 +77,11 @@ class Stack:
         syncers: int = 1,
         port: int,
         chaos: bool,
-        threads: int,
-        devices_per_learner: int = 0,
-        hosts_per_learner: int = 1,
+        each: EachLearner,
         throwaway: bool = False,
         pause_s: float = PAUSE_S,
     ) -> None:
-        """`devices_per_learner`: GPUs of each, 0: all there are, divided among the learners.
-        `hosts_per_learner`: processes that make one learner, as if each had a host of its own.
-        `throwaway`: begin anew where an earlier throwaway cluster left its state.
+        """`throwaway`: begin anew where an earlier throwaway cluster left its state.
         `pause_s`: between the death of a process and its first restart, in seconds."""
         self.folder = Folder(data)
         self.throwaway = throwaway
@@ -80,12 +90,12 @@ class Stack:
         self.syncers = syncers
         self.port = port
         self.chaos = chaos
-        self.threads = threads
+        self.threads = each.threads
         self.pause_s = pause_s
-        self.devices_per_learner = devices_per_learner
-        self.hosts = hosts_per_learner
+        self.devices_per_learner = each.devices
+        self.hosts = each.hosts
         # Of each process of each learner, as found at the start.
-        self.gpus: list[tuple[str, ...]] = [()] * (learners * hosts_per_learner)
+        self.gpus: list[tuple[str, ...]] = [()] * (learners * each.hosts)
         self.messages: deque[str] = deque(maxlen=MESSAGES_MAX)
         self.messages_total = 0
         self.children: list[Child] = []

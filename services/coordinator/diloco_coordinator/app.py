@@ -32,8 +32,8 @@ from diloco_coordinator.api.plans_io import Plans
 from diloco_coordinator.api.rounds_io import Rounds
 from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.samples_io import SampleRoutes
-from diloco_coordinator.api.sse_io import Streams
-from diloco_coordinator.api.tokens_io import Tokens
+from diloco_coordinator.api.sse_io import EventStreams
+from diloco_coordinator.api.tokens_io import TokenRoutes
 from diloco_coordinator.exports.child_io import ChildExporter, Exporter
 from diloco_coordinator.exports.exporting_io import Exports
 from diloco_coordinator.exports.sampling_io import ChildSampler, Sampler, Samples
@@ -127,7 +127,7 @@ def create_app(
     )
     problems.install(app)
     guard, audit = Guard(registry, token), audit or Audit()
-    streams = Streams(registry, guard.good)
+    streams = EventStreams(registry, guard.good)
     app.state.streams = streams
     runs = app.state.runs = Runs(registry, guard, streams, checkpoints, places)
     app.include_router(runs.router)
@@ -137,7 +137,7 @@ def create_app(
     samples = SampleRoutes(guard, runs, exports, streams, Samples(sampler))
     app.include_router(samples.router)
     app.include_router(Members(registry, guard, streams).router)
-    app.include_router(Tokens(registry, guard, audit, chaos=chaos).router)
+    app.include_router(TokenRoutes(registry, guard, audit, chaos=chaos).router)
     app.include_router(Chaos(registry, guard, on=chaos).router)
     app.include_router(Plans(guard).router)
     requests: Counter[tuple[str, str]] = Counter()

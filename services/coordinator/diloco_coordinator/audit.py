@@ -53,7 +53,7 @@ def _readable(value: str) -> str:
 
 
 @dataclass(slots=True)
-class Trail:
+class AuditTrail:
     """The newest rows, and the number of the next."""
 
     rows: deque[AuditRow] = field(default_factory=lambda: deque(maxlen=ROWS_KEPT))

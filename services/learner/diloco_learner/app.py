@@ -365,13 +365,13 @@ class Learner(Worker[Settings]):
         except OutOfReach as error:
             raise Unfit(f"keeping.run_checkpoint_root: {error}") from None
         return RunContext(
-            spec,
-            self.settings.id,
-            self.membership.record.boot,
-            self.control,
-            self.data,
-            self.folder.path,
-            root,
+            spec=spec,
+            me=self.settings.id,
+            boot=self.membership.record.boot,
+            control=self.control,
+            data=self.data,
+            folder=self.folder.path,
+            checkpoint_root=root,
             checkpoint_places=places,
         )
 

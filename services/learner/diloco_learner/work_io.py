@@ -33,12 +33,12 @@ from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, OwnCheckpoin
 from diloco_learner.recovery.incarnation_io import take_incarnation
 from diloco_learner.recovery.moments import Handed
 from diloco_learner.recovery.recoverer_io import Begun, Recoverer, RecoveryArrivals
-from diloco_learner.recovery.recovery import Recovery
+from diloco_learner.recovery.recovery import OwnModel, Recovery
 from diloco_learner.settings import STOP_S
 from diloco_learner.training.computing_io import Built, Computing, LeftBehind, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.speed import Arithmetic, report
-from diloco_learner.training.train import Injected, Keeper, ToSend, TrainLoop
+from diloco_learner.training.train import Clocks, Injected, Keeper, OwnKeeping, ToSend, TrainLoop
 from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import BusError, Traffic
@@ -397,11 +397,13 @@ class Work:
             self.spec,
             self.context.me,
             self.context.incarnation,
+            OwnModel(
+                self.trainer.program.layout.digest(),
+                self.trainer.inner_state_bytes,
+                sum(self.trainer.program.layout.sizes),
+            ),
             has_checkpoint=self.checkpoints.newest is not None,
             nonce_seed=f"{self.context.boot}-{self.context.incarnation}",
-            layout=self.trainer.program.layout.digest(),
-            state_bytes=self.trainer.inner_state_bytes,
-            parameters=sum(self.trainer.program.layout.sizes),
             initial=not self.begun,
         )
 
@@ -417,12 +419,8 @@ class Work:
             self.spec,
             self.context.me,
             self.context.incarnation,
-            begin.epoch,
-            begin.versions,
-            begin.stamp,
+            begin,
             ambient.monotonic(),
-            begin.joined,
-            begin.restore,
         )
         self._start(self.down.forget_state())
         await self.leases.first(gone_back=begin.restore > 0)
@@ -432,11 +430,9 @@ class Work:
             self.batches,
             self.held_out,
             self.mailbox,
-            now=ambient.monotonic,
-            waiting=WaitClock(),
-            injected=self.injected,
-            shared=self.shared,
-            disk_hangs=lambda: self.up.own_disk.hanging is not None,
+            Clocks(ambient.monotonic, WaitClock()),
+            self.injected,
+            OwnKeeping(self.shared, lambda: self.up.own_disk.hanging is not None),
         )
         loop.stopping = self.stopping
         self.train_loop = loop

@@ -142,17 +142,17 @@ class Syncer(Worker[Settings]):
             show("ineligible", f"keeping.run_checkpoint_root: {error}", 0)
             return
         context = RunContext(
-            spec,
-            shard,
-            me.id,
-            self.control,
-            self.data,
-            self.folder.path,
-            SnapshotStore(folder_of(self.folder.path, spec.folder, shard)),
-            root,
-            self.place_threads,
-            self.settings.payload_bytes_max,
-            places,
+            spec=spec,
+            shard=shard,
+            me=me.id,
+            control=self.control,
+            data=self.data,
+            folder=self.folder.path,
+            snapshots=SnapshotStore(folder_of(self.folder.path, spec.folder, shard)),
+            checkpoint_root=root,
+            place_threads=self.place_threads,
+            payload_bytes_max=self.settings.payload_bytes_max,
+            checkpoint_places=places,
         )
         keeper = LeaseKeeper(self.control, run, me.id, me.boot, me.lock, lease_s, shard)
         self.candidate = candidate = Candidate(context, keeper, show)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
 from diloco_shared.hf.resolving import differing, weights_of
 from diloco_shared.hf.weights import HfWeights
-from diloco_shared.numerics.arrays import Extent, Layout, digest_array, head_bytes, places
+from diloco_shared.numerics.arrays import Extent, digest_array, head_bytes, places
 from diloco_shared.protocol.checkpoints import CheckpointManifest, Object, ShardPart
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.reach.local import Root
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import Model, RunSpec
 from diloco_shared.spec.shapes import shape_of
 

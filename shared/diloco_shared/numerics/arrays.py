@@ -14,10 +14,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.protocol.chunks import digest_bytes as digest_bytes
-from diloco_shared.spec.fragmentation import CUT_ABOVE_MEANS as CUT_ABOVE_MEANS
-from diloco_shared.spec.fragmentation import Layout as Layout
-from diloco_shared.spec.fragmentation import Piece as Piece
+from diloco_shared.protocol.chunks import digest_bytes
+from diloco_shared.spec.fragmentation import Layout
 
 Arrays = dict[str, NDArray[Any]]
 Buffer = bytes | bytearray | memoryview

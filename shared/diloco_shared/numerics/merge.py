@@ -34,12 +34,19 @@ from numpy.typing import NDArray
 from diloco_shared.memory.pages import Recycled
 from diloco_shared.numerics import codec
 from diloco_shared.numerics import merge_kernels as passes
-from diloco_shared.numerics.arrays import Piece
 from diloco_shared.numerics.compiled import parallel_for
-from diloco_shared.numerics.merge_kernels import MergeState, Outcome, Reading, Rule, Share, Step
+from diloco_shared.numerics.merge_kernels import (
+    MergeState,
+    Outcome,
+    OuterStep,
+    Reading,
+    Rule,
+    Share,
+)
 from diloco_shared.numerics.sums import STRIDE, Doubles, Segments, Values, by_piece, cut
+from diloco_shared.spec.algorithm import Weighting
+from diloco_shared.spec.fragmentation import Piece
 from diloco_shared.spec.merge_rules import MergeRule, named
-from diloco_shared.spec.run import Weighting
 
 Flags = NDArray[np.bool_]
 
@@ -336,7 +343,7 @@ def _finish(
     reading: Reading,
     segments: Segments,
     how: Rule,
-    step: Step,
+    step: OuterStep,
     state: MergeState,
     out: Outcome,
     threads: int,
@@ -349,8 +356,8 @@ def _finish(
     parallel_for(work, segments.ranges, threads)
 
 
-def _step(outer: Nesterov | None, publishing: Publishing | None) -> Step:
-    return Step(
+def _step(outer: Nesterov | None, publishing: Publishing | None) -> OuterStep:
+    return OuterStep(
         outer is not None,
         publishing is not None,
         np.float32(-outer.rate if outer else 0),

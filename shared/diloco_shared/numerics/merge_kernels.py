@@ -24,7 +24,6 @@ from diloco_shared.numerics.codec.kernels import (
     encode,
     settle,
 )
-from diloco_shared.numerics.codec.layout import BF16, BLOCK, FP32
 from diloco_shared.numerics.compiled import kernel
 from diloco_shared.numerics.elementwise import (
     accelerate,
@@ -43,6 +42,7 @@ from diloco_shared.numerics.elementwise import (
     to_bf16,
 )
 from diloco_shared.numerics.sums import STRIDE, WIDTH, Doubles, Segments, Values, add_squares, fold
+from diloco_shared.spec.codecs import BF16, BLOCK, FP32
 
 assert STRIDE % BLOCK == 0  # no block of a codec lies in two strides
 
@@ -82,7 +82,7 @@ class Share(NamedTuple):
     last: int
 
 
-class Step(NamedTuple):
+class OuterStep(NamedTuple):
     """What `finish` does beyond averaging."""
 
     steps: bool  # Nesterov SGD
@@ -284,7 +284,7 @@ def finish(
     r: Reading,
     cut: Segments,
     rule: Rule,
-    step: Step,
+    step: OuterStep,
     f: MergeState,
     share: Share,
     room: Values,
@@ -321,7 +321,13 @@ def finish(
 
 @kernel
 def _outer(
-    step: Step, f: MergeState, a: int, scale: float, new_B: Values, trace_B: Values, rest_B: Values
+    step: OuterStep,
+    f: MergeState,
+    a: int,
+    scale: float,
+    new_B: Values,
+    trace_B: Values,
+    rest_B: Values,
 ) -> None:
     """The outer step from value `a` on. `new_B` holds the average but for its scale, then what
     becomes of it; values times 1 are themselves.
@@ -348,7 +354,7 @@ def _outer(
 
 @kernel
 def _publish(
-    step: Step, f: MergeState, at: int, stop: int, rest_B: Values, room_S: Values, out: Outcome
+    step: OuterStep, f: MergeState, at: int, stop: int, rest_B: Values, room_S: Values, out: Outcome
 ) -> None:
     """The payload and the anchor that everyone makes of it.
 

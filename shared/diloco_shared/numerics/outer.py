@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_shared.numerics.merge import Nesterov
-from diloco_shared.spec.run import Algorithm
+from diloco_shared.spec.algorithm import Algorithm
 
 if TYPE_CHECKING:
     import optax

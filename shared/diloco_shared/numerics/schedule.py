@@ -1,7 +1,7 @@
-"""Inner learning rate as a function of the *run's* progress (design: schedules).
+"""Inner learning rate as a function of the *run's* progress.
 
 Fast, slow and newly joined learners so stand at the same place of the schedule, and all end with
-the run.
+the run (docs/explanation/algorithm.md, The outer optimizer).
 """
 
 import math

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.numerics.arrays import Piece
 from diloco_shared.numerics.compiled import kernel
+from diloco_shared.spec.fragmentation import Piece
 
 STRIDE = 2048  # values worked on at once: four contributions and their sum take 80 KB
 WIDTH = 512  # lanes, 4 KB; a power of two that divides STRIDE

@@ -1,4 +1,4 @@
-"""Faults that a process inflicts on itself, on request (chaos engineering, design section 9).
+"""Faults that a process inflicts on itself, on request (ARCHITECTURE.md, Messages).
 
 Off unless the deployment turns it on. A fault's truth is written to the events before it is
 carried out, so that detection and recovery can be scored against it.

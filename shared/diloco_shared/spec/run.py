@@ -19,18 +19,16 @@ from pydantic import (
 )
 
 from diloco_shared.protocol.subjects import Id
-from diloco_shared.spec.algorithm import BATCH_MAX as BATCH_MAX
-from diloco_shared.spec.algorithm import DAY_S as DAY_S
-from diloco_shared.spec.algorithm import LEARNERS_MAX as LEARNERS_MAX
-from diloco_shared.spec.algorithm import PRESETS as PRESETS
-from diloco_shared.spec.algorithm import RATE_MAX as RATE_MAX
-from diloco_shared.spec.algorithm import SECONDS_MAX as SECONDS_MAX
-from diloco_shared.spec.algorithm import SHARDS_MAX as SHARDS_MAX
-from diloco_shared.spec.algorithm import STEPS_MAX as STEPS_MAX
-from diloco_shared.spec.algorithm import Algorithm as Algorithm
-from diloco_shared.spec.algorithm import Codec as Codec
-from diloco_shared.spec.algorithm import Spec as Spec
-from diloco_shared.spec.algorithm import Weighting as Weighting
+from diloco_shared.spec.algorithm import (
+    BATCH_MAX,
+    DAY_S,
+    LEARNERS_MAX,
+    RATE_MAX,
+    SECONDS_MAX,
+    STEPS_MAX,
+    Algorithm,
+    Spec,
+)
 from diloco_shared.spec.optimizers import known
 
 

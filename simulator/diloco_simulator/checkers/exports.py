@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from diloco_coordinator.exports.shelf_io import FILES, PAST, RECORD
 from diloco_shared.durable import PART
-from diloco_shared.numerics.arrays import Layout, digest_array, flatten
+from diloco_shared.numerics.arrays import digest_array, flatten
 from diloco_shared.protocol.exports import MANIFEST, ExportManifest
+from diloco_shared.spec.fragmentation import Layout
 from diloco_simulator.checkers.watch import RunWatch
 from diloco_simulator.worlds.tiny import tensors_of
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, Piece, digest_array
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol.messages import (
     Blob,
     PublicationManifest,
@@ -26,6 +26,7 @@ from diloco_shared.protocol.messages import (
     TapeRound,
 )
 from diloco_shared.spec.codecs import facts
+from diloco_shared.spec.fragmentation import Layout, Piece
 from diloco_shared.spec.merge_rules import named
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.promises import Mark, Report

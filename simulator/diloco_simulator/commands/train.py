@@ -17,7 +17,8 @@ def spec_of(
     preset: str, steps: int, seed: int, inner_rate: float | None, sequences: int = 1024
 ) -> Any:
     """The nano run on the standard library's source; `inner_rate` is the learners' peak rate."""
-    from diloco_shared.spec.run import PRESETS, RunSpec
+    from diloco_shared.spec.algorithm import PRESETS
+    from diloco_shared.spec.run import RunSpec
 
     inner: dict[str, Any] = {}
     if inner_rate is not None:
@@ -73,7 +74,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Train with the real machines and real numerics, deterministically."""
-    from diloco_shared.spec.run import PRESETS
+    from diloco_shared.spec.algorithm import PRESETS
 
     if preset not in PRESETS:
         raise typer.BadParameter(f"choose one of {', '.join(PRESETS)}", param_hint="--preset")

@@ -16,8 +16,8 @@ from diloco_learner.recovery import moments
 from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.trainer import Published
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.worlds.computing import Loss, Sent, VirtualProgram, VirtualTrainer
 

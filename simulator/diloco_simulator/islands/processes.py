@@ -508,7 +508,7 @@ class Follower:
             await self._waits(number, order, data)
 
     async def _waits(self, number: int, order: plan.Order, data: Buffer) -> None:
-        """As of `following_io.Leader`."""
+        """As of `following_io.LeadingHost`."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):

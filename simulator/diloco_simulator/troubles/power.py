@@ -21,7 +21,7 @@ from diloco_coordinator.api.audit_io import FILE as AUDIT
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_learner.app import Learner
 from diloco_learner.work_io import CHECKPOINTS
-from diloco_shared.numerics.arrays import digest_bytes
+from diloco_shared.protocol.chunks import digest_bytes
 from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeSnapshot, TapeTerm
 from diloco_simulator.checkers.polite_ends import Saved
 from diloco_simulator.worlds.processes import Host

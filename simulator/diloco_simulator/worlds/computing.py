@@ -20,8 +20,8 @@ from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Pause, Rest, Slowed, Stepping, TrainLoop
 from diloco_learner.training.trainer import Published
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.chunks import Headed
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.worlds.tiny import TinyTrainer, Values, tensors_of
 

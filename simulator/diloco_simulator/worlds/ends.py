@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.api.runs_io import Runs
-from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.api.sse_io import EventStreams
 from diloco_coordinator.runs.assigning_io import keep_assigned
 from diloco_coordinator.runs.ending_io import keep_ending
 from diloco_coordinator.runs.registry_io import MIRRORED, Registry
@@ -79,7 +79,7 @@ class EndsWorld:
         options = Options.calm(delay_s=self.rng.choice([0.001, 0.01, 0.05]))
         self.net = Net(loop, Random(f"net {seed}"), options, Counter())
         self.registry = Registry(self._client("coordinator", "coordinator", None))
-        self.api = Runs(self.registry, Guard(self.registry, "admin"), Streams(self.registry))
+        self.api = Runs(self.registry, Guard(self.registry, "admin"), EventStreams(self.registry))
         self.settled: set[str] = set()  # ids of runs whose end was shown
 
     def _client(self, name: str, machine: str, passing: Passing | None) -> FarBus:

@@ -13,8 +13,8 @@ from safetensors.numpy import load, save
 
 from diloco_learner.exchange.encoding import Feedback, feeds_back
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.worlds.options import Options
 

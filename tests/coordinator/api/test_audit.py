@@ -16,7 +16,7 @@ from diloco_coordinator.access import Asking, TokenRecord
 from diloco_coordinator.api import audit_io
 from diloco_coordinator.api.audit_io import Audit
 from diloco_coordinator.api.gateway_io import BODY_BYTES_MAX
-from diloco_coordinator.audit import REFUSED_BURST, ROWS_KEPT, Trail
+from diloco_coordinator.audit import REFUSED_BURST, ROWS_KEPT, AuditTrail
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
 
@@ -99,7 +99,7 @@ async def test_a_mistake_of_ours_is_a_row_too(world: Any, monkeypatch: pytest.Mo
 
 
 def test_a_stranger_cannot_fill_it_and_what_is_left_out_is_counted() -> None:
-    trail, nobody = Trail(), Asking("10.0.0.1", "read")
+    trail, nobody = AuditTrail(), Asking("10.0.0.1", "read")
     for _ in range(REFUSED_BURST + 5):
         trail.add(nobody, "GET", "/v1/runs", 401, at=1.0, now=1.0)
     assert len(trail.rows) == REFUSED_BURST
@@ -227,7 +227,7 @@ async def test_what_is_refused_before_its_route_looks_at_the_token_is_a_row_with
 
 def test_half_a_character_hides_no_row() -> None:
     """JSON can say one and UTF-8 cannot: its row would take those beside it along."""
-    row = Trail().add(asking(run="a\ud800"), "POST", "/v1/runs", 403, at=1.0, now=1.0)
+    row = AuditTrail().add(asking(run="a\ud800"), "POST", "/v1/runs", 403, at=1.0, now=1.0)
     assert row is not None and json.loads(row.line)["target"] == {"run": "a\\ud800"}
 
 

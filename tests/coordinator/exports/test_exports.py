@@ -10,8 +10,8 @@ from diloco_coordinator.exports.exports import (
     FAILED_MAX,
     RATE_S,
     Asked,
+    ExportPace,
     ExportRecord,
-    Pace,
     due,
     hindrance,
     surplus,
@@ -189,7 +189,7 @@ def moved(done: int, stage: str = "fetching") -> ExportMoved:
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    pace = Pace()
+    pace = ExportPace()
     assert pace.view() == {
         "stage": "starting",
         "bytes_done": 0,
@@ -214,7 +214,7 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 
 
 def test_what_stands_still_has_no_end_in_sight() -> None:
-    pace = Pace()
+    pace = ExportPace()
     for n in range(30):
         pace.moved(moved(100), float(n))
     assert (pace.view()["bytes_per_s"], pace.view()["seconds_left"]) == (None, None)

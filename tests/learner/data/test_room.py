@@ -13,7 +13,7 @@ from shared.corpora.texts import folder_of, prepared
 
 from diloco_learner.data.cache import CorpusCache
 from diloco_learner.data.corpus import load
-from diloco_learner.data.room import Room, _wanted
+from diloco_learner.data.room import CorpusRoom, _wanted
 from diloco_learner.data.unused import bytes_of
 from diloco_shared.budget.terms import shown
 from diloco_shared.corpora.mix import Mixture
@@ -117,13 +117,13 @@ def test_a_text_that_fits_is_begun_again_once_others_have_gone(
     folder, cache = folder_of(tmp_path / "a", 60), CorpusCache(tmp_path / "cache")
     disk = Disk(monkeypatch, 400_000)
 
-    def look(self: Room, done: int, total: int) -> None:
+    def look(self: CorpusRoom, done: int, total: int) -> None:
         disk.others = 399_000 if 2 * done > total else 0
         whole(self, done, total)
 
-    whole = Room.look
+    whole = CorpusRoom.look
     with monkeypatch.context() as patch:
-        patch.setattr(Room, "look", look)
+        patch.setattr(CorpusRoom, "look", look)
         with pytest.raises(ValueError, match="100 kB are left to others, and it could have 1 kB"):
             load(data(folder), cache=cache)
     assert 100_000 < remembered(cache) < 300_000, "what it takes, and what is left to others"
@@ -184,7 +184,7 @@ def test_a_disk_that_old_corpora_fill_takes_a_text(
     whole = _Writer.closed
     monkeypatch.setattr(_Writer, "closed", closed)
     left = list[int]()
-    monkeypatch.setattr(Room, "found", lambda room: left.append(room.spare))
+    monkeypatch.setattr(CorpusRoom, "found", lambda room: left.append(room.spare))
     if late:
         is_free(monkeypatch, 0)
     small = folder_of(tmp_path / "small", 20)
@@ -223,7 +223,7 @@ def test_others_find_more_room_once_corpora_go(
 ) -> None:
     """While a large text took what one corpus after another gave, the disk was nearly full."""
     folders, free = unused_corpora(tmp_path, 5), is_free(monkeypatch, 400)
-    room = Room(tmp_path / ("f" * 32))
+    room = CorpusRoom(tmp_path / ("f" * 32))
 
     def left_where(told: int) -> int:
         free[:] = [told]
@@ -248,8 +248,8 @@ def test_no_second_corpus_goes_for_a_text_that_is_known_not_to_fit(
     folders, free = unused_corpora(tmp_path, 3), is_free(monkeypatch, 0)
     folder, full = tmp_path / ("f" * 32), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def attempt(before: Room | None = None) -> Room:
-        room = Room(folder, before=before)
+    def attempt(before: CorpusRoom | None = None) -> CorpusRoom:
+        room = CorpusRoom(folder, before=before)
         room.lock.touch()
         room.check()
         return room
@@ -287,11 +287,11 @@ def test_a_second_attempt_knows_what_was_let_go_for_it(
     """It took the disk for full, and so left nothing to others."""
     unused_corpora(tmp_path, 2)
     free, folder = is_free(monkeypatch, 0), tmp_path / ("f" * 32)
-    first = Room(folder)
+    first = CorpusRoom(folder)
     assert first.first_made(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     for told in 0, 600, 1000:  # later, in part, at once
         free[:] = [told]
-        room = Room(folder, before=first)
+        room = CorpusRoom(folder, before=first)
         assert (room.begins, room.spare, room.free) == (1000, 250, 2000)
 
 
@@ -303,7 +303,7 @@ def test_what_was_let_go_counts_as_free_before_the_file_system_tells(
     monkeypatch.setattr("diloco_shared.ambient.monotonic", lambda: now[0])
     monkeypatch.setattr("diloco_learner.data.room.SPARE_BYTES", 250)
     folders = unused_corpora(tmp_path, 5)
-    room = Room(tmp_path / ("f" * 32))
+    room = CorpusRoom(tmp_path / ("f" * 32))
 
     def left_after_a_look() -> int:
         room.look(1, 2)
@@ -467,7 +467,7 @@ def test_no_corpus_is_removed_for_a_text_that_would_not_fit_all_the_same(
 
 
 def test_no_more_room_is_wanted_than_there_was_where_a_text_fits(tmp_path: Path) -> None:
-    room = Room(tmp_path / "folder")
+    room = CorpusRoom(tmp_path / "folder")
     room.free, room.spare, room.had = 100_000, 8_600, 48_000
     room.done, room.total, room.written = 1, 2, 42_500
     room.short("text", OSError(errno.ENOSPC, "others took it"))
@@ -485,7 +485,7 @@ def test_what_is_to_be_done_is_said_before_long_names_cut_it_off(
     """A member's reason keeps 400 characters."""
     folder = tmp_path / ("folder" * 30) / ("0123456789abcdef" * 2)
     folder.parent.mkdir()
-    room, full = Room(folder), OSError(number, os.strerror(number))
+    room, full = CorpusRoom(folder), OSError(number, os.strerror(number))
     room.look(123_456, 4_567_890_123)
     room.ended(123_456_789)
     room.unused = 123_456_789_012
@@ -520,7 +520,7 @@ def test_what_others_gave_back_meanwhile_did_not_do_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch, 1000)
-    room = Room(tmp_path / "a")
+    room = CorpusRoom(tmp_path / "a")
     disk.size = 5000
     room.look(1, 10)
     room.ended(900)
@@ -535,6 +535,6 @@ def test_only_so_many_texts_without_room_are_remembered(
     monkeypatch.setattr("diloco_learner.data.room.SHORT_MAX", 2)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for name in "abc":
-        Room(tmp_path / name).short("text", full)
+        CorpusRoom(tmp_path / name).short("text", full)
         os.utime(tmp_path / f".{name}.short", (ord(name), ord(name)))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".b.short", ".c.short"]

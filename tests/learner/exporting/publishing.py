@@ -12,12 +12,13 @@ from diloco_shared.bus.blobs import put_blob
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, digest_array, flatten
+from diloco_shared.numerics.arrays import digest_array, flatten
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import CheckpointManifest, Object, reference
 from diloco_shared.protocol.messages import PublicationManifest, Stamp
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_shared.spec.shapes import shape_of, tensors
 from diloco_simulator.hub.broker import MemoryBroker

@@ -21,8 +21,9 @@ from diloco_learner.exporting.files import index_of, output_of, planned
 from diloco_learner.exporting.writing_io import Spool, write_weights
 from diloco_shared.hf.names import HfTensor, itself
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, digest_array, flatten
+from diloco_shared.numerics.arrays import digest_array, flatten
 from diloco_shared.protocol.messages import Blob, PublicationManifest, Stamp, TensorSpec
+from diloco_shared.spec.fragmentation import Layout
 
 sizes = st.lists(st.integers(1, 12), max_size=3).map(tuple)
 models = st.lists(sizes, min_size=1, max_size=10).map(

@@ -20,8 +20,8 @@ from waiting import until
 from diloco_learner.exporting import making_io, observing_io, writing_io
 from diloco_learner.exporting.__main__ import spec_of
 from diloco_learner.exporting.choosing import NotPublished
-from diloco_learner.exporting.making_io import Companions, Order, Progress, make
-from diloco_learner.exporting.observing_io import PublishedView, Unreadable
+from diloco_learner.exporting.making_io import BytesMoved, Companions, Order, make
+from diloco_learner.exporting.observing_io import PublishedView, UnreadableRun
 from diloco_learner.exporting.writing_io import CannotWrite, appearing
 from diloco_shared import ambient
 from diloco_shared.bus import blobs
@@ -43,13 +43,13 @@ class Rig:
         self.to = folder / "out"
         self.told: list[ExportMoved] = []
 
-    def source(self, progress: Progress, version: int | None = None) -> PublishedView:
+    def source(self, progress: BytesMoved, version: int | None = None) -> PublishedView:
         found = PublishedView(MemoryBus(self.broker, "x"), self.spec, version, progress.fetching)
         found.wait_s, found.stall_s = 0.0, 0.5
         return found
 
     async def export(self, version: int | None = None, **order: Any) -> ExportManifest:
-        progress = Progress(self.told.append)
+        progress = BytesMoved(self.told.append)
         return await make(self.source(progress, version), Order(self.to, **order), progress)
 
     def nothing_left(self) -> bool:
@@ -115,7 +115,7 @@ async def test_a_keyframe_that_comes_meanwhile_is_taken_instead(
     await rig.syncer.prepare()
     await rig.syncer.everything(1)
     await rig.syncer.delta(1, 5)
-    progress = Progress(rig.told.append)
+    progress = BytesMoved(rig.told.append)
     source = rig.source(progress)
     await source.begin()
     later = await rig.syncer.everything(2)  # and what was there before goes
@@ -147,13 +147,13 @@ async def test_an_epoch_that_begins_meanwhile_ends_it(
     monkeypatch.setattr(observing_io, "LOOK_S", 0.01)
     await rig.syncer.prepare()
     made = await rig.syncer.everything(1)
-    progress = Progress(rig.told.append)
+    progress = BytesMoved(rig.told.append)
     source = rig.source(progress)
     await source.begin()
     for p in range(3):
         await rig.syncer.purge(p, 0)
         await rig.syncer.keyframe(p, flatten(rig.syncer.layout, p, made), epoch=1, term=2)
-    with pytest.raises(Unreadable, match="began epoch 1 while epoch 0 was being read"):
+    with pytest.raises(UnreadableRun, match="began epoch 1 while epoch 0 was being read"):
         await make(_Begun(source), Order(rig.to), progress)
     assert rig.nothing_left()
 
@@ -178,7 +178,7 @@ async def test_what_was_lost_on_the_way_is_fetched_once_the_bus_is_back(
     monkeypatch.setattr(observing_io, "LOOK_S", 0.01)
     await rig.syncer.prepare()
     made = await rig.syncer.everything(1)
-    progress = Progress(rig.told.append)
+    progress = BytesMoved(rig.told.append)
     source = rig.source(progress)
     source.stall_s = 60.0
     refusals = iter([True, True, False, True, True])
@@ -194,12 +194,12 @@ async def test_what_never_comes_is_given_up_with_its_reason(
 ) -> None:
     await rig.syncer.prepare()
     await rig.syncer.everything(1)
-    source = rig.source(Progress(rig.told.append))
+    source = rig.source(BytesMoved(rig.told.append))
     source.stall_s = 60.0
     away(monkeypatch, source, lambda of: not of.endswith(".m"))
     began = ambient.monotonic()
-    with pytest.raises(Unreadable, match="nothing has arrived for 60 s: the server is away"):
-        await make(source, Order(rig.to), Progress(rig.told.append))
+    with pytest.raises(UnreadableRun, match="nothing has arrived for 60 s: the server is away"):
+        await make(source, Order(rig.to), BytesMoved(rig.told.append))
     assert 60.0 <= ambient.monotonic() - began < 70.0
     assert rig.nothing_left()
 
@@ -210,7 +210,7 @@ async def test_a_bus_that_does_not_say_what_is_published_is_waited_for_and_given
 ) -> None:
     await rig.syncer.prepare()
     await rig.syncer.everything(1)
-    source = rig.source(Progress(rig.told.append))
+    source = rig.source(BytesMoved(rig.told.append))
     source.stall_s = 60.0
     left = [2]  # refusals to come
 
@@ -222,7 +222,7 @@ async def test_a_bus_that_does_not_say_what_is_published_is_waited_for_and_given
     await source.begin()
     assert source.fetch_bytes > 0 and left == [-1]
     left[0], began = 1000, ambient.monotonic()
-    with pytest.raises(Unreadable, match="message server does not answer: the server is away"):
+    with pytest.raises(UnreadableRun, match="message server does not answer: the server is away"):
         await source.begin()
     assert 59.0 <= ambient.monotonic() - began <= 60.0
 
@@ -234,7 +234,7 @@ async def test_what_stops_in_the_middle_is_given_up_but_not_for_a_machine_that_s
 ) -> None:
     await rig.syncer.prepare()
     await rig.syncer.everything(1)
-    source = rig.source(Progress(rig.told.append))
+    source = rig.source(BytesMoved(rig.told.append))
     source.stall_s = 60.0
     sleeps = [100.0, 200.0]  # seconds that one attempt takes
 
@@ -247,8 +247,8 @@ async def test_what_stops_in_the_middle_is_given_up_but_not_for_a_machine_that_s
     monkeypatch.setattr(observing_io, "ATTEMPT_S_MAX", 10.0)
     monkeypatch.setattr(source, "_there", AsyncMock(return_value=True))
     began = ambient.monotonic()
-    with pytest.raises(Unreadable, match="nothing has arrived for 60 s: the server is away"):
-        await make(source, Order(rig.to), Progress(rig.told.append))
+    with pytest.raises(UnreadableRun, match="nothing has arrived for 60 s: the server is away"):
+        await make(source, Order(rig.to), BytesMoved(rig.told.append))
     assert not sleeps and 300.0 + 25.0 < ambient.monotonic() - began < 300.0 + 60.0
 
 
@@ -261,7 +261,9 @@ async def test_damage_is_named_and_leaves_nothing(
     values_F = flatten(rig.syncer.layout, 2, made)
     monkeypatch.setattr("learner.exporting.publishing.digest_array", lambda values: "a" * 32)
     await rig.syncer.keyframe(2, values_F)
-    with pytest.raises(Unreadable, match=r"fragment 2 could not be read.*has digest .*, and was"):
+    with pytest.raises(
+        UnreadableRun, match=r"fragment 2 could not be read.*has digest .*, and was"
+    ):
         await rig.export()
     assert rig.nothing_left()
 
@@ -273,7 +275,7 @@ async def test_chunks_that_are_gone_are_named(rig: Rig, monkeypatch: pytest.Monk
     await rig.syncer.prepare()
     await rig.syncer.everything(1)
     await rig.syncer.bus.purge(subjects.dn_stream("r"), "dn.r.0.1.0.1")
-    with pytest.raises(Unreadable, match=r"fragment 1 could not be read in 2 attempts.*no good"):
+    with pytest.raises(UnreadableRun, match=r"fragment 1 could not be read in 2 attempts.*no good"):
         await rig.export()
     assert rig.nothing_left()
 
@@ -290,7 +292,7 @@ async def test_a_run_without_publication_or_version_says_so(rig: Rig) -> None:
 
 async def test_a_run_that_begins_meanwhile_is_waited_for(rig: Rig) -> None:
     await rig.syncer.prepare()
-    progress = Progress(rig.told.append)
+    progress = BytesMoved(rig.told.append)
     source = rig.source(progress)
     source.wait_s = 60.0
     asking = asyncio.create_task(make(source, Order(rig.to), progress))
@@ -305,7 +307,7 @@ async def test_an_unknown_run_is_named(rig: Rig) -> None:
     await rig.syncer.prepare()
     assert (await spec_of(rig.syncer.bus, "r", "abc123")).name == "r"
     for run, run_id in (("nobody", ""), ("r", "ffff")):
-        with pytest.raises(Unreadable, match=f"there is no run '{run}'"):
+        with pytest.raises(UnreadableRun, match=f"there is no run '{run}'"):
             await spec_of(rig.syncer.bus, run, run_id)
 
 

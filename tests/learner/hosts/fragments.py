@@ -10,7 +10,7 @@ from diloco_learner.exchange.encoding import sizes_of
 from diloco_learner.hosts.parts import Span
 from diloco_learner.hosts.shares import Lying
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.codec.layout import BLOCK
+from diloco_shared.spec.codecs import BLOCK
 
 WIDTHS = {"fp32": (4,), "bf16": (2,), "int8": (2, 1), "int4": (2, 1)}
 

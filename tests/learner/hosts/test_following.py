@@ -10,7 +10,7 @@ from waiting import wait_until
 
 from diloco_learner.hosts import following_io, plan
 from diloco_learner.hosts.carrying_io import ERRAND
-from diloco_learner.hosts.following_io import ORDERS_MAX, Leader
+from diloco_learner.hosts.following_io import ORDERS_MAX, LeadingHost
 from diloco_learner.hosts.link_io import (
     UNACKNOWLEDGED_S_MIN,
     close,
@@ -34,11 +34,11 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def follower(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Leader, socket.socket]]:
+def follower(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LeadingHost, socket.socket]]:
     """One that listens, and the connection on which process 0 gives it orders."""
     monkeypatch.setattr(following_io, "BEAT_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        leader = Leader(HostPlace(2, 1, "127.0.0.1", server.getsockname()[1]))
+        leader = LeadingHost(HostPlace(2, 1, "127.0.0.1", server.getsockname()[1]))
         joining = threading.Thread(target=leader.join)
         joining.start()
         orders, answers = server.accept()[0], server.accept()[0]
@@ -59,7 +59,7 @@ def told_pieces(orders: socket.socket, many: int) -> None:
 
 
 def test_one_that_computes_while_pieces_of_anchors_come_does_not_take_process_0_for_dead(
-    follower: tuple[Leader, socket.socket], ended: list[str]
+    follower: tuple[LeadingHost, socket.socket], ended: list[str]
 ) -> None:
     """Signs of life wait behind orders that it does not take up."""
     leader, orders = follower
@@ -76,7 +76,7 @@ def test_one_that_computes_while_pieces_of_anchors_come_does_not_take_process_0_
 
 
 def test_one_that_computes_while_pieces_of_anchors_come_notices_the_end_of_process_0(
-    follower: tuple[Leader, socket.socket], ended: list[str]
+    follower: tuple[LeadingHost, socket.socket], ended: list[str]
 ) -> None:
     leader, orders = follower
     told_pieces(orders, 3 * ORDERS_MAX)
@@ -88,7 +88,7 @@ def test_one_that_computes_while_pieces_of_anchors_come_notices_the_end_of_proce
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
 def test_a_machine_of_process_0_that_is_gone_shows_by_what_it_does_not_acknowledge(
-    follower: tuple[Leader, socket.socket],
+    follower: tuple[LeadingHost, socket.socket],
 ) -> None:
     """Also to one that computes, behind whose orders signs of life wait."""
     leader, _ = follower
@@ -97,7 +97,7 @@ def test_a_machine_of_process_0_that_is_gone_shows_by_what_it_does_not_acknowled
 
 
 def test_signs_of_life_are_no_orders_and_orders_come_with_what_belongs_to_them(
-    follower: tuple[Leader, socket.socket], ended: list[str]
+    follower: tuple[LeadingHost, socket.socket], ended: list[str]
 ) -> None:
     leader, orders = follower
     since = leader.hearing.heard_at
@@ -111,7 +111,7 @@ def test_signs_of_life_are_no_orders_and_orders_come_with_what_belongs_to_them(
 
 
 def test_who_reads_on_says_so_with_a_sign_of_life(
-    follower: tuple[Leader, socket.socket], ended: list[str]
+    follower: tuple[LeadingHost, socket.socket], ended: list[str]
 ) -> None:
     """One by one: who reads no further does not go on saying it."""
     leader, orders = follower
@@ -128,7 +128,7 @@ def test_who_reads_on_says_so_with_a_sign_of_life(
 
 
 def test_what_is_to_be_carried_goes_to_who_carries(
-    follower: tuple[Leader, socket.socket], ended: list[str]
+    follower: tuple[LeadingHost, socket.socket], ended: list[str]
 ) -> None:
     leader, orders = follower
     carried: list[tuple[object, ...]] = []

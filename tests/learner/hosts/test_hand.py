@@ -11,8 +11,8 @@ import pytest
 
 from diloco_learner.hosts import following_io, plan, trainer
 from diloco_learner.hosts.computing_io import OnHosts, programs
-from diloco_learner.hosts.following_io import EvaluationFailed, Leader
-from diloco_learner.hosts.hand import Beside, Fault, Hand
+from diloco_learner.hosts.following_io import EvaluationFailed, LeadingHost
+from diloco_learner.hosts.hand import Beside, Hand, NoGift
 from diloco_learner.hosts.link_io import head_of
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded import Promised, Told
@@ -118,7 +118,7 @@ def test_a_host_that_cannot_fetch_what_it_gives_says_so_and_ends(
     def ends(why: str, status: int) -> None:
         said.append(("ends", why, status))
 
-    leader = Leader(HostPlace(2, 1, "node0", 8470))
+    leader = LeadingHost(HostPlace(2, 1, "node0", 8470))
     monkeypatch.setattr(leader, "_say", lambda *values: said.append(values))
     monkeypatch.setattr(following_io, "end", ends)
     leader.give(7, Promised(lost))
@@ -139,9 +139,9 @@ class Full(Hand):
 
 def test_a_host_without_room_for_an_evaluation_says_so_and_follows_on() -> None:
     """Before anything that all compute together."""
-    leader = Leader(HostPlace(2, 1, "node0", 8470))
+    leader = LeadingHost(HostPlace(2, 1, "node0", 8470))
     following_io._carry_out(leader, Full(), 7, plan.Assemble(), b"")
-    assert leader.given.get(timeout=9) == (7, Fault("RuntimeError: RESOURCE_EXHAUSTED"))
+    assert leader.given.get(timeout=9) == (7, NoGift("RuntimeError: RESOURCE_EXHAUSTED"))
 
 
 class Compiles(Hand):
@@ -160,10 +160,10 @@ class Compiles(Hand):
             raise MemoryError("3 GB")
 
 
-@pytest.mark.parametrize(("fails", "given"), [(False, []), (True, Fault("MemoryError: 3 GB"))])
+@pytest.mark.parametrize(("fails", "given"), [(False, []), (True, NoGift("MemoryError: 3 GB"))])
 def test_orders_go_on_while_a_host_compiles_an_evaluation(fails: bool, given: Any) -> None:
     """A large model's takes minutes, and the steps of all hosts would wait for it."""
-    leader, hand = Leader(HostPlace(2, 1, "node0", 8470)), Compiles(fails)
+    leader, hand = LeadingHost(HostPlace(2, 1, "node0", 8470)), Compiles(fails)
     following_io._carry_out(leader, hand, 7, plan.Compile(17, (5,)), b"")
     assert leader.given.empty(), "the next order is taken up before that is done"
     hand.let.set()
@@ -183,12 +183,12 @@ def test_what_a_host_could_not_do_is_sent_by_the_thread_that_sends_its_answers(
         sent.append(head)
         raise Sent
 
-    leader = Leader(HostPlace(2, 1, "node0", 8470))
+    leader = LeadingHost(HostPlace(2, 1, "node0", 8470))
     leader.answering = None  # type: ignore[assignment]
     monkeypatch.setattr(following_io, "send", send)
     monkeypatch.setattr(leader, "failed", lambda why: None)
     monkeypatch.setattr(following_io, "end", lambda why, status: None)
-    leader.give(7, Fault("no room"))
+    leader.give(7, NoGift("no room"))
     leader._give()
     assert sent == [head_of(7, "no room")]
 
@@ -196,7 +196,7 @@ def test_what_a_host_could_not_do_is_sent_by_the_thread_that_sends_its_answers(
 @pytest.mark.parametrize("order", [plan.Assembled(0, 1), plan.Evaluate((5, 17), "int32")])
 def test_a_host_that_fails_where_all_compute_says_in_what(order: plan.Order) -> None:
     """They wait for it there: the island ends, and this is why."""
-    leader = Leader(HostPlace(2, 1, "node0", 8470))
+    leader = LeadingHost(HostPlace(2, 1, "node0", 8470))
     with pytest.raises(EvaluationFailed, match="RuntimeError: RESOURCE_EXHAUSTED"):
         following_io._carry_out(leader, Full(), 7, order, b"")
 

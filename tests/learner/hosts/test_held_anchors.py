@@ -18,7 +18,8 @@ from diloco_learner.hosts.held_anchors import KEPT_MAX, HeldAnchor, Holder, OwnP
 from diloco_learner.hosts.parts import Buffer, Span, packed
 from diloco_learner.hosts.whole import HostLost
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import digest_array, digest_bytes
+from diloco_shared.numerics.arrays import digest_array
+from diloco_shared.protocol.chunks import digest_bytes
 from diloco_shared.protocol.messages import Blob, PublicationManifest, Stamp
 
 

@@ -140,7 +140,7 @@ def test_a_host_goes_to_another_process_0_where_the_first_says_nothing(
     monkeypatch.setattr(following_io, "AGAIN_S", 0.01)
     monkeypatch.setattr(leading_io, "LOOK_S", 0.01)
     place, came = hosts.place, list[str]()
-    leader = following_io.Leader(HostPlace(3, 1, place.address, place.port))
+    leader = following_io.LeadingHost(HostPlace(3, 1, place.address, place.port))
     joining = threading.Thread(target=lambda: came.append(leader.join()))
     with socket.create_server((place.address, place.port)) as server:
         joining.start()

@@ -14,7 +14,7 @@ from diloco_learner.hosts.whole import (
     HostLost,
     OfWork,
     Over,
-    Reading,
+    ReadOn,
     WholeIsland,
 )
 
@@ -175,7 +175,7 @@ def test_an_order_that_is_never_taken_up_ends_the_island() -> None:
 def test_a_host_that_reads_on_may_take_longer_than_one_that_does_nothing(reads: bool) -> None:
     """All hosts of an island read the weights of a large model at once, of one place: meanwhile
     another order waits behind that. One whose place hangs reads no further."""
-    of, reading, said, long = whole(2), Reading(), list[str](), int(3 * ORDER_S_MAX / BEAT_S)
+    of, reading, said, long = whole(2), ReadOn(), list[str](), int(3 * ORDER_S_MAX / BEAT_S)
     for order in (plan.Prepare("{}", "fsdp=2", -1), plan.Leave()):
         of.tells(order, 100.0)
     of.hears(1, ("taken", 1, 0.0), 100.0)

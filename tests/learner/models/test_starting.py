@@ -18,8 +18,9 @@ from diloco_shared.checkpoints.parameters_io import KeptParameters, beginning_of
 from diloco_shared.checkpoints.vault_io import Vault
 from diloco_shared.hf.resolving import resolved, weights_of
 from diloco_shared.hf.weights import WrongCheckpoint
-from diloco_shared.numerics.arrays import Layout, flatten
+from diloco_shared.numerics.arrays import flatten
 from diloco_shared.protocol.checkpoints import reference
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import Model, RunSpec, config_hash
 
 GOLDEN = Path(__file__).parents[2] / "interop" / "golden"

@@ -11,7 +11,7 @@ from diloco_shared.budget.job import Job
 from diloco_shared.budget.streams import FLOOR, records_max
 from diloco_shared.bus.port import StreamFull
 from diloco_shared.checking import check
-from diloco_shared.spec.run import Codec
+from diloco_shared.spec.algorithm import Codec
 
 CODECS = get_args(Codec)
 # A budget, not a guess: at most so many times what a run was seen to store.

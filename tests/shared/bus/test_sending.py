@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diloco_shared.bus.nats import lane_put
-from diloco_shared.bus.nats.lane_put import BACKOFF_S, Sending
+from diloco_shared.bus.nats.lane_put import BACKOFF_S, FirstPace, Sending
 from diloco_shared.bus.nats.lane_socket import LaneBroken
 from diloco_shared.bus.nats.wire import Arrived, WireMessage
 from diloco_shared.bus.port import Refused, StreamFull, Traffic, TransferProgress, Unavailable
@@ -88,8 +88,7 @@ class Sent:
             Traffic(),
             self.connect,
             message_id="mine/{}".format,
-            window=window,
-            timeout_s_min=timeout_s_min,
+            first_pace=FirstPace(window, timeout_s_min),
         )
         self.sending._sleep = self.pauses.append  # type: ignore[method-assign]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Piece
+from diloco_shared.spec.fragmentation import Piece
 
 f32, f64 = np.float32, np.float64
 Values = NDArray[np.float32]

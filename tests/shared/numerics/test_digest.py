@@ -6,7 +6,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_shared.numerics.arrays import digest_array, digest_bytes
+from diloco_shared.numerics.arrays import digest_array
+from diloco_shared.protocol.chunks import digest_bytes
 
 
 def test_xxh3_of_the_little_endian_bytes() -> None:

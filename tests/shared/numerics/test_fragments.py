@@ -11,8 +11,9 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_shared.numerics.arrays import CUT_ABOVE_MEANS, Layout, Piece, flatten
+from diloco_shared.numerics.arrays import flatten
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.fragmentation import CUT_ABOVE_MEANS, Layout, Piece
 
 quick = examples(60)
 

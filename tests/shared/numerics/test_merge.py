@@ -12,13 +12,13 @@ from shared.numerics import plain
 
 from diloco_shared.numerics import codec
 from diloco_shared.numerics import merge as merging
-from diloco_shared.numerics.arrays import Layout, Piece
 from diloco_shared.numerics.merge import Delta, Nesterov, Publishing, merge_and_step, publish
 from diloco_shared.numerics.merge_kernels import MergeState
 from diloco_shared.numerics.outer import Outer
 from diloco_shared.numerics.sums import RANGE, STRIDE
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_shared.spec.run import Algorithm
+from diloco_shared.spec.algorithm import Algorithm
+from diloco_shared.spec.fragmentation import Layout, Piece
 
 Rule = Literal["rda", "mean"]
 f32 = np.float32

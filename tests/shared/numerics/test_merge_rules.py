@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec import merge_rules
+from diloco_shared.spec.algorithm import Algorithm
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.merge_rules import NORM_MAX, MergeRule, Radial, named
-from diloco_shared.spec.run import Algorithm
 
 
 def test_radial_averages_lengths_and_takes_the_direction_that_is_left() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from diloco_shared.numerics.merge import Nesterov
 from diloco_shared.numerics.outer import Outer
+from diloco_shared.spec.algorithm import Algorithm
 from diloco_shared.spec.optimizers import OPTIMIZERS
-from diloco_shared.spec.run import Algorithm
 
 f32 = np.float32
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from shared.numerics import plain
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, Piece
 from diloco_shared.numerics.merge import (
     EMPTY,
     Delta,
@@ -24,6 +23,7 @@ from diloco_shared.numerics.merge import (
 from diloco_shared.numerics.merge_kernels import MergeState
 from diloco_shared.numerics.sums import RANGE, STRIDE
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.fragmentation import Layout, Piece
 from diloco_shared.spec.merge_rules import WEIGHT_MOST, Clipped, Median, Trimmed, bounded
 
 f32 = np.float32

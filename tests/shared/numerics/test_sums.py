@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.numerics.sums import RANGE, STRIDE, WIDTH, add_squares, by_piece, cut, fold
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.fragmentation import Layout
 
 
 @pytest.mark.parametrize("sizes", [[1], [RANGE], [RANGE + 1], [5, RANGE - 5, 7], [3 * RANGE, 1]])

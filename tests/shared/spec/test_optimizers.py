@@ -9,6 +9,7 @@ import pytest
 from diloco_learner.training.inner import optimizer
 from diloco_shared.numerics.outer import Outer
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.algorithm import Algorithm
 from diloco_shared.spec.optimizers import (
     OPTIMIZERS,
     STATE_EXTRA,
@@ -16,7 +17,7 @@ from diloco_shared.spec.optimizers import (
     known,
     outer_state_bytes,
 )
-from diloco_shared.spec.run import Algorithm, Inner
+from diloco_shared.spec.run import Inner
 
 TENSORS = (
     TensorSpec(name="embedding/tokens", shape=(100, 40), embedding=True),

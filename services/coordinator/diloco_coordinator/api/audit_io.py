@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from diloco_coordinator.access import Asking
-from diloco_coordinator.audit import ROWS_KEPT, AuditRow, Trail
+from diloco_coordinator.audit import ROWS_KEPT, AuditRow, AuditTrail
 from diloco_shared import ambient
 from diloco_shared.durable import settle_names
 
@@ -41,7 +41,7 @@ class Audit:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.path = folder / FILE if folder is not None else None
-        self.trail = Trail()
+        self.trail = AuditTrail()
         self._waiting: list[AuditRow] = []  # in the order of their numbers
         self._written = 0  # rows up to this number are on disk, or never will be
         self._progress = asyncio.Condition()

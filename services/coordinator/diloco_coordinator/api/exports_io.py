@@ -13,7 +13,7 @@ from diloco_coordinator.api.auth_io import Guard, must_see
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.views import jsonable
-from diloco_coordinator.exports.exporting_io import Busy, Exports
+from diloco_coordinator.exports.exporting_io import Exports, ExportsBusy
 from diloco_coordinator.exports.exports import Asked, ExportRecord, why_unwritten
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import run_id_of
@@ -164,7 +164,7 @@ class ExportRoutes:
 def _problems() -> Iterator[None]:
     try:
         yield
-    except Busy as error:
+    except ExportsBusy as error:
         raise Problem(409, "No export can begin now", str(error)) from None
     except CheckpointError as error:
         raise Problem(404, "No such checkpoint", str(error)) from None

@@ -11,7 +11,7 @@ from diloco_coordinator.access import asker, sees
 from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.look_io import Look, cut_off
 from diloco_coordinator.api.problems_io import Problem
-from diloco_coordinator.api.sse_io import Streams, going_on
+from diloco_coordinator.api.sse_io import EventStreams, going_on
 from diloco_coordinator.api.views import event_view, member_view
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.registry_io import Registry
@@ -29,7 +29,7 @@ DIGITS_MAX = 20
 class Members:
     """The routes, over one registry."""
 
-    def __init__(self, registry: Registry, guard: Guard, streams: Streams) -> None:
+    def __init__(self, registry: Registry, guard: Guard, streams: EventStreams) -> None:
         self.registry = registry
         self.streams = streams
         self.router = APIRouter(prefix="/v1")

@@ -16,7 +16,7 @@ from diloco_coordinator.api.auth_io import Guard, must, must_see
 from diloco_coordinator.api.look_io import Look
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX, Repeatable
-from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.api.sse_io import EventStreams
 from diloco_coordinator.api.uses_io import Uses
 from diloco_coordinator.api.vaults_io import Vaults
 from diloco_coordinator.api.views import (
@@ -135,7 +135,7 @@ class Runs:
         self,
         registry: Registry,
         guard: Guard,
-        streams: Streams,
+        streams: EventStreams,
         checkpoints: str = "",
         places: Sequence[str] = (),
     ) -> None:

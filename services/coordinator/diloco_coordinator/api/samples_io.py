@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.api.runs_io import Runs
-from diloco_coordinator.api.sse_io import Streams
-from diloco_coordinator.exports.exporting_io import Busy, Exports
+from diloco_coordinator.api.sse_io import EventStreams
+from diloco_coordinator.exports.exporting_io import Exports, ExportsBusy
 from diloco_coordinator.exports.exports import ExportRecord
 from diloco_coordinator.exports.sampling_io import Sample, Samples
 from diloco_coordinator.runs.statuses import run_id_of
@@ -62,7 +62,7 @@ class SampleRoutes:
     """The routes, over the exports that the coordinator keeps."""
 
     def __init__(
-        self, guard: Guard, runs: Runs, exports: Exports, streams: Streams, samples: Samples
+        self, guard: Guard, runs: Runs, exports: Exports, streams: EventStreams, samples: Samples
     ) -> None:
         self.runs = runs
         self.exports = exports
@@ -93,7 +93,7 @@ class SampleRoutes:
         asked = SampleAsked.model_validate(wanted.model_dump(exclude={"export"}))
         try:
             sample = self.samples.begin(self.exports.shelf.files(record), asked)
-        except Busy as error:
+        except ExportsBusy as error:
             headers = {"Retry-After": str(RETRY_S)}
             raise Problem(429, "Another sample goes on", str(error), headers=headers) from None
         try:

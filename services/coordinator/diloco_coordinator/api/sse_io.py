@@ -28,7 +28,7 @@ KEEP_ALIVE_S = 15.0
 STATE_S = 0.25
 
 
-class Streams:
+class EventStreams:
     """Opens streams over one registry, up to STREAMS_MAX, and STREAMS_OF_ONE_MAX of a token.
 
     `good`: whether who asked for one may go on reading it.

@@ -94,7 +94,7 @@ class RotateRequest(BaseModel):
     )
 
 
-class Tokens:
+class TokenRoutes:
     """The routes, over one registry and one audit log."""
 
     def __init__(self, registry: Registry, guard: Guard, audit: Audit, *, chaos: bool) -> None:

@@ -15,8 +15,8 @@ from diloco_coordinator.exports.child_io import Exporter, ExportFault
 from diloco_coordinator.exports.exports import (
     CUT_OFF,
     Asked,
+    ExportPace,
     ExportRecord,
-    Pace,
     due,
     hindrance,
     surplus,
@@ -40,7 +40,7 @@ T = TypeVar("T")
 LOOK_S = 1.0
 
 
-class Busy(Exception):
+class ExportsBusy(Exception):
     """None may begin now; the text says why."""
 
 
@@ -62,7 +62,7 @@ class Exports:
         self.kept_max = kept_max
         self.at_once = at_once
         self.records: dict[str, ExportRecord] = {}  # by id, oldest first
-        self.paces: dict[str, Pace] = {}  # of those being made
+        self.paces: dict[str, ExportPace] = {}  # of those being made
         self.making: dict[str, asyncio.Task[None]] = {}
         # Those that failed, and no disk took that yet: a restart would not know.
         self.unwritten: dict[str, ExportRecord] = {}
@@ -131,7 +131,7 @@ class Exports:
         ended = [r for r in self.of(run_id_of(run)) if r.state != "running"]
         return run.name in self._hindered or bool(ended and ended[-1].state == "failed")
 
-    def pace(self, record: ExportRecord) -> Pace | None:
+    def pace(self, record: ExportRecord) -> ExportPace | None:
         """How far it is, while it is being made."""
         return self.paces.get(record.id)
 
@@ -156,7 +156,7 @@ class Exports:
         """Nobody waits for its answer: what stands in its way is told to the run, once."""
         try:
             await self.begin(run, Asked(), automatic=True)
-        except Busy as error:
+        except ExportsBusy as error:
             log.debug("no export now", run=run.name, why=str(error))
         except OSError as error:
             text = f"no export of {run.name} can begin: {why_unwritten(error)}"
@@ -209,11 +209,11 @@ class Exports:
     # --- acting --------------------------------------------------------------------------------
 
     async def begin(self, run: RunRecord, asked: Asked, *, automatic: bool = False) -> ExportRecord:
-        """Start one. Raises Busy, and OSError when the disk takes not even its record."""
+        """Start one. Raises ExportsBusy, and OSError when the disk takes not even its record."""
         async with self._changing:
             why = hindrance(self.records.values(), run_id_of(run), self.at_once)
             if why or self._tasks is None:
-                raise Busy(why or "the coordinator is only just starting: try again")
+                raise ExportsBusy(why or "the coordinator is only just starting: try again")
             spec, status = RunSpec.model_validate(run.spec), self.registry.statuses.get(run.name)
             known = (*self.records.values(), *self.past.values())
             record = ExportRecord(
@@ -230,7 +230,7 @@ class Exports:
                 begun_at=ambient.wall(),
             )
             await asyncio.to_thread(self.shelf.begin, record)
-            self.records[record.id], self.paces[record.id] = record, Pace()
+            self.records[record.id], self.paces[record.id] = record, ExportPace()
             self.making[record.id] = self._tasks.create_task(self._make(record))
         return record
 

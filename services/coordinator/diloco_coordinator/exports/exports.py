@@ -108,7 +108,7 @@ class ExportRecord(Message):
         return began == epoch and self.rounds <= committed
 
 
-class Pace:
+class ExportPace:
     """How far an export is, and how fast it gets there."""
 
     def __init__(self) -> None:

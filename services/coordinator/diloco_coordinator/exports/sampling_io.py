@@ -27,7 +27,7 @@ from diloco_coordinator.exports.child_io import (
     started,
     text_of,
 )
-from diloco_coordinator.exports.exporting_io import Busy
+from diloco_coordinator.exports.exporting_io import ExportsBusy
 from diloco_shared import ambient
 from diloco_shared.process.settings import ProcessSettings
 from diloco_shared.protocol.samples import (
@@ -159,10 +159,10 @@ class Samples:
         self._begun_at = 0.0
 
     def begin(self, folder: Path, asked: SampleAsked) -> "Sample":
-        """Start one. Raises Busy."""
+        """Start one. Raises ExportsBusy."""
         if self._task is not None and not self._task.done():
             since = ambient.monotonic() - self._begun_at
-            raise Busy(f"another sample is being written since {since:.0f} s: wait for it")
+            raise ExportsBusy(f"another sample is being written since {since:.0f} s: wait for it")
         self._begun_at = ambient.monotonic()
         queue: asyncio.Queue[SampleLine] = asyncio.Queue()
         self._task = asyncio.create_task(self.sampler.sample(folder, asked, _bounded(queue)))

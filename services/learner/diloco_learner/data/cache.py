@@ -19,7 +19,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from diloco_learner.data.digests import KeptDigests
-from diloco_learner.data.room import NO_ROOM, Room
+from diloco_learner.data.room import NO_ROOM, CorpusRoom
 from diloco_learner.data.unused import bytes_of, hold, kept, let_go
 from diloco_shared.corpora.folders import Busy, locked
 from diloco_shared.corpora.prepare import Progress, prepare_locked, removed
@@ -125,12 +125,12 @@ class CorpusCache:
         fraction: float,
         check: Callable[[], object],
         *,
-        before: Room | None = None,
+        before: CorpusRoom | None = None,
     ) -> None:
         """Of a text that is not prepared; `before`: of the first attempt, which is followed by one
         more at most. Raises ValueError and OSError."""
         removed(folder)  # what somebody left who was killed is no room that others took
-        room = Room(folder, self.tell, makes_room=self.makes_room, before=before)
+        room = CorpusRoom(folder, self.tell, makes_room=self.makes_room, before=before)
         told = _told(source.name, self.tell)
         room.check()
 

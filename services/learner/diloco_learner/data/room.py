@@ -60,7 +60,7 @@ class Full(OSError):
         super().__init__(errno.ENOSPC, "others need what is left")
 
 
-class Room:
+class CorpusRoom:
     """For one corpus, from before it is begun. `folder`: that it gets. `tell` is called with what
     is removed for it, in words; `makes_room`: whether anything may be. `before`: of the attempt
     that `first_made` room for this one."""
@@ -71,7 +71,7 @@ class Room:
         tell: Callable[[str], None] | None = None,
         *,
         makes_room: bool = True,
-        before: "Room | None" = None,
+        before: "CorpusRoom | None" = None,
     ) -> None:
         self.folder, self.cache, self.tell = folder, folder.parent, tell
         self.makes_room = makes_room

@@ -33,7 +33,7 @@ EARLY_MAX = 8
 
 
 @dataclass(slots=True)
-class Shelf:
+class FragmentAnchors:
     """What is held of one fragment, in the book's epoch."""
 
     anchors: dict[int, Anchor] = field(default_factory=dict)  # by version, oldest first
@@ -67,7 +67,7 @@ class AnchorBook:
         self.sizes_P = tuple(sizes_P)
         self.hold = hold
         self.epoch = 0
-        self.shelves = [Shelf() for _ in self.sizes_P]
+        self.shelves = [FragmentAnchors() for _ in self.sizes_P]
         self.early: list[tuple[PublicationManifest, bytes]] = []
         self.refused: Counter[str] = Counter()  # kind -> count
         self.last_refusal = ""
@@ -131,7 +131,7 @@ class AnchorBook:
     def _enter(self, epoch: int) -> None:
         """History began again: nothing of before may be built upon."""
         # In this order: whoever reads meanwhile must not take old versions for the new epoch's.
-        self.shelves = [Shelf() for _ in self.sizes_P]
+        self.shelves = [FragmentAnchors() for _ in self.sizes_P]
         self.epoch = epoch
         early, self.early = self.early, []
         for m, payload in early:
@@ -151,7 +151,9 @@ class AnchorBook:
             # The farthest goes: the nearest are the ones a single late transfer releases.
             self._refuse("waiting", waiting.pop(max(waiting))[0], "too far ahead")
 
-    def _decode(self, shelf: Shelf, m: PublicationManifest, payload: bytes) -> Anchor | None:
+    def _decode(
+        self, shelf: FragmentAnchors, m: PublicationManifest, payload: bytes
+    ) -> Anchor | None:
         """The checked anchor, or None if it was refused."""
         try:
             anchor_F = codec.decode(m.codec, payload, m.values)
@@ -171,7 +173,7 @@ class AnchorBook:
         anchor_F.flags.writeable = False
         return self.hold(m.fragment, anchor_F)
 
-    def _follow(self, shelf: Shelf, first: PublicationManifest) -> PublicationManifest:
+    def _follow(self, shelf: FragmentAnchors, first: PublicationManifest) -> PublicationManifest:
         """Apply the waiting deltas that `first` released; the newest of it and those."""
         newest = first
         while (following := shelf.waiting.pop(shelf.version + 1, None)) is not None:

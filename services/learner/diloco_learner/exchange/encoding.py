@@ -168,7 +168,8 @@ _BLOCK_CODECS: dict[int, Callable[[jax.Array], tuple[Any, ...]]] = {
 
 
 # --------------------------------------------------------------------------------------------------
-# Error feedback (design: codecs below 16 bits): what quantisation withheld is given later.
+# Error feedback (docs/explanation/algorithm.md, What is sent): what quantisation withheld is given
+# later.
 #
 # The residual of a fragment is what its merged contributions still owe. A contribution encodes
 # pseudo-gradient + residual; the error of that is *pending* until a publication tells whether the

@@ -16,6 +16,7 @@ from diloco_learner.events import (
     Adopt,
     AnchorReady,
     BeatSeen,
+    Begin,
     Checkpoint,
     Contribute,
     DonateSeen,
@@ -62,43 +63,39 @@ class Exchange:
         spec: RunSpec,
         learner: str,
         incarnation: int,
-        epoch: int,
-        versions: tuple[int, ...],
-        stamp: Stamp,
+        begin: Begin,
         now: float,
-        joined: int | None = None,
-        restore: int = 0,
     ) -> None:
-        """Starts with every fragment adopted at `versions`, as recovery's Begin says.
+        """Starts with every fragment adopted at the versions of recovery's `begin`.
 
         Tell it recovery's newest beat first: a run that is paused must not be stepped until the
         next one.
         """
         fragments = spec.algorithm.fragments
-        if len(versions) != fragments:
-            raise ValueError(f"{len(versions)} versions for {fragments} fragments")
+        if len(begin.versions) != fragments:
+            raise ValueError(f"{len(begin.versions)} versions for {fragments} fragments")
         self.spec = spec
         self.learner = learner
         self.incarnation = incarnation
-        self.epoch = epoch
-        self.joined = epoch if joined is None else joined  # epoch of its grant
+        self.epoch = begin.epoch
+        self.joined = begin.joined
         # The newest one that its moments are surely of. Anchors may tell of a newer one before the
         # beat that says whether a restore began it, and then moments are of before.
         self.moments_epoch = self.joined
-        self.restore = restore  # serial of the newest one in the history of `epoch`; 0: none known
+        self.restore = begin.restore  # the newest one in the history of `epoch`; 0: none known
         self.donations = DonationRequests(learner, incarnation)
         self.handing = Handing(self.donations, spec.keeping.checkpoint_every_steps)
         self.marks = self.handing.marks
-        self.counters = Counters(list(versions))
+        self.counters = Counters(list(begin.versions))
         self.ready: dict[int, AnchorReady] = {}  # newest unadopted per fragment, of this epoch
-        self.pulls = AllPulls(learner, epoch, spec.algorithm)
+        self.pulls = AllPulls(learner, begin.epoch, spec.algorithm)
         self.draining = Draining(spec.membership.lease_s)
         self.undecided = Undecided(learner, incarnation)
         self.beat: Beat | None = None
         self.ignored: Counter[str] = Counter()  # why input changed nothing (I11) -> count
         self.left, self.finish_by = False, math.inf
         self.place: Position
-        self._place(stamp)
+        self._place(begin.stamp)
         self.placed = True  # by every shard's word in this epoch
         self.evaluating = Evaluating(learner, spec.evaluation.every_steps)
         self.cursor: Cursor | None = None

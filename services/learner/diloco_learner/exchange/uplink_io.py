@@ -28,8 +28,7 @@ from diloco_learner.recovery.moments import Handed
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import announcement_subject, manifest_subject, put_blob
-from diloco_shared.bus.port import Bus, BusError, StreamFull, Unavailable
-from diloco_shared.bus.port import TransferProgress as Stored
+from diloco_shared.bus.port import Bus, BusError, StreamFull, TransferProgress, Unavailable
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.bus.stored_records import event_now, event_subject
 from diloco_shared.process.crash_points import passing
@@ -167,7 +166,7 @@ class Uplink:
         layout: tuple[TensorSpec, ...],
         p: int,
         payload: Payload | SharedStateUpload,
-        stored: Stored,
+        stored: TransferProgress,
     ) -> None:
         """One fragment of this learner's fresh parameters, unless it is there: until it is.
 

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from diloco_learner.exporting.checkpoint_io import Checkpointed
 from diloco_learner.exporting.choosing import NotPublished
-from diloco_learner.exporting.making_io import Companions, Order, ParameterSource, Progress, make
-from diloco_learner.exporting.observing_io import PublishedView, Unreadable
+from diloco_learner.exporting.making_io import BytesMoved, Companions, Order, ParameterSource, make
+from diloco_learner.exporting.observing_io import PublishedView, UnreadableRun
 from diloco_learner.exporting.writing_io import CannotWrite
 from diloco_learner.settings import Settings
 from diloco_shared import ambient
@@ -52,7 +52,7 @@ log = structlog.get_logger()
 # Between two lines about progress, in seconds: more often nobody looks.
 TELL_S = 0.2
 _TOKEN = re.compile(r"([a-z_]{1,40})=(\d{1,9})")
-FORESEEN = (NotPublished, Unreadable, CannotWrite, BusError, WireError, ValidationError, OSError)
+FORESEEN = (NotPublished, UnreadableRun, CannotWrite, BusError, WireError, ValidationError, OSError)
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
@@ -101,11 +101,11 @@ def say(line: Line) -> None:
 
 
 async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec:
-    """What the run was submitted with. Raises Unreadable where there is no such run."""
+    """What the run was submitted with. Raises UnreadableRun where there is no such run."""
     found = await record_at(bus, subjects.RUNS, run, RunRecord)
     spec = RunSpec.model_validate(found.record.spec) if found else None
     if spec is None or (run_id and spec.id != run_id):
-        raise Unreadable(f"there is no run {run[:63]!r}, or another one has its name by now")
+        raise UnreadableRun(f"there is no run {run[:63]!r}, or another one has its name by now")
     return spec
 
 
@@ -169,7 +169,7 @@ async def _made(
         return as_asked(of_tokenizer(spec, settings.reach.data), wanted)
 
     order = Order(wanted.to, wanted.dtype, wanted.checkpoint, companions)
-    progress = Progress(_Teller(say).moved)
+    progress = BytesMoved(_Teller(say).moved)
     source: ParameterSource
     if wanted.checkpoint:
         root, places = settings.checkpoint_root, settings.checkpoint_places

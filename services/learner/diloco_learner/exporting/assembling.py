@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, digest_array
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol.messages import PublicationManifest
+from diloco_shared.spec.fragmentation import Layout
 
 Values = NDArray[np.float32]
 

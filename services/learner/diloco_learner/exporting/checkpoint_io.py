@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from diloco_learner.exporting.assembling import Values
-from diloco_learner.exporting.observing_io import Unreadable
+from diloco_learner.exporting.observing_io import UnreadableRun
 from diloco_shared.checkpoints.parameters_io import open_kept
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.checkpoints import CheckpointManifest
 from diloco_shared.protocol.exports import ExportedFragment
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 
 Moved = Callable[[int, int], None]  # (bytes read, bytes that there are to read)
@@ -40,11 +40,11 @@ class Checkpointed:
         return self.kept.bytes
 
     async def begin(self) -> None:
-        """Read what describes it. Raises Unreadable."""
+        """Read what describes it. Raises UnreadableRun."""
         try:
             self.kept = await asyncio.to_thread(open_kept, self.source, self.root, self.places)
         except (ValueError, OSError) as error:  # a CheckpointError, a VaultError, another release's
-            raise Unreadable(str(error)) from None
+            raise UnreadableRun(str(error)) from None
         self.layout, self.spec, self.manifest = (
             self.kept.layout,
             self.kept.spec,
@@ -52,14 +52,14 @@ class Checkpointed:
         )
 
     async def fragments(self) -> AsyncIterator[tuple[ExportedFragment, Values]]:
-        """Every fragment once. Raises Unreadable."""
+        """Every fragment once. Raises UnreadableRun."""
         iterator = self.kept.anchors(lambda done: self.moved(done, self.fetch_bytes))
         stamp = self.manifest.stamp
         while True:
             try:
                 found = await asyncio.to_thread(next, iterator, None)
             except (ValueError, OSError, KeyError) as error:
-                raise Unreadable(f"{self.kept.ref} cannot be read: {error}") from None
+                raise UnreadableRun(f"{self.kept.ref} cannot be read: {error}") from None
             if found is None:
                 return
             fragment, version, digest, values_F = found

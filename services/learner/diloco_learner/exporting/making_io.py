@@ -38,7 +38,6 @@ from diloco_learner.exporting.writing_io import (
     write_weights,
 )
 from diloco_shared import ambient
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.exports import (
     MANIFEST,
     Dtype,
@@ -47,6 +46,7 @@ from diloco_shared.protocol.exports import (
     ExportManifest,
     ExportMoved,
 )
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec, config_hash
 
 log = structlog.get_logger()
@@ -101,7 +101,7 @@ class ParameterSource(Protocol):
     async def tokens(self) -> tuple[int | None, int | None]: ...
 
 
-class Progress:
+class BytesMoved:
     """Bytes fetched and written, of all that there are; told whenever they grow."""
 
     def __init__(self, told: Callable[[ExportMoved], None]) -> None:
@@ -122,7 +122,7 @@ class Progress:
         self.told(ExportMoved(stage=stage, done=min(done, total), total=total))
 
 
-async def make(source: ParameterSource, order: Order, progress: Progress) -> ExportManifest:
+async def make(source: ParameterSource, order: Order, progress: BytesMoved) -> ExportManifest:
     """Fill `order.to`. Raises CannotWrite, and what the source raises; then nothing is left."""
     await asyncio.to_thread(check_free, order.to)
     await source.begin()

@@ -17,11 +17,11 @@ from diloco_shared.bus.port import Bus, BusError, Stored
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.status_key import shown
 from diloco_shared.bus.stored_records import messages_of
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.exports import ExportedFragment
 from diloco_shared.protocol.messages import Blob, PublicationManifest
 from diloco_shared.protocol.records import RunStatus
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec, config_hash
 
 log = structlog.get_logger()
@@ -43,7 +43,7 @@ ATTEMPTS_MAX = 8
 Moved = Callable[[int, int], None]  # (bytes fetched, bytes that there are to fetch)
 
 
-class Unreadable(Exception):
+class UnreadableRun(Exception):
     """The parameters cannot be read; the text says why and what to do."""
 
 
@@ -78,7 +78,7 @@ class PublishedView:
         return sum(_bytes(chain) for chain in self.view.chains)
 
     async def begin(self) -> None:
-        """Decide which publications it is. Raises NotPublished, Unreadable."""
+        """Decide which publications it is. Raises NotPublished, UnreadableRun."""
         self.view = await until_done(
             self._chosen,
             "what the run publishes",
@@ -89,7 +89,7 @@ class PublishedView:
         try:
             self.layout = layout_of(self.spec, self.view)
         except ValueError as error:
-            raise Unreadable(str(error)) from None
+            raise UnreadableRun(str(error)) from None
         self._total = self.fetch_bytes
 
     async def _chosen(self) -> View:
@@ -109,10 +109,10 @@ class PublishedView:
                 until=ambient.monotonic() + self.stall_s,
             )
         except BusError as error:
-            raise Unreadable(f"the message server does not answer: {error}") from None
+            raise UnreadableRun(f"the message server does not answer: {error}") from None
 
     async def fragments(self) -> AsyncIterator[tuple[ExportedFragment, Values]]:
-        """Every fragment once, in order. Raises NotPublished, Unreadable."""
+        """Every fragment once, in order. Raises NotPublished, UnreadableRun."""
         for p, chain in enumerate(self.view.chains):
             yield await self._fragment(p, chain)
 
@@ -128,7 +128,7 @@ class PublishedView:
                 continue
             self._done += _bytes(chain)
             return _described(chain[-1]), values_F
-        raise Unreadable(
+        raise UnreadableRun(
             f"fragment {p} could not be read in {ATTEMPTS_MAX} attempts, the last of them because "
             f"{trouble}: try again; if it stays so, export a checkpoint instead"
         )
@@ -137,7 +137,7 @@ class PublishedView:
         """What makes the fragment now; of the same epoch, else the view would be of two."""
         view = await self._chosen()
         if view.epoch != self.view.epoch:
-            raise Unreadable(
+            raise UnreadableRun(
                 f"run {self.spec.name!r} began epoch {view.epoch} while epoch {self.view.epoch} "
                 "was being read: export it again"
             )
@@ -179,7 +179,7 @@ class PublishedView:
                 stalled_s += min(ambient.monotonic() - began, ATTEMPT_S_MAX) + LOOK_S
                 if stalled_s > self.stall_s and not isinstance(error, BlobIncomplete):
                     text = f"nothing has arrived for {self.stall_s:.0f} s: {error}"
-                    raise Unreadable(text) from None
+                    raise UnreadableRun(text) from None
                 raise
 
         payload = await until_done(

@@ -27,8 +27,8 @@ from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
 from diloco_shared.durable import free_bytes, settle_names
 from diloco_shared.hf.names import HfTensor
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.exports import Dtype, ExportedFile
+from diloco_shared.spec.fragmentation import Layout
 
 # Of a tensor that are converted, hashed and written at a time.
 PART_BYTES = 16 << 20

@@ -25,7 +25,7 @@ from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded_io import Shards
 from diloco_learner.hosts.trainer import HostsTrainer
-from diloco_learner.hosts.whole import HostLost, OfWork, Reading
+from diloco_learner.hosts.whole import HostLost, OfWork, ReadOn
 from diloco_learner.models import forget
 from diloco_learner.training import platforms
 from diloco_learner.training.computing_io import (
@@ -229,7 +229,7 @@ def gathered(place: HostPlace, silence_s: float, *, carried: bool = False) -> Ho
 
 def followed(place: HostPlace, settings: "Settings") -> None:
     """In the others: carry out what process 0 tells, until the process ends."""
-    reading = Reading()
+    reading = ReadOn()
     shards = Shards(settings.hosts_checkpoints, place.index, place.hosts, reading)
     hand = Hand(partial(programs, settings.reach, moved=reading.moved), shards)
     name = f"{settings.id or 'island'}-{place.index}-data"

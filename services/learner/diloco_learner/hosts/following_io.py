@@ -20,7 +20,7 @@ import structlog
 
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Connect, Got
-from diloco_learner.hosts.hand import Beside, Fault, Gift, GivenShare, Hand
+from diloco_learner.hosts.hand import Beside, Gift, GivenShare, Hand, NoGift
 from diloco_learner.hosts.link_io import (
     GATHERING_S,
     JOIN_S,
@@ -37,7 +37,7 @@ from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.sharded import Promised
 from diloco_learner.hosts.trainer import GivenArrays
-from diloco_learner.hosts.whole import BEAT_S, READS, Hearing, Reading, silence
+from diloco_learner.hosts.whole import BEAT_S, READS, Hearing, ReadOn, silence
 from diloco_learner.settings import STOP_S
 from diloco_shared import VERSION, ambient
 from diloco_shared.process.membership import own_host
@@ -66,20 +66,20 @@ class EvaluationFailed(Exception):
     """Here, in the middle of what all hosts compute together; the text says why."""
 
 
-class Refused(Exception):
+class TurnedAway(Exception):
     """Process 0 does not take this one; the text says why."""
 
 
-class Leader:
+class LeadingHost:
     """Process 0, as one that follows sees it."""
 
     def __init__(
-        self, place: HostPlace, connect: Connect | None = None, reading: Reading | None = None
+        self, place: HostPlace, connect: Connect | None = None, reading: ReadOn | None = None
     ) -> None:
         """`connect`: to the hub; None where this process carries nothing there. `reading`: told by
         what this process reads for an order."""
         self.place = place
-        self.reads = reading or Reading()
+        self.reads = reading or ReadOn()
         self.carrier = None if connect is None else Carrier(connect, self._say, self.give)
         self.sending = threading.Lock()
         self.orders: queue.Queue[tuple[int, plan.Order, Buffer]] = queue.Queue(ORDERS_MAX)
@@ -91,7 +91,7 @@ class Leader:
     # --- the beginning -------------------------------------------------------------------------
 
     def join(self) -> str:
-        """Come to process 0; where jax's processes meet. Raises Refused, or HostLost."""
+        """Come to process 0; where jax's processes meet. Raises TurnedAway, or HostLost."""
         told_at = -JOIN_S
         while True:
             try:
@@ -118,7 +118,7 @@ class Leader:
             while what == "alive":
                 what, *values = values_of(receive(orders, data_max=0)[0])
             if what == "refused":
-                raise Refused(values[0])
+                raise TurnedAway(values[0])
             if what != "welcome":
                 raise BadFrame(f"process 0 says {str(what)[:40]!r}")
         except BaseException:
@@ -212,7 +212,7 @@ class Leader:
                 number, given = self.given.get()
                 parts = packed(self._fetched(number, given))
                 which = given.indices if isinstance(given, Got) else ()
-                fault = given.why if isinstance(given, Fault) else ""
+                fault = given.why if isinstance(given, NoGift) else ""
                 send(self.answering, head_of(number, fault, *which), parts)
                 del given, parts  # they are large, and this waits
         except OSError as error:
@@ -227,7 +227,7 @@ class Leader:
     def _fetched(self, number: int, given: Gift | Got) -> Sequence[Any]:
         if isinstance(given, Got):
             return given.parts
-        if isinstance(given, Fault | Beside):
+        if isinstance(given, NoGift | Beside):
             return []
         if isinstance(given, GivenShare):
             assert self.carrier is not None, "an order for one who carries"
@@ -260,17 +260,17 @@ def follow(
     hand: Hand,
     meet: Callable[[str], None],
     connect: Connect | None = None,
-    reading: Reading | None = None,
+    reading: ReadOn | None = None,
     stop_s: float = STOP_S,
 ) -> None:
     """Carry out orders until the island ends; the process ends with it.
 
     `meet` joins jax's processes at the address that it is given. `connect`: to the hub, where this
-    process is to carry its share there. `reading`: see `Leader`. `stop_s`: in which process 0 ends
-    the island when it is told to. Exit status 0 where this process was told to stop, 1 otherwise:
-    its supervisor starts it again, and so do those of the others.
+    process is to carry its share there. `reading`: see `LeadingHost`. `stop_s`: in which process 0
+    ends the island when it is told to. Exit status 0 where this process was told to stop, 1
+    otherwise: its supervisor starts it again, and so do those of the others.
     """
-    leader = Leader(place, connect, reading)
+    leader = LeadingHost(place, connect, reading)
 
     def stop(number: int, frame: FrameType | None) -> None:
         told = (leader, stop_s)
@@ -284,14 +284,14 @@ def follow(
     end("process 0 has ended the island", 0 if leader.stopping else 1)
 
 
-def _stop(leader: Leader, stop_s: float) -> None:
+def _stop(leader: LeadingHost, stop_s: float) -> None:
     """Not before process 0 is through with it: its last step and checkpoint need this process."""
     leader.stop()
     leader.over.wait(stop_s + CLOSES_S)
     end("told to stop", 0)
 
 
-def _work(leader: Leader, hand: Hand, meet: Callable[[str], None]) -> None:
+def _work(leader: LeadingHost, hand: Hand, meet: Callable[[str], None]) -> None:
     try:
         meeting = leader.join()
         leader.listen()
@@ -300,7 +300,7 @@ def _work(leader: Leader, hand: Hand, meet: Callable[[str], None]) -> None:
         for number, order, data in leader.told():
             _carry_out(leader, hand, number, order, data)
             del data
-    except Refused as error:
+    except TurnedAway as error:
         end(str(error), 2)
     except BaseException as error:  # whatever a model raises: this thread is the process's work
         # The end of another host shows first in whatever waited for it.
@@ -313,7 +313,9 @@ def _work(leader: Leader, hand: Hand, meet: Callable[[str], None]) -> None:
         end(f"{type(error).__name__}: {str(error)[:300]}", 0 if leader.stopping else 1)
 
 
-def _carry_out(leader: Leader, hand: Hand, number: int, order: plan.Order, data: Buffer) -> None:
+def _carry_out(
+    leader: LeadingHost, hand: Hand, number: int, order: plan.Order, data: Buffer
+) -> None:
     try:
         given = hand.carry_out(order, data)
     except (Exception, SystemExit) as error:
@@ -335,7 +337,7 @@ def _carry_out(leader: Leader, hand: Hand, number: int, order: plan.Order, data:
         leader.carrier.forget(number)
 
 
-def _do(leader: Leader, number: int, order: plan.Order, beside: Beside) -> None:
+def _do(leader: LeadingHost, number: int, order: plan.Order, beside: Beside) -> None:
     """While orders go on. Whatever it raises, process 0 is told, which would wait for it."""
     try:
         beside.work()
@@ -345,12 +347,12 @@ def _do(leader: Leader, number: int, order: plan.Order, beside: Beside) -> None:
         leader.give(number, [])
 
 
-def _fault(order: plan.Order, error: BaseException) -> Fault:
+def _fault(order: plan.Order, error: BaseException) -> NoGift:
     what = type(order).__name__
     log.warning("this host cannot carry out an order", order=what, error=repr(error))
-    return Fault(f"{type(error).__name__}: {error}"[:300])
+    return NoGift(f"{type(error).__name__}: {error}"[:300])
 
 
-def _tell(leader: Leader, number: int, promised: Promised) -> None:
+def _tell(leader: LeadingHost, number: int, promised: Promised) -> None:
     """Once there is something to tell: what others wait for does not wait for that."""
     leader.give(number, promised.fetch())

@@ -26,7 +26,7 @@ from diloco_learner.hosts.trainer import (
     lies_in,
     tensor_lies,
 )
-from diloco_learner.models import Place, scattered, to_named
+from diloco_learner.models import LeafPlace, scattered, to_named
 from diloco_learner.training.trainer import Program, Trainer, empty
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 
@@ -54,13 +54,13 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class NoGift:
     """In place of what was asked for: why there is none, which is no reason to end."""
 
     why: str
 
 
-Gift = GivenArrays | GivenShare | Promised | Beside | Fault | Sequence[Any]
+Gift = GivenArrays | GivenShare | Promised | Beside | NoGift | Sequence[Any]
 
 
 class Hand:
@@ -77,7 +77,7 @@ class Hand:
         self.trainer: Trainer | None = None
         self.anchors = OwnParts()
         self.evaluated: Any = None  # parameters
-        self.found: dict[str, Place] = {}  # of the moments' tensors
+        self.found: dict[str, LeafPlace] = {}  # of the moments' tensors
 
     def carry_out(self, order: plan.Order, data: Buffer) -> Gift | None:
         """What is to be given to process 0, or None. Raises whatever goes wrong."""

@@ -25,7 +25,7 @@ import numpy as np
 from diloco_learner.hosts import plan
 from diloco_learner.models import from_named, to_named
 from diloco_learner.training.trainer import Trainer
-from diloco_shared.numerics.arrays import digest_bytes
+from diloco_shared.protocol.chunks import digest_bytes
 
 # Of what went wrong, in letters.
 TEXT_MAX = 300

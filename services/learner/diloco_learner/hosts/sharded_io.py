@@ -38,7 +38,7 @@ from diloco_learner.hosts.sharded import (
     is_whole,
     share,
 )
-from diloco_learner.hosts.whole import Reading
+from diloco_learner.hosts.whole import ReadOn
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.checkpoint_io import Asking, stored_within_s
 from diloco_shared import ambient
@@ -104,11 +104,11 @@ class Shards:
     """
 
     def __init__(
-        self, place: str, index: int = 0, hosts: int = 1, reading: Reading | None = None
+        self, place: str, index: int = 0, hosts: int = 1, reading: ReadOn | None = None
     ) -> None:
         """`reading`: told of what a restore reads, which may take long."""
         self.place, self.index, self.hosts = place, index, hosts
-        self.reading = reading or Reading()
+        self.reading = reading or ReadOn()
         self.folder: Any = None  # an epath.Path, once it was looked at
         self.writing: Writing | None = None  # the newest one
         self.asking = Asking("the place of checkpoints")

@@ -43,7 +43,7 @@ from diloco_learner.hosts.shares import (
 )
 from diloco_learner.hosts.state_shares import laid_out, own_share, warm_rows
 from diloco_learner.hosts.whole import HostLost
-from diloco_learner.models import Place, scattered
+from diloco_learner.models import LeafPlace, scattered
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Layer, fetched
 from diloco_learner.training.evaluate import HeldOut, Losses, always
@@ -274,7 +274,7 @@ class HostsTrainer(Trainer):
             own = own_share(laid, tensors, jax.process_index())
         return self._upload_of(number, laid.lying, laid.header, lambda: own, carriers, MOMENTS)
 
-    def load_tensor(self, name: str, place: Place, values: Any) -> None:
+    def load_tensor(self, name: str, place: LeafPlace, values: Any) -> None:
         lies, shape = self._lies(place), tuple(values.shape)
         order = plan.Load(name, shape, str(values.dtype))
         with self._telling(order, self._cut(values, lies)):
@@ -290,7 +290,7 @@ class HostsTrainer(Trainer):
             whole, layer = (leaf.leaf, leaf.layer) if isinstance(leaf, Layer) else (leaf, None)
             return _Answer(self.link, number, (whole,), layer).whole(0)
 
-    def _lies(self, place: Place) -> NamedSharding:
+    def _lies(self, place: LeafPlace) -> NamedSharding:
         return tensor_lies(self.program, self.opt_state, place)
 
     # --- what the others need ------------------------------------------------------------------
@@ -323,7 +323,7 @@ def anchor_spans(program: Program, p: int) -> dict[int, list[Span]]:
     return {n: clipped(s, size) for n, s in held(program.placement.flat, (padded,)).items()}
 
 
-def tensor_lies(program: Program, opt_state: Any, place: Place) -> NamedSharding:
+def tensor_lies(program: Program, opt_state: Any, place: LeafPlace) -> NamedSharding:
     """How a tensor of the moments lies when it is put there: see `models.put`."""
     lying = program.lying(opt_state)
     assert lying is not None

@@ -87,7 +87,7 @@ class Hearing:
 
 
 @dataclass(slots=True)
-class Reading:
+class ReadOn:
     """Whether a process that follows has read on, of what an order lets it read.
 
     It says so with its signs of life: of large weights, which all hosts read at once, it may read

@@ -149,29 +149,29 @@ Lying = Mapping[str, NamedSharding] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LeafPlace:
     """Where a tensor lies: a whole leaf, or a layer of one."""
 
     leaf: str
     layer: int | None = None
 
 
-def places(leaves: Mapping[str, Any], stacked: str | None) -> dict[str, Place]:
+def places(leaves: Mapping[str, Any], stacked: str | None) -> dict[str, LeafPlace]:
     """Every tensor's place, in order of the leaves.
 
     `leaves`: arrays or their shapes, of the parameters or of what has the same tree within it, as
     an optimizer's state. Its leaves that hold no layers are tensors as they are.
     """
     layers = _layers(leaves, stacked)
-    found: dict[str, Place] = {}
+    found: dict[str, LeafPlace] = {}
     for name, leaf in leaves.items():
         path = name.split("/")
         if layers is None or stacked not in path or tuple(leaf.shape[:1]) != (layers,):
-            found[name] = Place(name)
+            found[name] = LeafPlace(name)
             continue
         at = path.index(stacked)
         for n in range(layers):
-            found["/".join([*path[:at], layer_name(n), *path[at + 1 :]])] = Place(name, n)
+            found["/".join([*path[:at], layer_name(n), *path[at + 1 :]])] = LeafPlace(name, n)
     return found
 
 
@@ -220,7 +220,7 @@ def zeros(shape: Any, lies: Sharding | None = None) -> jax.Array:
 
 
 def put(
-    leaves: Mapping[str, Any], place: Place, values: Any, dtype: Any, lying: Lying = None
+    leaves: Mapping[str, Any], place: LeafPlace, values: Any, dtype: Any, lying: Lying = None
 ) -> jax.Array:
     """The leaf at that place with these values, of numpy; it is there once this returns.
 
@@ -271,7 +271,7 @@ def tensor_specs(
     found = places(named, stacked)
     names = list(found) if stacked is None else sorted(found)
 
-    def shape(place: Place) -> tuple[int, ...]:
+    def shape(place: LeafPlace) -> tuple[int, ...]:
         whole = tuple(named[place.leaf].shape)
         return whole if place.layer is None else whole[1:]
 

@@ -33,7 +33,7 @@ EXPERTS = ("down_ExFxD", "gate_ExDxF", "up_ExDxF")
 _GROUPS = ("data", "fsdp")
 
 
-class Routes(NamedTuple):
+class ExpertRoutes(NamedTuple):
     """Which tokens of a sequence go where; choices are counted token by token."""
 
     shares_BxLxk: jax.Array  # fp32: of each expert that a token takes
@@ -43,7 +43,7 @@ class Routes(NamedTuple):
     balance: jax.Array  # fp32: how unevenly experts are used
 
 
-def routes(shape: Shape, router_DxE: jax.Array, x_BxLxD: jax.Array) -> Routes:
+def routes(shape: Shape, router_DxE: jax.Array, x_BxLxD: jax.Array) -> ExpertRoutes:
     """Where every token goes.
 
     `balance` is E x the sum over experts of (chosen by a token on average) x (mean share), over all
@@ -63,7 +63,7 @@ def routes(shape: Shape, router_DxE: jax.Array, x_BxLxD: jax.Array) -> Routes:
     turn_BxLk = jnp.sum((jnp.cumsum(took_BxLkxE, axis=1) - 1) * took_BxLkxE, axis=-1)
     place_BxLk = chosen_BxLxk.reshape(batch, -1) * room + turn_BxLk
     place_BxLk = jnp.where(turn_BxLk < room, place_BxLk, e * room)
-    return Routes(shares_BxLxk, place_BxLk, _inverse(place_BxLk, e * room), balance)
+    return ExpertRoutes(shares_BxLxk, place_BxLk, _inverse(place_BxLk, e * room), balance)
 
 
 def _inverse(place_BxN: jax.Array, places: int) -> jax.Array:

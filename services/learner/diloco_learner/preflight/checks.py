@@ -6,6 +6,7 @@ Synchronous. Nothing falls over: whatever a model or a file raises becomes a fin
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -125,7 +126,8 @@ def check(
     one is checked as if it were the first and the others were like it; WrongHosts where that is not
     known.
     """
-    made = _Checks(spec, root, cache, now, goes_on, beginning, factories, mesh, kept_at, hosts)
+    island = _Island(mesh, kept_at, hosts)
+    made = _Checks(spec, root, cache, now, goes_on, beginning, factories, island)
     causes = Causes()
     for name in CHECKS:
         if (left_out := causes.skip(name)) is not None:
@@ -153,6 +155,15 @@ def _made(name: str, look: Callable[[], Found]) -> Finding:
     return Finding(name, True, text, figures=figures)
 
 
+@dataclass(frozen=True, slots=True)
+class _Island:
+    """What a learner computes on and where it keeps checkpoints: see `check`."""
+
+    mesh: MeshSizes | None
+    kept_at: str
+    hosts: Callable[[], int]
+
+
 class _Checks:
     """Each method is one check. What a later one needs, an earlier one has left here."""
 
@@ -177,12 +188,10 @@ class _Checks:
         goes_on: Callable[[], None],
         beginning: InitialWeightsOf,
         factories: Factories | None,
-        mesh: MeshSizes | None,
-        kept_at: str,
-        hosts: Callable[[], int],
+        island: _Island,
     ) -> None:
-        self.beginning, self.factories, self.wanted = beginning, factories, mesh
-        self.kept_at, self.count_hosts, self.goes_on = kept_at, hosts, goes_on
+        self.beginning, self.factories, self.goes_on = beginning, factories, goes_on
+        self.wanted, self.kept_at, self.count_hosts = island.mesh, island.kept_at, island.hosts
         self.spec, self.root, self.cache, self.now = spec, root, cache, now
         self.sequences_B = spec.inner.batch_sequences * spec.inner.accumulation
 

@@ -20,10 +20,11 @@ from diloco_shared import ambient
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
 from diloco_shared.durable import begin_folder, settle_names
 from diloco_shared.memory.pages import pages
-from diloco_shared.numerics.arrays import Arrays, digest_bytes, pack
+from diloco_shared.numerics.arrays import Arrays, pack
 from diloco_shared.process.crash_points import passing
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.protocol.checkpoints import LearnerPart, reference
+from diloco_shared.protocol.chunks import digest_bytes
 from diloco_shared.protocol.pace import STORED_BYTES_PER_S
 from diloco_shared.spec.run import RunSpec
 

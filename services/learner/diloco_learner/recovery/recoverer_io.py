@@ -27,8 +27,7 @@ from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.train import Anchored, Values
 from diloco_learner.training.trainer import Trainer
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, BusError
-from diloco_shared.bus.port import TransferProgress as Stored
+from diloco_shared.bus.port import Bus, BusError, TransferProgress
 from diloco_shared.bus.repeating import left_undone
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Join, Restored
@@ -76,7 +75,7 @@ class Recoverer:
         # The newest per fragment, which is the one that Begin names: 4 bytes x N in all.
         self.anchors: dict[tuple[int, int, int], Values] = {}
         self.init: asyncio.Task[None] | None = None
-        self.init_stored: list[Stored] = []  # how far each fragment is
+        self.init_stored: list[TransferProgress] = []  # how far each fragment is
         self.state: asyncio.Task[None] | None = None
         self.loaded: dict[str, str] = {}  # digest of the inner state that a donor gave
         self.awaited: tuple[str, str] | None = None  # donor and nonce that `state` waits for
@@ -160,7 +159,7 @@ class Recoverer:
         """
         watching = self.tasks.create_task(self._watch_init())
         fragments = range(len(self.trainer.program.layout.fragments))
-        self.init_stored = [Stored() for _ in fragments]
+        self.init_stored = [TransferProgress() for _ in fragments]
         ahead = asyncio.Semaphore(INIT_AHEAD)
         try:
             async with asyncio.TaskGroup() as sending:

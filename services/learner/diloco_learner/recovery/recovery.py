@@ -12,6 +12,7 @@ own checkpoint, or start at zero. Only the syncer itself is awaited without limi
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from enum import Enum
 
 from diloco_learner.events import (
@@ -93,6 +94,19 @@ DONORS_MAX = 5
 INIT_S, INIT_S_MAX = 10.0, 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class OwnModel:
+    """What others must know of this learner's model before they deal with it.
+
+    `layout`: digest of how it is cut into fragments. `state_bytes`: size of an inner state.
+    `parameters`: N, for the limits of the run's streams.
+    """
+
+    layout: str
+    state_bytes: int = 0
+    parameters: int = 0
+
+
 class Recovery:
     """One incarnation until Begin or Leave. Mutated only through `handle`.
 
@@ -105,31 +119,26 @@ class Recovery:
         spec: RunSpec,
         learner: str,
         incarnation: int,
+        model: OwnModel,
         *,
         has_checkpoint: bool,
         nonce_seed: str,
-        layout: str,
-        state_bytes: int = 0,
-        parameters: int = 0,
         initial: bool = True,
     ) -> None:
         """`nonce_seed`: unique per process start, one subject token; attempts are numbered.
-
-        `layout`: digest of how this learner cuts its model into fragments. `state_bytes`: size of
-        an inner state. `parameters`: N, for the limits of the run's streams. `initial`: whether it
-        has the parameters that the run began with.
+        `initial`: whether it has the parameters that the run began with.
         """
         self.spec = spec
         self.learner = learner
         self.incarnation = incarnation
         self.has_checkpoint = has_checkpoint
         self.nonce_seed = nonce_seed
-        self.parameters = parameters
+        self.parameters = model.parameters
         self.initial = initial
-        self.making_s = state_bytes / STATE_BYTES_PER_S
+        self.making_s = model.state_bytes / STATE_BYTES_PER_S
         # More than all of it is no progress. 0: nobody knows how large it is.
-        self.state_bytes = state_bytes or 8 * parameters
-        self.config = shared_keys(spec) | {"layout": layout}
+        self.state_bytes = model.state_bytes or 8 * model.parameters
+        self.config = shared_keys(spec) | {"layout": model.layout}
         self.state = Stage.JOINING
         self.attempt = 0
         self.failed_donors: tuple[str, ...] = ()
@@ -236,7 +245,8 @@ class Recovery:
         return []
 
     def _move(self, state: Stage) -> None:
-        assert state in MOVES[self.state], f"{self.state} cannot become {state}"
+        if state not in MOVES[self.state]:
+            raise RuntimeError(f"a recovery is {self.state.name} and cannot be {state.name}")
         self.state = state
         self.reached[state] = self.now
 

@@ -17,9 +17,10 @@ from jax import lax
 from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Parts, encode
-from diloco_learner.models import Place, from_named, places, to_named
+from diloco_learner.models import LeafPlace, from_named, places, to_named
 from diloco_learner.training.programs import Ahead
-from diloco_shared.numerics.arrays import Layout, Piece, pseudogradient
+from diloco_shared.numerics.arrays import pseudogradient
+from diloco_shared.spec.fragmentation import Layout, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ Where = tuple[NDArray[np.int32], ...]
 
 
 def viewed(
-    pieces: Sequence[Piece], where: Mapping[str, Place], leaves: Mapping[str, Any]
+    pieces: Sequence[Piece], where: Mapping[str, LeafPlace], leaves: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], FragmentView, Where]:
     """(the leaves' names by slot, what is static, where the pieces are) of one fragment."""
     names = tuple(dict.fromkeys(where[piece.name].leaf for piece in pieces))
@@ -104,7 +105,7 @@ def viewed(
 
 
 def _run(
-    pieces: Sequence[Piece], where: Mapping[str, Place], slots: Mapping[str, int]
+    pieces: Sequence[Piece], where: Mapping[str, LeafPlace], slots: Mapping[str, int]
 ) -> tuple[PieceRun, NDArray[np.int32]]:
     of = np.array([slots[where[p.name].leaf] for p in pieces])
     order = np.argsort(of, kind="stable")  # by slot, else as they follow

@@ -32,8 +32,9 @@ from diloco_learner.training.fragment_ops import (
 )
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead
-from diloco_shared.numerics.arrays import Layout, pseudogradient
-from diloco_shared.numerics.codec.layout import BLOCK
+from diloco_shared.numerics.arrays import pseudogradient
+from diloco_shared.spec.codecs import BLOCK
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.mesh import AXES
 
 # By dimension of a tensor: the axes that it is cut by, none for most.

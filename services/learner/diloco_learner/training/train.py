@@ -144,6 +144,28 @@ class Injected:
         return self.slow_factor / self.duty_cycle
 
 
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """What the loop reads time from. `waiting` adds up what it waits for the rest of its process,
+    which is hardly anything."""
+
+    now: Callable[[], float]  # seconds, monotonic
+    waiting: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKeeping:
+    """How this learner's checkpoints are kept.
+
+    `shared`: what begins checkpoints, where hosts write them; None: they are handed out.
+    `disk_hangs`: whether an own checkpoint that was handed out is not written yet, although nobody
+    waits for it any more.
+    """
+
+    shared: Keeper | None = None
+    disk_hangs: Callable[[], bool] = lambda: False
+
+
 class TrainLoop:
     """One learner's training, from recovered to the end of the run."""
 
@@ -154,24 +176,20 @@ class TrainLoop:
         batches: BatchSource,
         held_out: HeldOut,
         post: Post,
-        *,
-        now: Callable[[], float],
-        waiting: Clock,
+        clocks: Clocks,
         injected: Injected,
-        shared: Keeper | None = None,
-        disk_hangs: Callable[[], bool] = lambda: False,
+        keeping: OwnKeeping | None = None,
     ) -> None:
-        """`shared`: what begins checkpoints, where hosts write them; None: they are handed out.
-        `disk_hangs`: whether an own checkpoint that was handed out is not written yet, although
-        nobody waits for it any more."""
-        self.shared, self.disk_hangs = shared, disk_hangs
+        """`keeping`: by default checkpoints are handed out, and no disk hangs."""
+        keeping = keeping or OwnKeeping()
+        self.shared, self.disk_hangs = keeping.shared, keeping.disk_hangs
         self.trainer = trainer
         self.exchange = exchange
         self.batches = batches
         self.held_out = held_out
         self.post = post
-        self.now = now
-        self.waiting = waiting
+        self.now = clocks.now
+        self.waiting = clocks.waiting
         self.injected = injected
         self.anchors: dict[tuple[int, int, int], Values] = {}  # ready, not yet adopted
         self.loss_handle: Any = None

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Encoded, Feedback, feeds_back
 from diloco_learner.models import (
+    LeafPlace,
     Lying,
     ModelDef,
-    Place,
     build,
     filled,
     from_named,
@@ -49,9 +49,9 @@ from diloco_shared.budget.overhead import (
     layout_bytes,
 )
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.chunks import Headed
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 
 Values = NDArray[np.float32]
@@ -382,11 +382,11 @@ class Trainer:
         for name, place in self.places().items():
             self.load_tensor(name, place, given.pop(name))
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, LeafPlace]:
         """Where each tensor of the moments and counts lies."""
         return places(to_named(self.opt_state), self.program.model.stacked)
 
-    def load_tensor(self, name: str, place: Place, values: Any) -> None:
+    def load_tensor(self, name: str, place: LeafPlace, values: Any) -> None:
         """Take over one tensor of them, which is there once this returns."""
         leaves, lying = to_named(self.opt_state), self.program.lying(self.opt_state)
         leaf = leaves[place.leaf]

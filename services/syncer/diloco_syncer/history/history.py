@@ -1,14 +1,14 @@
 """What the tape says: the syncer's durable state as a function of its records.
 
 The leader applies a record after the tape has taken it; a restart applies the same records to a
-restored snapshot. There is no other way to change this state (design: event-sourced).
+restored snapshot. There is no other way to change this state (ARCHITECTURE.md, A round: the
+commit).
 """
 
 import math
 from collections import Counter, deque
 from typing import Any, Self
 
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.protocol.messages import (
     LastMerged,
@@ -27,13 +27,15 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
     TensorSpec,
 )
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.quorum import Quorum, policy
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.history.ledger import Ledger, RecentMerges, of_run, without
 from diloco_syncer.rounds.norms import Norm, NormHistory
 
 # --------------------------------------------------------------------------------------------------
-# How far a run is once a round is closed (design section 5): by steps, tokens or seconds.
+# How far a run is once a round is closed: by steps, tokens or seconds. What depends on it stands in
+# docs/explanation/algorithm.md, The end of a run.
 
 
 def stamp_after(
@@ -184,7 +186,7 @@ class History:
         return of_run(self.ledger.tokens_P(), self.sizes_P).merged
 
     def stamp_after(self, round_: int, at: float, processed: int | None = None) -> Stamp:
-        """The run's progress once `round_` is closed at wall time `at` (design section 5).
+        """The run's progress once `round_` is closed at wall time `at`.
 
         `processed`: tokens known by then, if more than the tape says.
         """

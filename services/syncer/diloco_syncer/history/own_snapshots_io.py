@@ -20,7 +20,7 @@ from diloco_shared.bus.port import Bus
 from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeRestore, TapeRound
 from diloco_syncer.events import Snapshot
 from diloco_syncer.history.history import History
-from diloco_syncer.merging.numbers_io import Kept, Unwritten, may_replace, soonest_first
+from diloco_syncer.merging.numbers_io import DiskWrite, Unwritten, may_replace, soonest_first
 from diloco_syncer.merging.store import FragmentStore
 from diloco_syncer.snapshots.snapshots_io import BrokenOff, SnapshotStore
 
@@ -38,7 +38,7 @@ class OwnSnapshots:
         self.begun = 0  # and of the newest that was begun, unless it was broken off
         # Of the server, in which all was read that none covers; a later one may have lost it.
         self.life = data.life
-        self.unwritten: dict[type[Kept], Unwritten] = {}  # of the one that is being written
+        self.unwritten: dict[type[DiskWrite], Unwritten] = {}  # of the one that is being written
         self.task: asyncio.Task[None] | None = None
         self.broken = threading.Event()  # its thread shall end
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.checkpoints import CheckpointManifest
 from diloco_shared.protocol.messages import (
     PublicationManifest,
@@ -23,6 +22,7 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 from diloco_shared.protocol.records import ShardLease
+from diloco_shared.spec.fragmentation import Layout
 from diloco_syncer.events import Rewound, Stage
 from diloco_syncer.history.history import History, TapeFault
 from diloco_syncer.merging.store import Contribution, FragmentStore, Shelf, StagedMerge, in_memory

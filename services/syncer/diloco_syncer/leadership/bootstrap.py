@@ -5,8 +5,8 @@ Pure. Answers with effects, and with the record that the machine appends.
 
 from collections.abc import Collection
 
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import TapeInit, TapeRecord, TapeRestore
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import Drop, Effect, InitSeen
 from diloco_syncer.history.history import History

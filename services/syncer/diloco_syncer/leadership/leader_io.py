@@ -15,11 +15,11 @@ from diloco_shared.budget.memory import payloads
 from diloco_shared.bus.port import BusError
 from diloco_shared.bus.repeating import again_and_again, left_undone, until_done
 from diloco_shared.checkpoints.tape_archive_io import archives_of
-from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, TapeRestore, TapeSnapshot
 from diloco_shared.protocol.pace import LAST_EVALUATION_S
 from diloco_shared.protocol.records import ShardLease
+from diloco_shared.spec.fragmentation import Piece
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
 from diloco_syncer.checkpoints.marks_io import Marks
 from diloco_syncer.context import RunContext
@@ -74,7 +74,7 @@ from diloco_syncer.snapshots.handover_io import SnapshotSender
 from diloco_syncer.status.status import size
 from diloco_syncer.status.status_writer_io import StatusWriter, until_over
 from diloco_syncer.streams.floods_io import Floods
-from diloco_syncer.streams.fullness_io import Fullness
+from diloco_syncer.streams.fullness_io import Fullness, Signs
 from diloco_syncer.streams.purging_io import LeftStates, UpPurger, forget_states
 from diloco_syncer.streams.room import Horizon
 from diloco_syncer.streams.tail_io import Tail
@@ -188,9 +188,11 @@ class Leader:
             self.tape,
             self.status_writer.storage,
             self._put,
-            lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
-            lambda: self.lease.lapsed,
-            lambda: self.purger.owes,
+            Signs(
+                pulling=lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
+                lapsed=lambda: self.lease.lapsed,
+                waits=lambda: self.purger.owes,
+            ),
         )
 
     def _floods(self) -> Floods:

@@ -25,7 +25,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LeaseKey:
     """What the key says. `holder` is empty when the lease was given back."""
 
     holder: str
@@ -41,7 +41,7 @@ class Held:
 class Looked:
     """The key as it is now; None: there is none."""
 
-    held: Held | None
+    held: LeaseKey | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Lease:
         self.lease_s = lease_s
         self.role = Role.STANDBY
         self.why_not = "has not read the tape yet"
-        self.held: Held | None = None
+        self.held: LeaseKey | None = None
         self.sure = False  # `held` is what the last answer said, and nothing unknown came after it
         self.silent_since = 0.0  # since then we listened, and heard nothing of the holder
         self.free_from = 0.0  # from then on a missing key means that nobody leads
@@ -162,7 +162,7 @@ class Lease:
         self.asked = self._request(now)
         return self.asked
 
-    def _looked(self, held: Held | None, now: float) -> None:
+    def _looked(self, held: LeaseKey | None, now: float) -> None:
         self.asked = None
         gap_s = 0.0 if self.answered_at is None else now - self.answered_at
         if self.blind or gap_s > self.lease_s / 2:
@@ -179,7 +179,7 @@ class Lease:
     def _written(self, event: Written, now: float) -> None:
         given_back = isinstance(self.asked, Write) and self.asked.give_back
         self.asked, self.sure, self.answered_at = None, True, now
-        self.held = Held("" if given_back else self.me, self.boot, self.lock, event.revision)
+        self.held = LeaseKey("" if given_back else self.me, self.boot, self.lock, event.revision)
         if given_back:
             self.role, self.next_at = Role.STANDBY, now + self.lease_s / LOOKS
         else:

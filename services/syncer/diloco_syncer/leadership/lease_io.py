@@ -19,8 +19,8 @@ from diloco_syncer.leadership.lease import (
     Away,
     Event,
     Fitness,
-    Held,
     Lease,
+    LeaseKey,
     LeaseLost,
     Look,
     Looked,
@@ -170,8 +170,8 @@ class LeaseKeeper:
             except WireError as error:
                 # Nobody can be renewing what nobody can read: it counts as silent.
                 log.warning("unreadable lease", error=str(error))
-                return Looked(Held("unreadable", "", "", entry.revision))
-            return Looked(Held(there.holder, there.boot, there.lock, entry.revision))
+                return Looked(LeaseKey("unreadable", "", "", entry.revision))
+            return Looked(LeaseKey(there.holder, there.boot, there.lock, entry.revision))
         lease, sent_at = self.lease, ambient.monotonic()
         holder = "" if request.give_back else lease.me
         value = encode(

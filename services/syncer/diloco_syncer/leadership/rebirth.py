@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, digest_array
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol.messages import PublicationManifest, TapeRebirth
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.merging.store import FragmentStore, Shelf, Values, in_memory
 

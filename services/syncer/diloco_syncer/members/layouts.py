@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection
 
-from diloco_shared.numerics.arrays import Layout
+from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_shared.spec.shapes import WrongModel, layout_of
 from diloco_syncer.history.history import History

@@ -26,7 +26,7 @@ STEPS_MIN = 2
 
 
 @dataclass(slots=True)
-class Pace:
+class LifePace:
     """Of one life: when its newest steps were heard of, oldest first, and which ones those were."""
 
     heard: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=REPORTS + 1))

@@ -21,7 +21,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_syncer.history.counts import Counts
 from diloco_syncer.history.history import History
 from diloco_syncer.members.claims import LIFE_AGAIN_S, LIVES_AT_ONCE, Claims
-from diloco_syncer.members.pace import Pace
+from diloco_syncer.members.pace import LifePace
 from diloco_syncer.members.recoveries import Recoveries
 from diloco_syncer.rounds.grace import Average
 
@@ -50,7 +50,7 @@ class Member:
     missed: int = 0  # pulls in a row that it did not answer in time
     spent: int = 0  # of those, the ones up to the newest that was waited for in vain
     in_vain: int = 0  # waits for it in vain, since it last answered in time
-    pace: Pace = field(default_factory=Pace)
+    pace: LifePace = field(default_factory=LifePace)
 
     def round_opened(self, steps_needed: int) -> None:
         """A round opens: this learner's steps count anew.
@@ -174,7 +174,7 @@ class Roster:
         """Admit an incarnation (not older than the newest known); idempotent."""
         member = self.members.get(learner)
         if member is None or member.incarnation != incarnation:
-            pace = Pace(since=(now, 0), earlier=False)
+            pace = LifePace(since=(now, 0), earlier=False)
             member = Member(learner, incarnation, now, baseline=0, pace=pace)
             self.members[learner] = member
         member.nonce, member.seen_at = nonce, now
@@ -198,7 +198,7 @@ class Roster:
             # No step was taken before it was heard of, where neither the tape knows its life nor an
             # earlier leader can have heard of it; however long it was cut off since.
             earlier = self.took_over or progress.incarnation <= self._taped(progress.learner)
-            pace = Pace(since=(now, step if earlier else 0), earlier=earlier)
+            pace = LifePace(since=(now, step if earlier else 0), earlier=earlier)
             member = Member(
                 progress.learner, progress.incarnation, now, step, pace_from=step, pace=pace
             )

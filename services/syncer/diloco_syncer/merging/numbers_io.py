@@ -17,10 +17,10 @@ import numpy as np
 import structlog
 
 from diloco_shared import ambient
-from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.protocol.pace import STORED_BYTES_PER_S
+from diloco_shared.spec.fragmentation import Piece
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import (
@@ -45,8 +45,7 @@ from diloco_syncer.events import (
 from diloco_syncer.history.replay import build_store, stage_chosen
 from diloco_syncer.machine import Machine
 from diloco_syncer.merging.payloads_io import Payloads
-from diloco_syncer.merging.store import FragmentStore, Unmergeable
-from diloco_syncer.merging.store import StagedMerge as StagedArrays
+from diloco_syncer.merging.store import FragmentStore, StagedMerge, Unmergeable
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.snapshots.snapshots_io import BrokenOff
 
@@ -61,13 +60,13 @@ REPLACED_MAX, REPLACED_S, REPLACED_SLOWER, REPLACED_LOOK_S = 1, 30.0, 2, 0.1
 # Of a merge's wait, in seconds: shorter ones are not told, and a longer one again and again.
 WAITS_SAID_S = 1.0
 
-Kept = Snapshot | Capture
-PLACES: dict[type[Kept], str] = {
+DiskWrite = Snapshot | Capture
+PLACES: dict[type[DiskWrite], str] = {
     Snapshot: "the disk of snapshots",
     Capture: "the place of checkpoints",
 }
-WRITES: dict[type[Kept], str] = {Snapshot: "snapshots", Capture: "checkpoints"}
-Numeric = Stage | Unstage | Install | InstallInit | InstallLoaded | Publish | Drop | Kept
+WRITES: dict[type[DiskWrite], str] = {Snapshot: "snapshots", Capture: "checkpoints"}
+Numeric = Stage | Unstage | Install | InstallInit | InstallLoaded | Publish | Drop | DiskWrite
 
 
 @dataclass(slots=True)
@@ -115,10 +114,10 @@ def soonest_first(store: FragmentStore, owned: Sequence[int], round_: int) -> di
 
 
 async def may_replace(
-    unwritten: Mapping[type[Kept], Unwritten],
+    unwritten: Mapping[type[DiskWrite], Unwritten],
     fragment: int,
     hurries: Callable[[], bool] = lambda: False,
-    waited: Callable[[type[Kept], str, float], object] = lambda kind, where, seconds: None,
+    waited: Callable[[type[DiskWrite], str, float], object] = lambda kind, where, seconds: None,
 ) -> None:
     """Once what is being written has got far enough, of what rounds replace; or once this process
     `hurries`. `waited` is told as it goes on: for what, where that is, and seconds since the last
@@ -161,11 +160,11 @@ class Numbers:
         self.spawn = spawn
         self.put = put
         # By epoch and round.
-        self.staged: dict[tuple[int, int], StagedArrays] = {}  # at most D rounds
-        self.installed: dict[tuple[int, int], StagedArrays] = {}  # committed, not yet published
+        self.staged: dict[tuple[int, int], StagedMerge] = {}  # at most D rounds
+        self.installed: dict[tuple[int, int], StagedMerge] = {}  # committed, not yet published
         self.publishing: set[asyncio.Task[None]] = set()  # at most D rounds, and keyframes
         # What the newest snapshot has yet to write, and the newest part of a checkpoint.
-        self.unwritten: dict[type[Kept], Unwritten] = {}
+        self.unwritten: dict[type[DiskWrite], Unwritten] = {}
         self.broken = threading.Event()  # the thread of the newest snapshot shall end
         self.building = False  # the store, in a thread
         self.waiting: deque[Callable[[], object]] = deque()  # for it, in order: a few per fragment
@@ -241,7 +240,7 @@ class Numbers:
         merge = partial(stage_chosen, self.store, effect, *held)
         self.spawn(self._staged(effect, merge))
 
-    async def _staged(self, effect: Stage, merge: Callable[[], StagedArrays]) -> None:
+    async def _staged(self, effect: Stage, merge: Callable[[], StagedMerge]) -> None:
         await self._may_replace(effect.fragment)
         try:
             staged = await asyncio.to_thread(merge)
@@ -259,7 +258,7 @@ class Numbers:
         """And people are told where that takes long."""
         began = said = ambient.monotonic()
 
-        def waited(kind: type[Kept], where: str, seconds: float) -> None:
+        def waited(kind: type[DiskWrite], where: str, seconds: float) -> None:
             nonlocal said
             self.waited_s[WRITES[kind]] += seconds
             if (now := ambient.monotonic()) - said >= WAITS_SAID_S:
@@ -325,7 +324,7 @@ class Numbers:
         await send()
         self.put(Published.of(effect))
 
-    def _keep(self, effect: Kept, history: dict[str, Any]) -> None:
+    def _keep(self, effect: DiskWrite, history: dict[str, Any]) -> None:
         """Capture between two effects; write in a thread."""
         assert self.store is not None
         owned, next_round = self.machine.history.owned, history["next_round"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from diloco_shared.memory.pages import Recycled
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Layout, digest_array, digest_bytes
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.numerics.compiled import cores
 from diloco_shared.numerics.merge import (
     Delta,
@@ -30,9 +30,10 @@ from diloco_shared.numerics.merge import (
 )
 from diloco_shared.numerics.merge_kernels import MergeState, Outcome
 from diloco_shared.numerics.outer import Outer
-from diloco_shared.protocol.chunks import Headed
+from diloco_shared.protocol.chunks import Headed, digest_bytes
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_shared.spec.run import Algorithm
+from diloco_shared.spec.algorithm import Algorithm
+from diloco_shared.spec.fragmentation import Layout
 
 Values = NDArray[np.float32]
 

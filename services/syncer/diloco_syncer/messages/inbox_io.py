@@ -11,7 +11,6 @@ from diloco_shared.bus.blobs import get_blob, receiving
 from diloco_shared.bus.port import BusError, Delivery, Stored, Unavailable
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     ContributionManifest,
@@ -21,6 +20,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError, decode
+from diloco_shared.spec.fragmentation import Piece
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import (
     ContributionSeen,

@@ -1,4 +1,4 @@
-"""Norm outliers (design section 4, the gate): robust z-scores per fragment, one-sided.
+"""Norm outliers (ARCHITECTURE.md, A round: the gate): robust z-scores per fragment, one-sided.
 
 How long a contribution is depends on its steps. Were they independent, it would grow with the root
 of their number; did all go one way, with the number itself. Honest learners lie between the two,
@@ -28,8 +28,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.numerics.arrays import Piece
 from diloco_shared.numerics.merge import norms
+from diloco_shared.spec.fragmentation import Piece
 
 # Norms remembered per fragment: drift over a run must not look like an outlier.
 HISTORY = 256

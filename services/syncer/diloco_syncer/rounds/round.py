@@ -9,7 +9,7 @@ from enum import Enum
 
 from diloco_shared.numerics.merge import weight
 from diloco_shared.protocol.messages import ContributionManifest, Verdict
-from diloco_shared.spec.run import Weighting
+from diloco_shared.spec.algorithm import Weighting
 from diloco_syncer.events import Chosen, Staged
 
 
@@ -82,8 +82,9 @@ class Round:
     pushed: bool = False  # its record is on its way to the tape
 
     def becomes(self, phase: Phase) -> None:
-        """The next phase; an assertion where nothing leads there."""
-        assert (self.phase, phase) in MOVES, f"round {self.n}: {self.phase} to {phase}"
+        """The next phase. Raises RuntimeError where nothing leads there: a fault of `rounds`."""
+        if (self.phase, phase) not in MOVES:
+            raise RuntimeError(f"round {self.n} is {self.phase.name} and cannot be {phase.name}")
         self.phase = phase
 
     @property

@@ -1,4 +1,4 @@
-"""Rounds in flight: when one opens, how it moves along, what it becomes (design section 4).
+"""Rounds in flight: when one opens, how it moves along, what it becomes (ARCHITECTURE.md, A round).
 
 Holds at most D rounds, in order of n, never two of one fragment. Asks for pulls and merges by
 effects; hands finished rounds to the machine as tape records, strictly in order.

@@ -7,7 +7,7 @@ within bounds, and ever less often while it does not answer: one that lies costs
 from statistics import median_low
 
 from diloco_shared.protocol.messages import ContributionManifest
-from diloco_shared.spec.run import Algorithm
+from diloco_shared.spec.algorithm import Algorithm
 from diloco_syncer.members.roster import Member, Roster
 from diloco_syncer.rounds.grace import TIMES, Timings, stragglers_s
 from diloco_syncer.rounds.round import Round

@@ -44,10 +44,10 @@ from diloco_shared.budget.overhead import chunks, contribution, initial, layout_
 from diloco_shared.budget.streams import INTERVALS
 from diloco_shared.bus.port import Held
 from diloco_shared.bus.repeating import again_and_again
-from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.spec.codecs import bytes_of
+from diloco_shared.spec.fragmentation import Layout
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import Tell
 from diloco_syncer.history.history import History

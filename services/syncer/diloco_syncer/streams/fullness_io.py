@@ -9,6 +9,7 @@ instead, and passes by itself.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -43,12 +44,21 @@ TRIED_S = 1.0
 SAY_S = 60.0
 
 
-class Fullness:
-    """Of one leader's term.
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What other parts of a leader are asked about at every look.
 
     `pulling`: whether contributions are awaited. `lapsed`: whether the lease is not renewed.
     `waits`: whether UP has yet to let go what a snapshot covers.
     """
+
+    pulling: Callable[[], bool]
+    lapsed: Callable[[], bool]
+    waits: Callable[[], bool]
+
+
+class Fullness:
+    """Of one leader's term."""
 
     def __init__(
         self,
@@ -58,9 +68,7 @@ class Fullness:
         tape: Tape,
         storage: Storage,
         put: Callable[[Event], None],
-        pulling: Callable[[], bool],
-        lapsed: Callable[[], bool],
-        waits: Callable[[], bool],
+        signs: Signs,
     ) -> None:
         self.spec, self.me, self.control = context.spec, context.me, context.control
         self.machine, self.room = machine, machine.room
@@ -68,7 +76,7 @@ class Fullness:
         self.tape = tape
         self.storage = storage
         self.put = put
-        self.pulling, self.lapsed, self.waits = pulling, lapsed, waits
+        self.pulling, self.lapsed, self.waits = signs.pulling, signs.lapsed, signs.waits
         self.since: dict[str, float] = {}  # place -> since when it looks full
         self.unwritten: list[str] = []  # streams, as the server said
         self.said_at = 0.0

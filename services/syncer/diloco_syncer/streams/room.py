@@ -6,7 +6,7 @@ earlier than the run's settings say. Pure; told by events how much each stream h
 
 import math
 
-from diloco_shared.numerics.codec.layout import bytes_of
+from diloco_shared.spec.codecs import bytes_of
 from diloco_syncer.events import Effect, Full, MergeWaits, StreamSeen, Tell
 from diloco_syncer.history.history import History
 

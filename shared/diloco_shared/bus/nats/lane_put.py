@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from diloco_shared.bus.nats.api import stored_at
@@ -35,6 +36,14 @@ class ByteBudget(Protocol):
     def take(self, size: int) -> float: ...
 
 
+@dataclass(frozen=True, slots=True)
+class FirstPace:
+    """What every connection of a payload begins with: see `Pace`."""
+
+    window: int
+    timeout_s_min: float
+
+
 class Sending:
     """Chunks of one payload on their way; as many threads as there are connections call `work`.
 
@@ -52,8 +61,7 @@ class Sending:
         connect: Connect,
         *,
         message_id: Callable[[str], str],
-        window: int,
-        timeout_s_min: float,
+        first_pace: FirstPace,
     ) -> None:
         """`message_id`: see `NatsLink`."""
         self.stopped = False
@@ -64,8 +72,7 @@ class Sending:
         self._traffic = traffic
         self._connect = connect
         self._message_id = message_id
-        self._window = window
-        self._timeout_s_min = timeout_s_min
+        self._first_pace = first_pace
         self._todo = deque(chunks)
         self._lock = threading.Lock()
         # Nothing is sent before this time: the stream was full.
@@ -83,7 +90,7 @@ class Sending:
 
     def work(self) -> None:
         """Send until the payload is stored, over one connection after the other."""
-        pace = Pace(self._window, self._timeout_s_min)
+        pace = Pace(self._first_pace.window, self._first_pace.timeout_s_min)
         tries = 0
         while not self.over:
             stored = self._progress.stored

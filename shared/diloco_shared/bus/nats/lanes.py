@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.api import PATIENCE_S
 from diloco_shared.bus.nats.lane_get import Receiving
-from diloco_shared.bus.nats.lane_put import Sending
+from diloco_shared.bus.nats.lane_put import FirstPace, Sending
 from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
 from diloco_shared.bus.nats.link import NatsLink
 from diloco_shared.bus.nats.pulls import forget_consumer, heartbeat_s, open_consumer
@@ -94,6 +94,8 @@ class NatsLanes:
     ) -> None:
         """As `bus.Lanes.send`, over some connections, each with its share of `window`."""
         connections = max(1, min(self._connections, len(chunks), window))
+        several = self._link.several_nodes
+        timeout_s_min = min(chunk_timeout_s, PATIENCE_S) if several else chunk_timeout_s
         sending = Sending(
             outgoing,
             chunks,
@@ -102,10 +104,7 @@ class NatsLanes:
             self._link.traffic,
             self.socket,
             message_id=self._link.message_id,
-            window=-(-window // connections),
-            timeout_s_min=(
-                min(chunk_timeout_s, PATIENCE_S) if self._link.several_nodes else chunk_timeout_s
-            ),
+            first_pace=FirstPace(-(-window // connections), timeout_s_min),
         )
         await self._run(sending, connections, progress, self._sends)
 

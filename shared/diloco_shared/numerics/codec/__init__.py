@@ -29,18 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_shared.numerics.codec import kernels
-from diloco_shared.numerics.codec.layout import (
-    BF16,
-    BLOCK,
-    FP32,
-    HEADER,
-    NAMES,
-    bytes_of,
-    check,
-    count,
-    find,
-    header,
-)
+from diloco_shared.numerics.codec.layout import HEADER, check, count, header
+from diloco_shared.spec.codecs import BF16, BLOCK, FP32, NAMES, bytes_of, find
 
 __all__ = [
     "NAMES",

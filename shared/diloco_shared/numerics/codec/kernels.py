@@ -8,9 +8,9 @@ counts blocks, K = 256 values and H = 128 bytes belong to one.
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.numerics.codec.layout import BF16, BLOCK, E3M0, FP32, HEADER, INT4, INT8
+from diloco_shared.numerics.codec.layout import HEADER
 from diloco_shared.numerics.compiled import kernel
-from diloco_shared.spec.codecs import CODECS
+from diloco_shared.spec.codecs import BF16, BLOCK, CODECS, E3M0, FP32, INT4, INT8
 
 Bytes = NDArray[np.uint8]
 Values = NDArray[np.float32]

@@ -14,17 +14,7 @@ its block's scale, exact in fp32: a scale has 8 significant bits, a quantum at m
 
 import struct
 
-from diloco_shared.spec.codecs import BF16 as BF16
-from diloco_shared.spec.codecs import BLOCK as BLOCK
-from diloco_shared.spec.codecs import E3M0 as E3M0
-from diloco_shared.spec.codecs import FP32 as FP32
-from diloco_shared.spec.codecs import HEADER_BYTES
-from diloco_shared.spec.codecs import INT4 as INT4
-from diloco_shared.spec.codecs import INT8 as INT8
-from diloco_shared.spec.codecs import NAMES as NAMES
-from diloco_shared.spec.codecs import blocks_of as blocks_of
-from diloco_shared.spec.codecs import bytes_of as bytes_of
-from diloco_shared.spec.codecs import find as find
+from diloco_shared.spec.codecs import HEADER_BYTES, NAMES, bytes_of, find
 
 MAGIC = b"DF"
 VERSION = 1
