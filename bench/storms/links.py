@@ -164,14 +164,14 @@ def main() -> None:
     child = Stack._child
 
     def linked(
-        stack: Stack, name: str, module: str, environment: dict[str, str], *more: Any
+        stack: Stack, name: str, module: str, environment: dict[str, str], **more: Any
     ) -> Any:
         if name in ports:
             url = urlsplit(stack.nats.url)
             whose = f"{url.username}@" if url.username else ""
             direct = f"nats://{whose}{HOST}:{ports[name]}"
             environment = {**environment, "DILOCO_NATS_URL": direct}
-        return child(stack, name, module, environment, *more)
+        return child(stack, name, module, environment, **more)
 
     Stack._child = linked  # type: ignore[method-assign, assignment]
     diloco()
