@@ -134,7 +134,7 @@ QUALIFIED = "diloco_learner.hosts.plan"
 ARGUMENTS_MAX = 8
 MANY_ARGUMENTS = {
     # Settings of another program, of which nearly every caller gives one or two, by name.
-    ("diloco_shared.process.nats_server", "NatsServer"),
+    ("diloco_shared.hub.nats_server", "NatsServer"),
 }
 
 
