@@ -500,6 +500,18 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_lies.py::test_a_base_before_the_first_version_ends_no_leader": ("lies about bases",),
     "test_lies.py::test_a_checkpoint_that_nobody_has_begun_spoils_none": ("lies about marks",),
     "test_disks.py::test_whoever_dies_while_it_writes_begins_again": ("torn",),
+    "test_too_much.py::test_a_round_that_is_over_waits_for_no_payload": (
+        "contributions given up: no round waits",
+    ),
+    "test_too_much.py::test_what_finds_no_room_is_left_out_and_the_run_ends": (
+        "contributions refused: no-room",
+    ),
+    "test_too_much.py::test_what_is_not_whole_for_long_is_given_up_and_the_run_ends": (
+        "chunks altered for a reader",
+        "chunks lost for a reader",
+        "contributions refused: incomplete",
+        "publications refused: incomplete",
+    ),
     "test_power.py::test_whoever_loses_its_power_goes_on_with_what_it_told_as_safe": (
         "files that a power cut took",
         "files told as safe before a power cut",
