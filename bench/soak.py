@@ -11,9 +11,8 @@ noted. Then the same run without faults, for comparison.
 
 flat: for every series, Theil-Sen slope over the last two thirds times that time is at most a tenth
 of its median, or the slack beside SLACK below (one bucket of a sawtooth), whichever is more. Memory
-counts in lives older than 60 s: before, a process is still compiling. The tape and the events are
-left out: the tape is the run's own record and grows with its rounds (bytes a round are shown), the
-events are bounded by 64 MiB.
+counts in lives older than 60 s: before, a process is still compiling. The tape may grow by as many
+records as it may hold before they are archived. The events are left out, which 64 MiB bound.
 ledger_exact: of every fragment, processed = merged + refused + overwritten + lost + in flight.
 loss_ratio: validation loss of the parameters published at the end, over that of a run without
 faults that has merged as many tokens: useful ones, not steps. Its budget counts tokens processed;

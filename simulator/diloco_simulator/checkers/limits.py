@@ -171,6 +171,10 @@ class LeaderLimits:
         ):
             _within(self.report, leader, what, size, limit)
 
+    def payload_bytes(self, leader: str, held: int, most: int) -> None:
+        """Of encoded values, where its operator has said how many there may be."""
+        _within(self.report, leader, "bytes of payloads", held, most)
+
     def keeps(self, leader: str, snapshots: int) -> None:
         """On its disk, once one is written."""
         _within(self.report, leader, "snapshots", snapshots, KEEP)

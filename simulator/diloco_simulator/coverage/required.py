@@ -221,10 +221,17 @@ REQUIRED = (
     "went back once all is well",
     "without a syncer",
 )
-# Fewer than three worlds of a hundred reach these, so ENOUGH may miss one by chance. A scripted or
-# a kept world must reach each all the same.
+# Fewer than three worlds of a hundred reach these, so ENOUGH may miss one by chance; or they were
+# not counted yet in as many worlds as OF says, as what is too much and what is not whole. A
+# scripted or a kept world must reach each all the same.
 RARER = (
     "DN full",
+    "chunks altered for a reader",
+    "chunks lost for a reader",
+    "contributions given up: no round waits",
+    "contributions refused: incomplete",
+    "contributions refused: no-room",
+    "publications refused: incomplete",
     "refused: outlier",
     "STATE full",
     "UP full",

@@ -1,7 +1,7 @@
 """The data client of a process: chunks go over connections of their own, as the product's lanes.
 
 Each connection is in order and none waits for another, so that transfers overtake each other. What
-is sent may be a lie, and what is fetched may be damaged.
+is sent may be a lie, and what is fetched may be damaged: on its way, or for a while.
 """
 
 import zlib
@@ -13,6 +13,7 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.hub.net import Net, Way
 from diloco_simulator.troubles.chance import Chance
+from diloco_simulator.troubles.spoiling import Spoiling
 from diloco_simulator.worlds.options import Options
 
 # Beside the one that carries all else.
@@ -33,7 +34,8 @@ def is_chunk(subject: str) -> bool:
 
 
 class DataBus(FarBus):
-    """One process's. `sent` may change what is stored; learners may get what is damaged."""
+    """One process's. `sent` may change what is stored; learners may get what is damaged, and
+    whoever reads what is `spoiling`."""
 
     def __init__(
         self,
@@ -45,11 +47,13 @@ class DataBus(FarBus):
         options: Options,
         chance: Chance,
         sent: Sent,
+        spoiling: Spoiling | None = None,
     ) -> None:
         super().__init__(broker, name, machine, net, passing)
         self.options = options
         self.chance = chance
         self.sent = sent
+        self.spoiling = spoiling
         self.damages = options.corrupt if name.startswith("learner") else 0.0
         self.beside = [
             FarBus(broker, f"{name}-lane-{n}", machine, net, passing) for n in range(LANES)
@@ -105,7 +109,7 @@ class DataBus(FarBus):
         if found and subject.startswith("dn.") and self.chance(self.damages, "corrupted"):
             at = self.chance.rng.randrange(len(found))
             found[at] = replace(found[at], payload=self._damaged(found[at].payload))
-        return found
+        return found if self.spoiling is None else self.spoiling.seen(self.name, subject, found)
 
     def _damaged(self, payload: bytes) -> bytes:
         """With one wrong byte."""

@@ -229,6 +229,9 @@ class SeenTerm:
             donations=len(machine.admission.donations.under_way),
         )
         self.of.limits.holds(self.name, has)
+        if most := self.leader.context.payload_bytes_max:
+            held = sum(map(len, self.leader.payloads.held.values()))
+            self.of.limits.payload_bytes(self.name, held, most)
         history = machine.history
         self.of.limits.covers(self.name, history.snapshot_round, history.next_round)
 

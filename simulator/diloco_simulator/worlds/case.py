@@ -50,12 +50,15 @@ class Case:
         # is gone: nobody else asks for anything in such a world.
         alone = options.hub_restores > 0
         of_carriers = constants.of_carriers(seed) if options.carriers else {}
+        of_spoilt = constants.of_spoilt(seed) if options.spoilt else {}
         return cls(
             seed,
             options,
             constants.bearable(
                 constants.drawn(Random(f"constants {seed}"))
                 | constants.later(seed)
+                | constants.of_memory(seed)
+                | of_spoilt
                 | of_islands
                 | of_carriers,
                 options.delay_s,

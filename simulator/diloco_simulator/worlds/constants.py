@@ -29,9 +29,9 @@ from diloco_shared.budget import job, overhead
 from diloco_shared.bus import blobs, deliveries, stream_kv
 from diloco_shared.checkpoints import tape_archive_io as tape_archive
 from diloco_shared.process import disk_watch, membership
-from diloco_shared.protocol import wire
+from diloco_shared.protocol import pace, wire
 from diloco_simulator.checkers import heard
-from diloco_simulator.worlds import computing
+from diloco_simulator.worlds import computing, processes
 from diloco_syncer.history import archiving_io as archiving
 from diloco_syncer.history import follow_io as follow
 from diloco_syncer.leadership import candidate_io as candidate
@@ -120,6 +120,12 @@ LATER_LIMITS = (
     # In steps: what is computed beside training takes time, and an end may come over it.
     Drawn(computing, "BESIDE_STEPS", (6.0, 30.0)),
 )
+# Memory of syncers for what learners send, in multiples of the least with which a run can go on. So
+# one round's answers always fit, and those of the next ones do not always.
+MEMORY = (Drawn(processes, "PAYLOADS_ROOM", (1.0, 1.25, 1.5)),)
+# Where payloads are spoilt: for how long whoever fetches one waits for more of it, in seconds. The
+# product's own half a minute is nearly as long as anything may go wrong.
+SPOILT = (Drawn(pace, "PAUSE_S", (8.0, 12.0)),)
 # In seconds. The slower, the more happens in between.
 PACES = (
     Drawn(stream_kv, "POLL_S", (12.0,)),
@@ -164,6 +170,8 @@ FAR_S = 0.3
 OTHER, SLOW = 0.3, 0.8
 # How often a world draws any of the later limits.
 LATER = 0.4
+# How many worlds have syncers with little memory.
+LITTLE = 0.15
 # How often streams have no more room than they need.
 JUST = 0.4
 
@@ -185,7 +193,10 @@ ALWAYS: tuple[tuple[ModuleType, str, Any], ...] = (
 
 KNOWN = {
     d.path: d
-    for d in (*LIMITS, *LATER_LIMITS, *PACES, *WAITS, *ROOM, *COUNTED, *ISLANDS, *CARRIERS, FACTOR)
+    for d in (
+        *(*LIMITS, *LATER_LIMITS, *MEMORY, *SPOILT, *PACES, *WAITS, *ROOM),
+        *(*COUNTED, *ISLANDS, *CARRIERS, FACTOR),
+    )
 }
 # What makes sense together alone.
 TOGETHER = (
@@ -218,6 +229,18 @@ def later(seed: int) -> dict[str, float]:
     if rng.random() >= LATER:
         return {}
     return {d.path: rng.choice(d.others) for d in LATER_LIMITS if rng.random() < OTHER}
+
+
+def of_memory(seed: int) -> dict[str, float]:
+    """What syncers with little memory have, from dice of their own."""
+    rng = Random(f"memory of syncers {seed}")
+    return {d.path: rng.choice(d.others) for d in MEMORY} if rng.random() < LITTLE else {}
+
+
+def of_spoilt(seed: int) -> dict[str, float]:
+    """What a world with spoilt payloads changes besides, from dice of its own."""
+    rng = Random(f"constants of spoilt payloads {seed}")
+    return {d.path: rng.choice(d.others) for d in SPOILT}
 
 
 def of_islands(seed: int) -> dict[str, float]:

@@ -115,6 +115,8 @@ class Options:
     # A server of the hub that ends takes everybody's connection with it. Every drawn world has it;
     # kept ones from before are as they were.
     severs: bool = False
+    # Of a payload that somebody reads: one of its chunks is altered or lost for it, for a while.
+    spoilt: float = 0.0
 
     @property
     def learners_ever(self) -> int:
@@ -233,7 +235,7 @@ class Seldom:
 
     dice: str  # what they are called
     share: float  # of all worlds
-    choices: tuple[int | str, ...]  # of those that have it
+    choices: tuple[int | float | str, ...]  # of those that have it
 
 
 # By option.
@@ -255,6 +257,7 @@ SELDOM = {
     # Runs that do not merge by the default.
     "merge": Seldom("merges", 0.2, ("clipped", "clipped", "trimmed", "median", "mean")),
     "no_names": Seldom("file systems that settle no names", 0.2, (True,)),
+    "spoilt": Seldom("spoilt payloads", 0.15, (0.05, 0.2)),
 }
 
 

@@ -29,6 +29,9 @@ RESTART_S = 1.0
 # A coordinator that is told to stop gives requests so long, in virtual seconds: see
 # `diloco_coordinator.api.listening_io`.
 ANSWERS_S = 2.0
+# Of encoded values in a syncer's memory, in multiples of the least with which a run can go on: what
+# an operator gives as DILOCO_PAYLOAD_BYTES_MAX. None: nothing, so that the run's own size says it.
+PAYLOADS_ROOM: float | None = None
 # Asked before a process does what others can see: whether it lives to do it.
 Passing = Callable[[str], bool]
 # A connection to the world's hub: of its name, the machine that it is on, and what it passes.
@@ -249,9 +252,11 @@ def coordinator(
     return lambda control, bulk, lock: CoordinatorApp(settings, control, lock, exporter, sampler)
 
 
-def syncer(name: str, data: Path) -> Make:
+def syncer(name: str, data: Path, payload_bytes_max: int | None = None) -> Make:
     """The product's syncer."""
     settings = settings_of(SyncerSettings, name, data)
+    if payload_bytes_max is not None:
+        settings = settings.model_copy(update={"payload_bytes_max": payload_bytes_max})
     return lambda control, bulk, lock: Syncer(settings, control, bulk, lock)
 
 

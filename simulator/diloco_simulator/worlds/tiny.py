@@ -14,6 +14,7 @@ from safetensors.numpy import load, save
 from diloco_learner.exchange.encoding import Feedback, feeds_back
 from diloco_shared.numerics import codec
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.codecs import bytes_of
 from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.worlds.options import Options
@@ -180,6 +181,17 @@ def spec_of(options: Options, seed: int) -> RunSpec:
             "budget": _budget(options),
         }
     )
+
+
+def payloads_least(spec: RunSpec, learners: int) -> int:
+    """Bytes of encoded values that its syncers must be able to hold at once: a shard's initial
+    parameters, and an answer of everybody in one round."""
+    a = spec.algorithm
+    sizes = Layout.build(tensors_of(a.fragments), a.fragments).sizes
+    initial = max(
+        sum(bytes_of("fp32", sizes[p]) for p in a.owned(shard)) for shard in range(a.shards)
+    )
+    return max(initial, learners * bytes_of(a.codec_up, max(sizes)))
 
 
 def _budget(options: Options) -> dict[str, float]:

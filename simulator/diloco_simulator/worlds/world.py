@@ -38,6 +38,7 @@ from diloco_simulator.hub.data_bus import DataBus
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.hub.net import Net
 from diloco_simulator.inside.counted import Counted
+from diloco_simulator.inside.fetches import Fetches
 from diloco_simulator.inside.leaders import SeenLeaders
 from diloco_simulator.inside.learners import Trained, going_back
 from diloco_simulator.inside.leases import Trust
@@ -60,8 +61,10 @@ from diloco_simulator.troubles.islands import IslandTroubles
 from diloco_simulator.troubles.lies import Lies
 from diloco_simulator.troubles.power import Power
 from diloco_simulator.troubles.signals import Signals
+from diloco_simulator.troubles.spoiling import Spoiling
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.virtual_loop import Hosted, Idle, VirtualLoop, current, play
+from diloco_simulator.worlds import processes
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.computing import TinyComputing, in_shards, scarce, tiny
 from diloco_simulator.worlds.constants import put
@@ -78,7 +81,7 @@ from diloco_simulator.worlds.processes import (
     learner,
     syncer,
 )
-from diloco_simulator.worlds.tiny import spec_of
+from diloco_simulator.worlds.tiny import payloads_least, spec_of
 from diloco_simulator.worlds.watched_run import WatchedRun
 
 # Where disks of simulated machines are, if there is such a folder: syncing real ones takes long.
@@ -128,6 +131,7 @@ class World:
         self.connections: list[FarBus] = []  # of all processes, whatever became of them
         self.broker.on_store = self._stored
         self.of_links = Chance(self.scene, Random(f"links {seed}"))
+        self.spoiling = Spoiling(self.scene, Random(f"spoilt {seed}"), options.spoilt)
         self.disks = Disks(self, Random(f"disks {seed}"))
         self.exporting = Exporting(self) if case.exports else None
         self.made: list[Island] = []
@@ -147,7 +151,7 @@ class World:
         of = ("lies", "lies about marks", "lies about bases")
         self.lies = Lies(self.observer, self.spec, *(Random(f"{name} {seed}") for name in of))
         self.syncers = [
-            self._machine(f"syncer-{n}", syncer, folder)
+            self._machine(f"syncer-{n}", self._syncer(), folder)
             for n in range(max(options.syncers, 1) * options.shards)
         ]
         self.learners = [
@@ -187,7 +191,7 @@ class World:
         bus = (
             FarBus(*hub)
             if name.endswith("-control")
-            else DataBus(*hub, self.options, self.of_links, self.lies.sent)
+            else DataBus(*hub, self.options, self.of_links, self.lies.sent, self.spoiling)
         )
         self.connections.append(bus)
         return bus
@@ -243,6 +247,13 @@ class World:
             sampler=exporting.sampling.sampler.of_product,
             exports_kept=exporting.kept_max,
         )
+
+    def _syncer(self) -> Kind:
+        """Told how much it may hold, in worlds that draw that."""
+        if (room := processes.PAYLOADS_ROOM) is None:
+            return syncer
+        least = payloads_least(self.spec, self.options.learners)
+        return partial(syncer, payload_bytes_max=int(room * least))
 
     def _learner(self, n: int) -> Kind:
         """One that computes as the n-th, whatever its name."""
@@ -310,6 +321,7 @@ class World:
         """Until the end of the block what processes decide and hold is seen."""
         with ExitStack() as looks:
             looks.enter_context(Counted(self.lies).used())
+            looks.enter_context(Fetches(self.found.counts).used())
             looks.enter_context(SeenLeaders(self.scene, self.broker, self.watch_of).used())
             looks.enter_context(SeenStates(self.watch_of).used())
             looks.enter_context(self.rebirths.used())
