@@ -209,7 +209,7 @@ class SeenTerm:
                 pass
 
     def _waits_for_what_is_lost(self) -> None:
-        """A contribution that the hub lost after it had acknowledged it is waited for in vain, until
+        """A contribution that the hub lost after it had acknowledged it is waited for in vain until
         the deadline of its round, which was open then. What is asked for later is not lost by it.
         """
         if (lost := self.scene.counts["tails lost"]) != self.tails_lost:
