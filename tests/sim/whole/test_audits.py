@@ -17,14 +17,14 @@ from diloco_syncer.status.watchdog import Watchdog
 CALM = Options.calm(learners=2, quorum=1, steps=36, snapshot_every_rounds=2)
 
 
-def without_tails(patch: pytest.MonkeyPatch) -> WorldResult:
+def without_tails(patch: pytest.MonkeyPatch, **changes: Any) -> WorldResult:
     """A world whose hub loses the newest of UP, DN and STATE."""
 
     def plan(troubles: Troubles) -> None:
         troubles.loop.call_later(9.0, troubles.lose_tails, troubles.rng)
 
     patch.setattr(Troubles, "plan", plan)
-    found = played(Case(1, CALM))
+    found = played(Case(1, CALM.changed(**changes)))
     assert found.counts["tails lost"] == 1
     return found
 
@@ -77,7 +77,7 @@ def test_a_leader_that_is_stuck_long_after_the_hub_lost_something_is_seen(
 ) -> None:
     """It may wait for what is lost until the deadline of the rounds that were open then."""
     monkeypatch.setattr(Watchdog, "stuck", lambda self, now: "nobody knows why")
-    violations = without_tails(monkeypatch).violations
+    violations = without_tails(monkeypatch, safety_s=20.0).violations
     assert any("is stuck although all is well" in said for said in violations), violations
 
 
