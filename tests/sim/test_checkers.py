@@ -8,6 +8,7 @@ import pytest
 
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_shared.bus.port import Stored
+from diloco_shared.checkpoints.checkpoints_io import CheckpointError
 from diloco_shared.numerics.codec import encode
 from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.numerics.schedule import inner_rate
@@ -16,9 +17,12 @@ from diloco_shared.protocol.messages import (
     Stamp,
     TapeEnd,
     TapeEpoch,
+    TapeInit,
     TapeRebirth,
+    TapeRestore,
     TapeRound,
     TapeSetting,
+    TapeSnapshot,
     TapeTerm,
     TensorSpec,
     Verdict,
@@ -28,7 +32,7 @@ from diloco_shared.protocol.records import Assignment, MemberRecord
 from diloco_shared.protocol.wire import encode as written
 from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import Budget
-from diloco_simulator.checkers import at_the_end, promises
+from diloco_simulator.checkers import at_the_end, numbers, promises
 from diloco_simulator.checkers.budget import BudgetUsed, Used
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
@@ -38,6 +42,7 @@ from diloco_simulator.checkers.promises import (
     KnownMembers,
     KnownRefusals,
     LeaderLeases,
+    Lost,
     Merges,
     Report,
 )
@@ -47,6 +52,8 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.inside.observer import Observer, Scene
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
+from diloco_syncer.history.replay import RestoredState
+from diloco_syncer.merging.store import FragmentStore
 from diloco_syncer.rounds import rounds
 
 
@@ -181,6 +188,102 @@ def test_an_anchor_of_a_history_that_is_lost_is_not_taken_for_one_of_this() -> N
     assert numbers._anchor(0, 2) is None
     numbers.record(TapeRebirth.model_construct(epoch=11, versions=(1,), anchor_digests=("",)))
     assert numbers._anchor(0, 1) == 1.0 and numbers._anchor(0, 2) is None
+
+
+def test_a_run_that_lost_records_begins_again_from_what_was_made_and_from_nothing_else() -> None:
+    """Also from what the lost ones had made: it is published."""
+    told: list[str] = []
+    spec = spec_of(Options.calm(fragments=1), 1)
+    merges = Merges(Report(lambda invariant, text: told.append(f"{invariant} {text}")), spec)
+    one: dict[str, Any] = {"epoch": 0, "round": 0, "fragment": 0, "outcome": "committed"}
+    made = TapeRound.model_construct(**one, version=1, anchor_digest="one", verdicts=())
+    merges.lost.record(made, 0, 1)
+
+    def begins_again(epoch: int, version: int, digest: str) -> list[str]:
+        told.clear()
+        anchors: dict[str, Any] = {"versions": (version,), "anchor_digests": (digest,)}
+        merges.record(TapeRebirth.model_construct(epoch=epoch, term=epoch, **anchors))
+        return told
+
+    merges.record(TapeInit.model_construct(anchor_digests=("zero",)))
+    assert begins_again(1, 0, "zero") == [] and begins_again(2, 1, "one") == []
+    (said,) = begins_again(3, 1, "another")
+    assert said.startswith("I1 the run begins again from version 1 of fragment 0")
+
+
+def test_what_lost_records_had_made_may_be_published() -> None:
+    anchors: dict[str, Any] = {"anchor_digests": ("a", "b")}
+    back, lost = {"versions": (4, 7), "serial": 1, **anchors}, Lost()
+    lost.record(TapeInit.model_construct(**anchors), 0, 0)
+    assert lost.made == {(0, 0, "a"), (1, 0, "b")}
+    for record in (TapeRebirth.model_construct(**back), TapeRestore.model_construct(**back)):
+        lost = Lost()
+        lost.record(record, 0, 0)
+        assert lost.made == {(0, 4, "a"), (1, 7, "b")}
+
+
+def test_a_snapshot_whose_record_is_lost_excuses_what_it_covers_and_is_still_there() -> None:
+    lost = Lost()
+    for covers, end, excused in ((7, 9, 7), (5, 9, 7), (20, 12, 12)):
+        lost.record(TapeSnapshot.model_construct(covers=covers), 0, end)
+        assert lost.covers == excused
+
+
+def test_a_promise_counts_as_looked_at_where_a_record_has_something_to_judge() -> None:
+    report = Report(lambda invariant, text: None)
+    merges = Merges(report, spec_of(Options.calm(fragments=1), 1))
+    merges.record(TapeSetting(term=0, name="quorum", value=1, reason="asked", at=0.0))
+    assert report.looks == {}
+    merges.record(TapeTerm(epoch=0, term=1, leader="s", at=0.0))
+    assert report.looks == {"I7": 1}
+    merges.record(TapeEnd.model_construct(outcome="finished", counts=()))
+    assert report.looks == {"I7": 1}
+    merges.record(TapeEpoch(epoch=1, term=2, reason="lost", at=0.0))
+    assert report.looks == {"I1": 1, "I6": 1, "I7": 1}
+
+
+def test_a_tape_is_executed_on_from_a_restore_whose_checkpoint_was_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From what a leader was seen to go back to; a replay changes nothing of that."""
+    told: list[str] = []
+    spec = spec_of(Options.calm(fragments=1), 1)
+    checked = CheckedNumbers(Report(lambda invariant, text: told.append(text)), spec)
+    layout = Layout.build([TensorSpec(name="t", shape=(2,), embedding=False)], 1)
+    values_F = np.ones(2, np.float32)
+    store = FragmentStore.init(layout, spec.algorithm, [values_F])
+    manifest: Any = None
+    state = RestoredState(manifest, "older", {"seq": 3}, store)
+    met: list[tuple[str, Any]] = []
+
+    def removed(of: object, shard: int, record: TapeRestore, *rest: object) -> RestoredState:
+        if record.digest == "newer":
+            return state
+        raise CheckpointError("it is not there")
+
+    def replayed(history: object, store: object, record: Any, n: int, p: object, back: Any) -> None:
+        met.append((record.digest, back))
+
+    monkeypatch.setattr(numbers, "load_recorded", removed)
+    monkeypatch.setattr(numbers, "replay", replayed)
+    tape = [TapeRestore.model_construct(source="c/1", digest=d) for d in ("older", "newer")]
+
+    def execute() -> tuple[bool, list[str]]:
+        met.clear()
+        whole = checked.execute(spec, tape, lambda *_: None, "nowhere")
+        return whole, [digest for digest, _ in met]
+
+    assert execute() == (False, [])
+    checked.goes_back(state)
+    for _ in range(2):
+        assert execute() == (True, ["older", "newer"])
+        goes_on_from = met[0][1]
+        assert goes_on_from.history == {"seq": 3}
+        assert goes_on_from.store.anchor_digest(0) == store.anchor_digest(0)
+        assert goes_on_from.store.fragments is not store.fragments
+        goes_on_from.store.fragments.clear()
+        goes_on_from.history.clear()
+    assert told == []
 
 
 def test_tokens_of_a_version_that_is_gone_are_merged_no_more() -> None:

@@ -194,6 +194,22 @@ def test_what_is_merged_is_read_again_only_where_the_run_is_going_back(
     assert seen.told == ([] if goes_back else [text])
 
 
+def test_of_what_was_merged_only_what_the_hub_has_lost_may_be_left_out(seen: Seen) -> None:
+    """And not what its tape still has."""
+    merged, known = seen.data.merged[0], seen.data.known
+    kept = {(0, 0): (1.0, True)}
+    merged.merged[5] = {**kept, (0, 1): (2.0, True)}
+    merged.lost()
+    merged.merged[5] = dict(kept)  # as it is read again
+    merged.read_again()
+    assert known.excused == {(5, 0, 1)}
+    merged.merged.clear()  # the run goes back to before both
+    merged._follows("b/0", (5, 0, 2))
+    assert seen.told == []
+    merged._follows("b/0", (5, 0, 1))
+    assert seen.named("b/0 is merged from (5, 0, 1) on, and what comes before it is not")
+
+
 def test_whoever_leases_a_shard_at_its_end_says_that_it_is_read_ever_after(seen: Seen) -> None:
     """Also once it is somebody else's, since it is merged: it may hear of that late."""
     seen.reads("a/0", (5, 0, 2), (5, 0, 3))

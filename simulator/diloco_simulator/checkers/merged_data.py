@@ -56,8 +56,15 @@ class MergedData:
 
     def lost(self) -> None:
         """The tape is about to be read again, as far as it is still there."""
-        self.data.known.excused |= {(s, *where) for s, of in self.merged.items() for where in of}
         self.kept, self.merged, self.upto = self.merged, {}, {}
+
+    def read_again(self) -> None:
+        """As far as the tape is still there: what only the lost records had merged is excused."""
+        self.data.known.excused |= {
+            (shard, *where)
+            for shard, of in self.kept.items()
+            for where in of.keys() - self.merged.get(shard, {}).keys()
+        }
 
     def record(self, record: TapeRecord, mark: Mark | None, now: float) -> None:
         """As the tape takes it, or at 0 where it is read again; `mark`: what a restore goes back

@@ -6,7 +6,8 @@ of the formulas; this one would not.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,7 @@ class CheckedNumbers:
         self.exact: dict[str, Values] = {}  # the same, bit for bit, by digest
         self.resumed = 0  # fragments that were taken from a leader
         self.bounds: dict[int, Bound] = {}  # by fragment
+        self.loaded: dict[str, Back] = {}  # by the manifest's digest: what a leader went back to
 
     def stored(self, blob: Blob, payload: bytes) -> None:
         """UP takes a contribution, or initial parameters."""
@@ -427,11 +429,16 @@ class CheckedNumbers:
         self.bits[m.epoch, m.fragment, m.version] = anchor_F
         self.exact[digest_array(anchor_F)] = anchor_F
 
+    def goes_back(self, state: Back) -> None:
+        """A leader puts in force what it has loaded, which may be removed later."""
+        self.loaded.setdefault(state.digest, _copied(state))
+
     def execute(
         self, spec: RunSpec, tape: Sequence[TapeRecord], executed: Executed, vault: str
-    ) -> None:
+    ) -> bool:
         """The product executes the whole tape once more, and compares digests. `spec`: as the hub
-        has it, with the run's id."""
+        has it, with the run's id. False: it cannot go on behind an older restore, whose checkpoint
+        was removed, and which nobody was seen to load."""
         history, store = History(spec, self.shard), None
         try:
             for n, record in enumerate(tape, 1):
@@ -447,14 +454,25 @@ class CheckedNumbers:
                     except CheckpointError:
                         if record is next(r for r in reversed(tape) if isinstance(r, TapeRestore)):
                             raise
-                        return  # an older one was removed, as the user was told
+                        # An older one was removed, as the user was told.
+                        if (known := self.loaded.get(record.digest)) is None:
+                            return False
+                        back = _copied(known)
                 store = replay(history, store, record, n, payloads, back)
                 executed("a replay", record, history, store)
         except (ValueError, KeyError) as error:
             self.report("I9", f"the tape cannot be executed again: {error}")
+        return True
 
     def _payload(self, record: Any, subject: str) -> bytes:
         if isinstance(record, TapeInit):
             return self.newest[subject]
         digest = next(v.digest for v in record.verdicts if v.subject == subject)
         return self.archive[(subject, digest)]
+
+
+def _copied(state: Back) -> Back:
+    """With a store of its own: whoever goes on from one changes it."""
+    arrays = {name: np.array(values) for name, values in state.store.state_arrays().items()}
+    store = FragmentStore.restore(state.store.meta(), arrays, state.store.algorithm)
+    return replace(state, history=deepcopy(state.history), store=store)

@@ -31,6 +31,7 @@ from diloco_shared.spec.run import RunSpec
 LIES = ("config", "malformed", "tokens", "counters", "non-finite")
 # How a leader says that a contribution, or a round, cannot be merged: the gate has let it pass.
 UNMERGEABLE, UNMERGED = "unmergeable", "the merge failed"
+Anchor = tuple[int, int, str]  # (fragment, version, digest)
 
 
 class Report:
@@ -131,12 +132,23 @@ class Lost:
         self.epochs: set[int] = set()  # in which versions were lost
         self.mark = 0  # newest number of a checkpoint
         self.restores: set[int] = set()  # serials of wishes to go back that it had heeded
+        # (fragment, version, digest) of the anchors of lost records: what was published of them may
+        # be gone on from.
+        self.made: set[Anchor] = set()
+        self.covers = 0  # the newest record that is left of those that lost snapshots cover
 
-    def record(self, record: TapeRecord, epoch: int) -> None:
-        """It was on the tape, in that epoch, and is not any more."""
+    def record(self, record: TapeRecord, epoch: int, end: int) -> None:
+        """It was on the tape, in that epoch, and is no more. `end`: the newest that is left."""
         self.epochs.add(epoch)
+        if isinstance(record, TapeInit):
+            self.made |= {(p, 0, digest) for p, digest in enumerate(record.anchor_digests)}
+        elif isinstance(record, TapeRestore | TapeRebirth):
+            anchors = zip(record.versions, record.anchor_digests, strict=True)
+            self.made |= {(p, *anchor) for p, anchor in enumerate(anchors)}
         if isinstance(record, TapeRound):
             self.epochs.add(record.epoch)
+            if record.outcome == "committed":
+                self.made.add((record.fragment, record.version, record.anchor_digest))
             self.work |= {
                 (v.learner, v.incarnation, record.fragment, record.round)
                 for v in record.verdicts
@@ -146,6 +158,8 @@ class Lost:
             self.mark = max(self.mark, record.number)
         elif isinstance(record, TapeRestore):
             self.restores.add(record.serial)
+        elif isinstance(record, TapeSnapshot):
+            self.covers = max(self.covers, min(record.covers, end))
 
 
 class Merges:
@@ -179,8 +193,8 @@ class Merges:
         self.merged: set[tuple[str, int, int, int]] = set()  # learner, life, fragment, round
         self.undone: set[tuple[str, int, int, int]] = set()  # of those, by a restore or a rebirth
         self.made_in: dict[tuple[int, int], int] = {}  # (fragment, version) -> round
-        # (fragment, version, digest) of every anchor since the beginning, or the newest restore.
-        self.made: set[tuple[int, int, str]] = set()
+        # Of every anchor since the beginning, or the newest restore.
+        self.made: set[Anchor] = set()
         # (learner, incarnation, fragment) -> the step up to which its work is merged.
         self.steps: dict[tuple[str, int, int], int] = {}
         self.left: set[tuple[str, int]] = set()  # lives that are over, as the tape says
@@ -188,13 +202,15 @@ class Merges:
 
     def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
         """A record as it is committed; `mark`: what a restore goes back to."""
-        self.report.looked("I1", "I6", "I7")
         if isinstance(record, TapeRound | TapeEnd):
             self.left |= {(c.learner, c.incarnation) for c in record.counts if c.left}
-        if self.ended and not isinstance(record, TapeEpoch | TapeRestore):
-            self.report("I6", f"a record of kind {record.kind} behind the end of the run")
+        if self.ended:
+            self.report.looked("I6")
+            if not isinstance(record, TapeEpoch | TapeRestore):
+                self.report("I6", f"a record of kind {record.kind} behind the end of the run")
         match record:
             case TapeInit():
+                self.report.looked("I1")
                 if self.initialised:
                     self.report("I1", "a second init record")
                 self.initialised, self.digests = True, list(record.anchor_digests)
@@ -202,6 +218,7 @@ class Merges:
                     self.versions[p] = 0
                 self.made = self._heads()
             case TapeSnapshot():
+                self.report.looked("I12")
                 if record.round >= self.next_round:
                     what = f"a snapshot is of round {record.round}, and {self.next_round} is due"
                     self.report("I12", what)
@@ -231,10 +248,11 @@ class Merges:
             case _:
                 pass
 
-    def _heads(self) -> set[tuple[int, int, str]]:
+    def _heads(self) -> set[Anchor]:
         return {(p, self.versions[p], self.digests[p]) for p in self.owned}
 
     def _term(self, term: int) -> None:
+        self.report.looked("I7")
         if term <= self.term:
             self.report("I7", f"term {term} begins after {self.term}")
         self.term = term
@@ -247,19 +265,21 @@ class Merges:
             rounds = {self.made_in.get((p, version)) for version in gone}
             self.undone |= {one for one in self.merged if one[2] == p and one[3] in rounds}
             self.versions[p], self.digests[p] = record.versions[p], record.anchor_digests[p]
-        # What was published of records that are lost since, may be gone on from.
-        if not self.lost.epochs and (strange := self._heads() - self.made):
+        self.report.looked("I1")
+        if strange := self._heads() - self.made - self.lost.made:
             p, version, _ = min(strange)
             what = f"version {version} of fragment {p}, which its history since the newest restore"
             self.report("I1", f"the run begins again from {what} does not have")
 
     def _epoch(self, epoch: int) -> None:
+        self.report.looked("I1")
         if epoch <= self.epoch:
             self.report("I1", f"epoch {epoch} begins after {self.epoch}")
         self.epoch = epoch
         self.former = {}  # what was open is void
 
     def _round(self, r: TapeRound) -> None:
+        self.report.looked("I1", "I3", "I7")
         if r.epoch != self.epoch:
             self.report("I1", f"round {r.round} of epoch {r.epoch} is committed in {self.epoch}")
         if r.term != self.term:
@@ -267,7 +287,6 @@ class Merges:
         if r.round != self.next_round:
             self.report("I1", f"round {r.round} where {self.next_round} was due")
         self.next_round = r.round + 1
-        self.report.looked("I2", "I3")
         merged = [v for v in r.verdicts if v.outcome == "merged"]
         committed = r.outcome == "committed"
         if r.version != self.versions[r.fragment] + committed:
@@ -292,6 +311,7 @@ class Merges:
             self._merged(r, v)
 
     def _merged(self, r: TapeRound, v: Verdict) -> None:
+        self.report.looked("I2")
         if (v.subject, v.digest) in self.blobs:
             self.report("I2", f"round {r.round} merges {v.subject} again")
         self.blobs.add((v.subject, v.digest))

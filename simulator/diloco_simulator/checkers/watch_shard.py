@@ -152,11 +152,12 @@ class OfShard:
 
     def lost(self, kept: Sequence[TapeRecord], gone: Sequence[TapeRecord]) -> None:
         """The tape lost its last records: they never were. What is left was checked before."""
+        del self.seqs[len(kept) :], self.tails[len(kept) :]
+        end = self.seqs[-1] if self.seqs else 0
         for record in gone:
-            self.merges.lost.record(record, self.merges.epoch)
+            self.merges.lost.record(record, self.merges.epoch, end)
         self.merges.report = self.report.silent()
         self.merges.begin(self.spec.algorithm.quorum)
-        del self.seqs[len(kept) :], self.tails[len(kept) :]
         self.tokens.lost(len(kept))
         self.budget.lost(len(kept))
         self.data.lost()
@@ -165,6 +166,7 @@ class OfShard:
             self.numbers.lost(len(kept))
         for record in kept:
             self._read(record)
+        self.data.read_again()
         self.merges.report = self.report
         self.ended = self.merges.ended
         back = next((r for r in reversed(kept) if isinstance(r, TapeRestore | TapeRebirth)), None)

@@ -165,6 +165,10 @@ class SeenTerm:
         # When it beat, and since when its beats have said nothing of a full disk that keeps it from
         # renewing its lease.
         self.beaten_at = self.silent_since = -math.inf
+        # So often the hub had lost the newest of its streams, when this was last looked at; and
+        # until when, by its own clock, rounds that were open then may wait for what is lost.
+        self.tails_lost = scene.counts["tails lost"]
+        self.lost_until = -math.inf
 
     @property
     def _ends(self) -> list[int]:
@@ -175,6 +179,7 @@ class SeenTerm:
     def meets(self, event: Event, at: float) -> None:
         """What the effects before this event have left; and whom the leader hears of. `at`: by its
         own clock."""
+        self._waits_for_what_is_lost()
         if self.told:
             self.told = False
             self._holds()
@@ -202,6 +207,14 @@ class SeenTerm:
                     members.forgiven_at = now
             case _:
                 pass
+
+    def _waits_for_what_is_lost(self) -> None:
+        """A contribution that the hub lost after it had acknowledged it is waited for in vain until
+        the deadline of its round, which was open then. What is asked for later is not lost by it.
+        """
+        if (lost := self.scene.counts["tails lost"]) != self.tails_lost:
+            deadlines = (r.deadline for r in self.machine.rounds.open)
+            self.tails_lost, self.lost_until = lost, max([self.lost_until, *deadlines])
 
     @property
     def _term(self) -> int:
@@ -333,9 +346,10 @@ class SeenTerm:
         self.watch.anchors.heads(self.name, beat.epoch, beat.versions)
         self.watch.data.beat(beat.live, self.scene.now, beat.shard, beat.term)
         if not self.scene.faulty:
-            # A contribution that the hub lost after it had acknowledged it is waited for in vain
-            # until its round's deadline: no reason is known, and that is told.
-            if beat.state == "stuck" and not self.scene.counts["tails lost"]:
+            # Who waits for what the hub has lost knows no reason, and says so. It closes the round
+            # with the first look after its deadline.
+            look_s = self.watch.spec.membership.heartbeat_s
+            if beat.state == "stuck" and now > self.lost_until + look_s:
                 why = f"{self.name} is stuck although all is well: {beat.reason}"
                 self.of.report("liveness", why)
             self.of.alive.beat(beat, self.scene.now)

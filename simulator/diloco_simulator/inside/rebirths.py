@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diloco_shared.bus.port import Stored
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
@@ -211,11 +211,14 @@ class Alternatives:
 
     def _sound(self, store: SnapshotStore, covers: int) -> bool:
         """And of this tape, not of one that the hub has lost."""
-        record = next((r for seq, r in self.tape if seq == covers), None)
-        if record is None or not store.sound(covers):
+        if not store.sound(covers):
             return False
         body = json.loads((store.folder / f"snapshot-{covers:012d}" / META).read_bytes())
-        return is_of(body["meta"]["history"], record)
+        return self._is_of_it(body["meta"]["history"], covers)
+
+    def _is_of_it(self, meta: dict[str, Any], covers: int) -> bool:
+        record = next((r for seq, r in self.tape if seq == covers), None)
+        return record is not None and is_of(meta, record)
 
     def _checkpoints(self) -> Iterator[str]:
         """A store that was away for a while may have been so at every look."""
@@ -230,14 +233,17 @@ class Alternatives:
                 part = written_part(self.spec, self.shard, root, number) if complete else None
             except (CheckpointError, OSError, ValueError, KeyError):
                 continue
-            if part is not None and self._leads_on(covers := int(part[0]["seq"])):
+            if part is None or not self._is_of_it(part[0], covers := int(part[0]["seq"])):
+                continue
+            if self._leads_on(covers):
                 yield f"checkpoint {number} is whole, of record {covers}"
 
     # --- and what the hub has of what came after it --------------------------------------------
 
     def _kept(self) -> bool:
-        """Whether the hub keeps what it once had: a backup may have taken its place."""
-        return not self.world.found.counts["hubs restored"]
+        """Whether the hub has had what it has for as long as whoever begins again has looked: a
+        backup may have taken its place meanwhile."""
+        return self.world.backups.put_back_at <= self.before
 
     def _leads_on(self, covers: int) -> bool:
         """Whether all that came after this record can be executed. How a restore or an earlier

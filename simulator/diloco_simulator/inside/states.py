@@ -60,6 +60,8 @@ class SeenStates:
             if of is not None:
                 kept = state.store.meta(), state.store.state_arrays()
                 of.cuts.goes_back(_who(), state.manifest.number, state.history, *kept)
+                if of.numbers is not None:
+                    of.numbers.goes_back(state)
             return install(made, serial)
 
         Numbers.perform = performed  # type: ignore

@@ -6,6 +6,7 @@ must expect: what the user ordered meanwhile, too. The dice are their own.
 """
 
 import asyncio
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,7 @@ class Backups:
         self.rng = Random(f"backups {world.seed}")
         self.counts = world.found.counts
         self.taken = 0
+        self.put_back_at = -math.inf  # when the hub was, the newest time
         self.restoring: asyncio.Task[None] | None = None
 
     def plan(self) -> None:
@@ -146,6 +148,7 @@ class Backups:
         # What was ordered since may be lost, and what is asked now is answered by what was.
         world.user.orders.clear()
         world.observer.put_back()
+        self.put_back_at = world.loop.now
         self.counts["hubs restored"] += 1
         self.counts["hubs of several nodes restored"] += broker.nodes > 1
         world.net.lives += 1

@@ -1,9 +1,10 @@
 """An auditor of a whole world: what `diloco tape verify` and `diloco tape replay` say of its run.
 
 Both read only what the hub and the disks have. A hub may have lost a contribution that it had
-acknowledged, and nothing else is excused by that. Lost disks may lack the snapshots from which a
-replay could begin. What the hub has ever had, the checkers keep: with that the product executes the
-whole tape once more (I9).
+acknowledged, and nothing else is excused by that. It may have purged one for a snapshot whose
+record it has lost since, or which its backup does not have. Lost disks may lack the snapshots from
+which a replay could begin. What the hub has ever had, the checkers keep: with that the product
+executes the whole tape once more (I9).
 """
 
 from typing import TYPE_CHECKING
@@ -37,12 +38,10 @@ async def audited(world: "World", spec: RunSpec) -> None:
         counts["restores whose checkpoint was removed"] += bool(verified.removed)
         # A backup has the tape of one moment, and UP of a later one, which may lack what a snapshot
         # covered meanwhile: until the first snapshot of those who go on from it.
-        put_back = await _put_back(records)
-        faults = [f for f in verified.faults if not (f.purged and f.seq < put_back)]
-        # A snapshot's record that the hub has lost had let UP be purged.
-        tape = world.broker.lacks.get(subjects.tape_stream(spec.name), set())
-        if subjects.tape(spec.name, shard) in tape:
-            faults = [f for f in faults if not f.purged]
+        # And a snapshot whose record the hub has lost had let UP be purged, as far as it covers.
+        lost = world.observers[spec.name].watch.of[shard].merges.lost
+        covered = max(await _put_back(records) - 1, lost.covers)
+        faults = [f for f in verified.faults if not (f.purged and f.seq <= covered)]
         counts["faults of what the hub has lost"] += sum(_of(lacks, f) for f in faults)
         faults = [f for f in faults if not _of(lacks, f)]
         if faults:
@@ -78,7 +77,8 @@ def _executed(world: "World", spec: RunSpec, shard: int, root: str) -> None:
     observer = world.observers[spec.name]
     of, tape = observer.watch.of[shard], [record for _, record in observer.records[shard]]
     if of.numbers is not None and not observer.made_again:
-        of.numbers.execute(spec, tape, of.executed, root)
+        whole = of.numbers.execute(spec, tape, of.executed, root)
+        world.found.counts["tapes that could be executed again in part alone"] += not whole
 
 
 def _checkpoints_are_whole(world: "World", spec: RunSpec, root: str) -> None:

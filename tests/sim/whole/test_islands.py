@@ -73,7 +73,6 @@ def test_a_host_that_dies_ends_the_island(monkeypatch: pytest.MonkeyPatch, wordl
     assert bool(found.counts["islands: silent past the limit"]) == bool(wordless)
 
 
-@pytest.mark.long
 def test_a_host_dies_with_an_order_told_and_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     found = struck(monkeypatch, lambda t: t.dies_untaken())
     came_back(found, "islands: a host dies with an order told and not taken")
@@ -114,14 +113,12 @@ def test_a_host_that_stands_still_for_a_while_is_named(monkeypatch: pytest.Monke
     assert found.counts["told: straggling-host"]
 
 
-@pytest.mark.long
 def test_a_host_that_stands_still_for_long_ends_the_island(monkeypatch: pytest.MonkeyPatch) -> None:
     found = struck(monkeypatch, lambda t: t.stands_still_for(t._somebody(), troubles.LONG))
     states = ("islands: a host stands still for long", "islands: silent past the limit")
     came_back(found, *states)
 
 
-@pytest.mark.long
 def test_a_host_whose_link_is_slow_keeps_the_others_waiting_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,7 +149,6 @@ def test_process_0_that_stands_still_is_left_and_all_begin_again(
     came_back(found, "islands: process 0 silent past the limit")
 
 
-@pytest.mark.long
 def test_process_0_that_is_gone_without_a_word_is_missed_by_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -476,11 +476,27 @@ def test_each_state_that_must_be_reached_has_a_world_that_reaches_it() -> None:
     assert must == {*named, *(state for body in kept for state in body["reached"] if state in must)}
 
 
+def test_a_state_that_kept_worlds_alone_reach_is_reached_by_one_that_is_played_every_time() -> None:
+    """Not in `make test-long` alone."""
+    named = {state for world in SCRIPTED.values() for state in world.states}
+    named |= {state for states in ELSEWHERE.values() for state in states}
+    tree = ast.parse((HERE / "test_found.py").read_text(encoding="utf-8"))
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EVERY_TIME"
+    )
+    read = (json.loads((FOUND / f"{name}.json").read_text("utf-8")) for name in names)
+    assert {*REQUIRED, *RARER} <= named | {state for body in read for state in body["reached"]}
+
+
 @pytest.mark.parametrize("test", ELSEWHERE)
 def test_another_test_demands_the_states_that_it_is_named_for(test: str) -> None:
     """It is there, and asserts that they were reached."""
     file, _, name = test.partition("::")
     tree = ast.parse((HERE / file).read_text(encoding="utf-8"))
     (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    marks = [ast.unparse(mark) for mark in function.decorator_list]
+    assert "pytest.mark.long" not in marks, "it is played every time"
     said = {node.value for node in ast.walk(function) if isinstance(node, ast.Constant)}
     assert set(ELSEWHERE[test]) <= said

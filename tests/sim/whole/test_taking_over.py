@@ -1,5 +1,6 @@
 """Standbys and fresh machines of whole worlds: who leads next, how soon, and from what state."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeRound, TapeTerm
 from diloco_simulator.inside.observer import Observer
+from diloco_simulator.troubles import backups
+from diloco_simulator.troubles.backups import Backups
 from diloco_simulator.troubles.disks import Disks
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.virtual_loop import current
@@ -281,12 +284,25 @@ def needless(patch: pytest.MonkeyPatch, strike: Callable[[World], object], **cha
     return " ".join(found.violations)
 
 
-def test_a_beginning_again_beside_a_sound_snapshot_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A syncer that is started again overlooks its own."""
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_beginning_again_beside_a_sound_snapshot_is_seen(
+    put_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A syncer that is started again overlooks its own. The hub may have been put back before."""
+    monkeypatch.setattr(backups, "LOST_S", (1.0, 1.0))
+    monkeypatch.setattr(backups, "TWICE", 0.0)
+    monkeypatch.setattr(Backups, "plan", lambda self: self.world.loop.call_later(2.0, self._begin))
     monkeypatch.setattr(Finder, "own", lambda self: (None, []))
     monkeypatch.setattr(Finder, "newer", lambda self, after, before=0.0: None)
-    said = needless(monkeypatch, lambda world: world.crash(leader(world), 1.0))
+    counts = Counter[str]()
+
+    def strike(world: World) -> None:
+        counts.update(world.found.counts)
+        world.crash(leader(world), 1.0)
+
+    said = needless(monkeypatch, strike, hub_restores=int(put_back))
     assert "a sound snapshot of record " in said
+    assert counts["hubs restored"] == put_back
 
 
 def test_a_beginning_again_beside_who_stands_by_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
