@@ -1,6 +1,7 @@
 """Figures in the sentences of pages are those that the page's own commands print."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from docs.shown import DOCS, ROOT, paragraphs, shown
 from typer.testing import CliRunner
 
 from diloco_cli.commands import whole_app
+from diloco_shared.spec.shapes import SHAPES, active_parameters, tensors
 
 HOW_TO = DOCS / "how-to"
 BANDWIDTH = HOW_TO / "tuning.md"
@@ -139,3 +141,30 @@ def test_the_page_about_devices_says_what_a_model_takes(words: tuple[str, ...], 
     assert re.search(
         r"(?<!\d)" + re.escape(text.format(f"{found['device_bytes']['bytes'] / 1e9:.0f}")), said
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameters of models.
+
+_UNITS = {"million": 1e6, "billion": 1e9}
+
+
+def parameters_of(names: list[str]) -> list[float]:
+    """Of each preset; and of those with experts, what a token takes."""
+    total = [sum(math.prod(t.shape) for t in tensors(SHAPES[name])) for name in names]
+    return [*total, *(active_parameters(SHAPES[name]) for name in names if SHAPES[name].experts)]
+
+
+def test_the_table_of_presets_has_all_with_their_parameters() -> None:
+    text = (HOW_TO / "models.md").read_text("utf-8")
+    table = text.partition("| preset | parameters |")[2].partition("\n\n")[0]
+    found = list[str]()
+    for row in table.splitlines()[2:]:
+        presets, size = row.split("|")[1:3]
+        names, told = re.findall(r"`([^`]+)`", presets), re.findall(r"\d+(?:\.\d+)?", size)
+        (unit,) = (value for word, value in _UNITS.items() if word in size)
+        assert {*names} <= {*SHAPES}, row
+        for value, number in zip(parameters_of(names), told, strict=True):
+            assert f"{value / unit:.{len(number.partition('.')[2])}f}" == number, row
+        found += names
+    assert sorted(found) == sorted(SHAPES), "a new preset has a row in docs/how-to/models.md"

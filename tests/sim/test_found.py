@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from diloco_shared.spec.codecs import NAMES
-from diloco_shared.spec.merge_rules import RULES
+from diloco_shared.spec.merge_rules import RULES, MergeRule
 from diloco_simulator.worlds import constants, found
 from diloco_simulator.worlds.case import CAST, Case
 from diloco_simulator.worlds.options import Options
@@ -44,6 +44,21 @@ def test_some_seeds_merge_by_another_rule_and_all_else_of_them_is_as_it_was() ->
     assert sum(o.merge == "rda" for o in drawn) > 100
     # What these seeds drew before there was a choice.
     assert [drawn[seed].full_disks for seed in (0, 5, 12, 20)] == [1, 2, 2, 1]
+
+
+def test_a_new_rule_is_in_some_worlds_and_changes_nothing_in_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So who writes one has no list of worlds to mend."""
+    before = [Options.drawn(seed) for seed in range(200)]
+    monkeypatch.setitem(RULES, "newer", MergeRule())
+    drawn = [Options.drawn(seed) for seed in range(200)]
+    assert 5 < sum(o.merge == "newer" for o in drawn) < 50
+    assert {o.merge for o in drawn} == {*RULES}
+    assert before == [
+        o.changed(merge=was.merge) if o.merge == "newer" else o
+        for o, was in zip(drawn, before, strict=True)
+    ]
 
 
 def test_a_calm_world_says_nothing_but_its_seed(tmp_path: Path) -> None:

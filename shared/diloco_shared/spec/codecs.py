@@ -1,9 +1,10 @@
 """Codecs by name: what everybody must know of them, and the bytes that encoded values take.
 
 What the bytes mean stands in `numerics/codec/layout.py`. A codec whose values are a table of levels
-is a row here and nothing else: settings, budgets and worlds know it from here, the encoders of
+is a row here, and no other code: settings, budgets and worlds know it from here, the encoders of
 processors and of devices read the table, and merges add up what they encoded. A row stands at the
-end, since its place is the codec's number on the wire.
+end, since its place is the codec's number on the wire. Tests pin the bytes of every codec in
+`tests/golden/codec.json`.
 
 A codec with arithmetic of its own stands in three places: its row here, its arithmetic on a
 processor in `numerics/codec/kernels.py`, and its encoder on a device in the learner's

@@ -3,7 +3,8 @@
 The one place that decides it. A round asks four times: before it opens, before it pulls, while
 answers come, and before it merges; the end of a run and its status ask too, and the coordinator
 asks what another K would mean for a run as it stands. A policy of your own is a class here, which
-`policy` returns.
+`policy` returns. One that is content with fewer than K changes the simulator's promise I3, too,
+which states the paper's rule once more.
 """
 
 from collections.abc import Collection
@@ -21,7 +22,7 @@ class QuorumAnswer:
 
 
 class Quorum(Protocol):
-    """A policy. One of your own may look at who they are: at their sites, say."""
+    """A policy. It is told the names of learners, and nothing else of them."""
 
     def answer(self, learners: Collection[str]) -> QuorumAnswer: ...
 

@@ -177,7 +177,7 @@ SHAPES = {
     "nano-moe": Shape(
         256, 64, 2, 4, 4, 16, 88, experts=8, experts_per_token=2, expert_capacity=2.0
     ),
-    # Qwen3 30B-A3B: a token takes 3.3 of its 30.5 billion parameters.
+    # Qwen3 30B-A3B: a token takes 3.4 of its 30.5 billion parameters.
     "30b-a3b": Shape(
         151_936,
         2048,

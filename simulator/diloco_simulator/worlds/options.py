@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from diloco_shared.spec.codecs import NAMES
+from diloco_shared.spec.merge_rules import RULES
 
 # Checkpoints of the whole run: (asked for, steps between those made by itself, restores).
 CUTS = (*((0, None, 0),) * 6, (1, None, 0), (2, None, 1), (1, None, 1), (1, 12, 2))
@@ -13,6 +14,7 @@ CUTS = (*((0, None, 0),) * 6, (1, None, 0), (2, None, 1), (1, None, 1), (1, 12, 
 WEIGHTINGS = ("quality", "quality", "tokens", "equal")
 # What seeds chose from when they were first played: more to choose from would change the choices.
 FIRST_CODECS = ("fp32", "bf16", "int8", "int4", "e3m0")
+FIRST_RULES = ("rda", "clipped", "trimmed", "median", "mean")
 # What some links carry, in bytes a second. What a process says beside payloads comes to thousands:
 # of four learners' leader to 10,000. So a link of less keeps everybody out for ever, and shows
 # nothing.
@@ -187,7 +189,7 @@ class Options:
             restores=cuts[2],
             weighting=weighting,
         )
-        more = beyond(seed) | islands(seed) | seldom(seed) | newer_codecs(seed)
+        more = beyond(seed) | islands(seed) | seldom(seed) | newer_codecs(seed) | newer_rules(seed)
         more |= {"named": random.Random(f"credentials of {seed}").random() < NAMED}
         more |= {"severs": True}
         if drawn.restores:
@@ -255,7 +257,7 @@ SELDOM = {
     "slow_writes": Seldom("slow writes", 0.3, (True,)),
     "full_disks": Seldom("full disks", 0.15, (1, 2)),
     # Runs that do not merge by the default.
-    "merge": Seldom("merges", 0.2, ("clipped", "clipped", "trimmed", "median", "mean")),
+    "merge": Seldom("merges", 0.2, (FIRST_RULES[1], *FIRST_RULES[1:])),
     "no_names": Seldom("file systems that settle no names", 0.2, (True,)),
     "spoilt": Seldom("spoilt payloads", 0.15, (0.05, 0.2)),
 }
@@ -304,6 +306,20 @@ def newer_codecs(seed: int) -> dict[str, Any]:
         if rng.random() < NEWER_CODEC:
             ways = rng.choice([("codec_up",), ("codec_down",), ("codec_up", "codec_down")])
             drawn |= dict.fromkeys(ways, name)
+    return drawn
+
+
+# How many worlds merge by a rule that is newer than those, for each of them.
+NEWER_RULE = 0.1
+
+
+def newer_rules(seed: int) -> dict[str, Any]:
+    """Of each newer merge rule, from dice of its own."""
+    drawn: dict[str, Any] = {}
+    for name in RULES:
+        rng = random.Random(f"newer merge rules of {seed}: {name}")
+        if name not in FIRST_RULES and rng.random() < NEWER_RULE:
+            drawn["merge"] = name
     return drawn
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_shared.spec.merge_rules import RULES, Clipped
+from diloco_shared.spec.merge_rules import RULES, Clipped, MergeRule
 from diloco_simulator.worlds import tiny, world
 from diloco_simulator.worlds.options import Options
 
@@ -21,6 +21,20 @@ CANCELLING = SHORT.changed(learners=2, merge="clipped")
 @pytest.mark.parametrize("rule", sorted({*RULES} - {"rda"}))
 def test_what_every_rule_makes_is_computed_again(rule: str) -> None:
     found = world.one(1, SHORT.changed(learners=4, merge=rule, learner_crash=0.005))
+    assert found.violations == [] and found.rounds > 0
+
+
+class Halved(MergeRule):
+    """Half of the mean."""
+
+    def scale(self, *decided: object) -> float:
+        return 0.5
+
+
+def test_a_rule_of_ones_own_is_played_by_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is all that names it: what checks worlds knows no such rule, and believes it."""
+    monkeypatch.setitem(RULES, "halved", Halved())
+    found = world.one(1, SHORT.changed(learners=4, merge="halved"))
     assert found.violations == [] and found.rounds > 0
 
 
