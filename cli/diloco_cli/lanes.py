@@ -75,7 +75,7 @@ def lanes(
     A learner that is lost without a known fault has been silent for `lease_s` seconds already.
     `merged`: when a contribution of a learner was merged last, in seconds since 1970.
     """
-    told = [event for event in events if _learner_of(event) or _pauses(event)]
+    told = _told(events)
     since = float(told[0]["at"]) if told else until
     learners = _named(told) | {*merged}
     found: dict[str, _Lane] = {}
@@ -103,10 +103,29 @@ def whole(events: Iterable[dict[str, Any]], merged: Iterable[str]) -> bool:
     """Whether a run's events begin with its beginning: what happens to each learner first is that
     it joins."""
     first: dict[str, str] = {}
-    about = [event for event in events if _learner_of(event)]
+    about = [event for event in _told(events) if _learner_of(event)]
     for event in about:
         first.setdefault(_learner_of(event), event["kind"])
     return all(first.get(learner) == "join" for learner in {*_named(about), *merged})
+
+
+def _told(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that change what somebody does.
+
+    Without the first report of a learner that comes before it joins, as on a busy machine: what
+    happens to it first is that it joins.
+    """
+    told = [event for event in events if _learner_of(event) or _pauses(event)]
+    first: dict[str, dict[str, Any]] = {}
+    early, followed = set[int](), set[str]()
+    for event in told:
+        learner = _learner_of(event)
+        if learner in followed or first.setdefault(learner, event) is event:
+            continue
+        followed.add(learner)
+        if (first[learner]["kind"], event["kind"]) == ("learner-alive", "join"):
+            early.add(id(first[learner]))
+    return [event for event in told if id(event) not in early]
 
 
 def _named(told: Iterable[dict[str, Any]]) -> set[str]:

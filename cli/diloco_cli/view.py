@@ -63,10 +63,9 @@ def run_lines(
     if evaluations:
         # The first that is kept, which need not be the run's first.
         first, newest = evaluations[0], evaluations[-1]
-        lines.append(
-            f"validation loss: it is {newest['val_loss']:.4f} after {newest['steps']} steps, and "
-            f"was {first['val_loss']:.4f} after {first['steps']}"
-        )
+        line = f"validation loss: it is {newest['val_loss']:.4f} after {newest['steps']} steps"
+        was = f", and was {first['val_loss']:.4f} after {first['steps']}"
+        lines.append(line + (was if first is not newest else ""))
         if each := evaluations[-1].get("each"):
             lines.append(f"  by corpus: {per_corpus(each)}")
     if run.get("speeds"):

