@@ -114,7 +114,8 @@ class PoliteEnds:
         left = loop.left
         if left is None or left.outcome != "withdrawn":
             return ""
-        sequence = sequence_of(loop.exchange.epoch, work.context.incarnation, trained.steps)
+        epoch = loop.exchange.moments_epoch  # that of the run may be newer, and not begun here
+        sequence = sequence_of(epoch, work.context.incarnation, trained.steps)
         if work.checkpoints.newest == sequence:
             self.count("moments saved at a stop")
             told.machine.kept[work.spec.folder] = Saved(sequence, trained.last_moments)

@@ -48,6 +48,7 @@ class WatchedRun:
         self.stopped = False  # because it lacks something
         self.well_since = self.led_since = 0.0  # since then all shards had a leader at every look
         self.led = False  # at the newest one
+        self.lives = list[Any]()  # then: the processes of syncers
 
     async def begin(self) -> None:
         """Submit it."""
@@ -91,7 +92,9 @@ class WatchedRun:
             self._forced()
         elif not over:
             self.led = self._led(view)
-            self.led_since = self.led_since if self.led else now
+            # Whoever led is shown as leading for as long as its key lives.
+            before, self.lives = self.lives, [machine.process for machine in self.world.syncers]
+            self.led_since = self.led_since if self.led and self.lives == before else now
         for text in self.user.unheeded(view, now - self.well_since, now - self.led_since):
             self.world.broken("commands", text)
         await self.world.visitors.begin_again(view)
