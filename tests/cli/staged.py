@@ -26,7 +26,7 @@ from diloco_cli.doctor import judging
 from diloco_cli.doctor.trying import judged, tries
 from diloco_cli.seen import Seen
 from diloco_cli.up.folder import Folder
-from diloco_cli.up.stack import Stack
+from diloco_cli.up.stack import EachLearner, Stack
 from diloco_client import Client
 from diloco_coordinator.api.views import quorum_consequence
 from diloco_learner.preflight import findings
@@ -248,7 +248,9 @@ def demo_told(monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, list[str]]:
     took the leading syncer away."""
     events = ANSWERS["GET /v1/events"]["events"]
     planned, leaders = (n for n, e in enumerate(events, 1) if e["kind"] == "fault-planned")
-    demo = Demo(Stack(HERE, learners=3, port=0, chaos=True, threads=1), Console(), 240, 0.0)
+    demo = Demo(
+        Stack(HERE, learners=3, port=0, chaos=True, each=EachLearner()), Console(), 240, 0.0
+    )
     demo.kill_step = KILLED["at_step"]
 
     def clock(shape: str) -> str:

@@ -6,14 +6,14 @@ is sent may be a lie, and what is fetched may be damaged: on its way, or for a w
 
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 
 from diloco_shared.bus.port import Stored, StreamFull
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.hub.net import Net, Way
 from diloco_simulator.troubles.chance import Chance
-from diloco_simulator.troubles.spoiling import Spoiling
+from diloco_simulator.troubles.spoiling import Spoiling, altered
 from diloco_simulator.worlds.options import Options
 
 # Beside the one that carries all else.
@@ -33,9 +33,19 @@ def is_chunk(subject: str) -> bool:
     return subject.split(".", 1)[0] in BULK and not subject.endswith(SMALL)
 
 
+@dataclass(frozen=True, slots=True)
+class DataTroubles:
+    """What goes wrong with payloads: `sent` may change what is stored, learners may get what is
+    damaged, and whoever reads what is `spoiling`."""
+
+    options: Options
+    chance: Chance
+    sent: Sent
+    spoiling: Spoiling | None = None
+
+
 class DataBus(FarBus):
-    """One process's. `sent` may change what is stored; learners may get what is damaged, and
-    whoever reads what is `spoiling`."""
+    """One process's."""
 
     def __init__(
         self,
@@ -44,16 +54,12 @@ class DataBus(FarBus):
         machine: str,
         net: Net,
         passing: Callable[[str], bool] | None,
-        options: Options,
-        chance: Chance,
-        sent: Sent,
-        spoiling: Spoiling | None = None,
+        troubles: DataTroubles,
     ) -> None:
         super().__init__(broker, name, machine, net, passing)
-        self.options = options
-        self.chance = chance
-        self.sent = sent
-        self.spoiling = spoiling
+        self.options = options = troubles.options
+        self.chance, self.sent = troubles.chance, troubles.sent
+        self.spoiling = troubles.spoiling
         self.damages = options.corrupt if name.startswith("learner") else 0.0
         self.beside = [
             FarBus(broker, f"{name}-lane-{n}", machine, net, passing) for n in range(LANES)
@@ -108,13 +114,9 @@ class DataBus(FarBus):
         found = await lane.fetch_raw(stream, subject, start_seq=start_seq, limit=limit)
         if found and subject.startswith("dn.") and self.chance(self.damages, "corrupted"):
             at = self.chance.rng.randrange(len(found))
-            found[at] = replace(found[at], payload=self._damaged(found[at].payload))
+            byte = self.chance.rng.randrange(len(found[at].payload))
+            found[at] = altered(found[at], byte)
         return found if self.spoiling is None else self.spoiling.seen(self.name, subject, found)
-
-    def _damaged(self, payload: bytes) -> bytes:
-        """With one wrong byte."""
-        at = self.chance.rng.randrange(len(payload))
-        return payload[:at] + bytes([payload[at] ^ 0x40]) + payload[at + 1 :]
 
     @property
     def ways(self) -> list[Way]:

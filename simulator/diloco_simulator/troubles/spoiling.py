@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # For so long, in virtual seconds. Shorter than a standby takes to call a contribution damaged and a
 # run to begin again without it (`begin_again_after_s` of a world's run is 13).
 LASTS_S = (1.0, 20.0)
+# Bits that a damaged byte has otherwise.
+WRONG = 0x40
 # What readers of a kind fetch, by the beginnings of their names.
 READ = {"learner": "dn.", "syncer": "up."}
 
@@ -37,7 +39,8 @@ class Spoiling:
         self.chance = Chance(scene, rng)
         self.rate = rate
         # By reader and subject: the sequence of the chunk, whether it is lost, and until when; None
-        # for what is sound.
+        # for what is sound. A payload is judged once for each reader: its dice are thrown when it
+        # is first read.
         self.spoilt: dict[tuple[str, str], tuple[int, bool, float] | None] = {}
 
     def seen(self, reader: str, subject: str, found: "Sequence[Stored]") -> list["Stored"]:
@@ -60,7 +63,8 @@ class Spoiling:
         return self.rng.choice(found).seq, lost, self.scene.now + self.rng.uniform(*LASTS_S)
 
 
-def altered(message: "Stored") -> "Stored":
-    """With a wrong first byte, the same whoever reads it whenever."""
-    wrong = bytes([message.payload[0] ^ 0x40]) + message.payload[1:]
-    return replace(message, payload=wrong)
+def altered(message: "Stored", at: int = 0) -> "Stored":
+    """With a wrong byte: the first one, the same whoever reads it whenever, or that one."""
+    wrong = bytearray(message.payload)
+    wrong[at] ^= WRONG
+    return replace(message, payload=bytes(wrong))

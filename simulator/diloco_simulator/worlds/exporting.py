@@ -22,7 +22,7 @@ from diloco_learner.exporting.observing_io import PublishedView
 from diloco_learner.settings import Settings
 from diloco_shared.protocol.exports import ExportedFragment
 from diloco_shared.protocol.messages import TapeRound
-from diloco_simulator.hub.data_bus import DataBus
+from diloco_simulator.hub.data_bus import DataBus, DataTroubles
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.troubles.disks import SPELL_S
 from diloco_simulator.virtual_loop import Hosted, current
@@ -185,7 +185,8 @@ class _Export(Program):
         self.settings = settings_of(Settings, machine.name, world.folder)
         self.pause_s = 0.0
         hub = (world.broker, name, machine.host, world.net, self.process.passes)
-        self.bus = DataBus(*hub, world.options, world.of_links, lambda subject, payload: payload)
+        as_it_is = DataTroubles(world.options, world.of_links, lambda subject, payload: payload)
+        self.bus = DataBus(*hub, as_it_is)
         self.bus.damages = world.options.corrupt
         world.connections.append(self.bus)
         exporter.trouble(self, machine)

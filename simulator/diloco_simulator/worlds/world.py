@@ -34,7 +34,7 @@ from diloco_simulator.checkers.islands import IslandWatch
 from diloco_simulator.checkers.promises import Report
 from diloco_simulator.checkers.watch import RunWatch
 from diloco_simulator.hub.broker import MemoryBroker
-from diloco_simulator.hub.data_bus import DataBus
+from diloco_simulator.hub.data_bus import DataBus, DataTroubles
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.hub.net import Net
 from diloco_simulator.inside.counted import Counted
@@ -188,11 +188,8 @@ class World:
 
     def _client(self, name: str, host: str, passing: Passing | None) -> FarBus:
         hub = (self.broker, name, host, self.net, passing)
-        bus = (
-            FarBus(*hub)
-            if name.endswith("-control")
-            else DataBus(*hub, self.options, self.of_links, self.lies.sent, self.spoiling)
-        )
+        troubles = DataTroubles(self.options, self.of_links, self.lies.sent, self.spoiling)
+        bus = FarBus(*hub) if name.endswith("-control") else DataBus(*hub, troubles)
         self.connections.append(bus)
         return bus
 

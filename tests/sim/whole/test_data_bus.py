@@ -11,7 +11,7 @@ import pytest
 
 from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_simulator.hub.broker import MemoryBroker
-from diloco_simulator.hub.data_bus import DataBus, is_chunk
+from diloco_simulator.hub.data_bus import DataBus, DataTroubles, is_chunk
 from diloco_simulator.hub.net import Net, Way
 from diloco_simulator.inside import leaders
 from diloco_simulator.inside.observer import Scene
@@ -34,9 +34,8 @@ async def data_bus() -> tuple[VirtualLoop, DataBus]:
     options, broker = Options.calm(), MemoryBroker()
     scene = Scene(loop, options)
     net = Net(loop, Random(1), options, scene.counts)
-    bus = DataBus(
-        broker, "a-data", "a", net, None, options, Chance(scene, Random(1)), lambda s, p: p
-    )
+    troubles = DataTroubles(options, Chance(scene, Random(1)), lambda s, p: p)
+    bus = DataBus(broker, "a-data", "a", net, None, troubles)
     await bus.ensure_stream(StreamSpec("UP-sim", ("up.sim.>",), 10_000))
     return loop, bus
 
