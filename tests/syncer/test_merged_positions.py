@@ -1,12 +1,13 @@
 """How far data shards are merged, told to whoever reads on where another stopped."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from syncer.contexts import alone
 
-from diloco_shared.bus.port import Conflict
+from diloco_shared.bus.port import Conflict, Unavailable
 from diloco_shared.bus.repeating import AT_ONCE
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Place
@@ -95,6 +96,35 @@ async def test_what_is_being_written_does_not_replace_places_of_a_checkpoint(
         await asyncio.sleep(0)
         held.set()
     assert await told(bus) == {"r.3.0": (0, 2), "r.5.0": (1, 0)}
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_place_whose_write_was_not_answered_is_taken_back_as_well(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, or on its way. Else whoever begins again leaves out what lies before it."""
+    bus, ledger, places = await written()
+    create, on_its_way = bus.kv_create, list[Any]()
+
+    async def unanswered(*args: Any, **more: Any) -> int:
+        on_its_way.append(create(*args, **more))
+        if not late:
+            await on_its_way.pop()
+        raise Unavailable("no answer")
+
+    ledger.places[6] = (0, 8)
+    with monkeypatch.context() as patched, pytest.raises(Unavailable):
+        patched.setattr(bus, "kv_create", unanswered)
+        await places.write()
+    places.back = {3: (0, 2)}
+    for _ in range(2):  # it meets what it wrote itself, and looks
+        with suppress(Conflict):
+            await places.write()
+    for request in on_its_way:
+        with pytest.raises(Conflict):
+            await request
+    assert await told(bus) == {"r.3.0": (0, 2), "r.5.0": (0, 0), "r.6.0": (0, 0)}
+    assert not places.unsure
 
 
 async def test_many_places_are_written_some_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,9 @@ class MergedPositions:
         self.known = False  # whether `written` is what earlier leaders wrote
         self.written: dict[int, tuple[int, int]] = {}
         self.revisions: dict[int, int] = {}
+        # Whose write was not answered: it may be there, or come yet. A run that goes back must not
+        # pass them over because it knows nothing of them.
+        self.unsure: set[int] = set()
         self.changed = asyncio.Event()  # the tape has taken something
         self.changed.set()
 
@@ -66,14 +69,20 @@ class MergedPositions:
             await self._read()
         merged = self.ledger().places if self.back is None else self.back
         # A place that the tape does not know is one of a history that was gone back behind.
-        wanted = ((shard, merged.get(shard, (0, 0))) for shard in {*merged, *self.written})
-        new = [place for place in wanted if self.written.get(place[0]) != place[1]]
+        told = {*merged, *self.written, *self.unsure}
+        wanted = ((shard, merged.get(shard, (0, 0))) for shard in told)
+        new = [
+            (shard, where)
+            for shard, where in wanted
+            if self.written.get(shard) != where or shard in self.unsure
+        ]
         await some_at_once(self._put(shard, where) for shard, where in new)
 
     async def _put(self, shard: int, where: tuple[int, int]) -> None:
         value = encode(Place(shard=shard, passes=where[0], sequences=where[1]))
         place, known = (subjects.PLACES, self._key(shard)), self.revisions.get(shard, 0)
         await self.ours()
+        self.unsure.add(shard)
         try:
             self.revisions[shard] = await write_if(self.bus, *place, value, known)
         except Conflict:
@@ -81,6 +90,7 @@ class MergedPositions:
             self.known = False
             raise
         self.written[shard] = where
+        self.unsure.discard(shard)
 
     def _key(self, shard: int) -> str:
         return f"{self.run}.{shard}.{self.syncer}"
