@@ -23,7 +23,7 @@ PURE = $(KEPT) $(BIN)/pytest $(TOLD) -m "not live and not whole and not long" --
 # What starts one server, or none, is not among them.
 ALONE = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 # The longest first, so that no worker is left with one at the end.
-LONGEST = $(patsubst %,tests/live/test_%.py,demo text_to_model attacks tutorials)
+LONGEST = $(patsubst %,tests/live/test_%.py,demo text_to_model attacks)
 STACKS = $(LONGEST) $(filter-out $(LONGEST),$(ALONE))
 WHOLE = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(TOLD) -m "(live or whole) and not long"
 

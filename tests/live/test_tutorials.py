@@ -73,10 +73,11 @@ def _typed(script: list[str], folder: Path) -> None:
 
 
 @pytest.mark.live
+@pytest.mark.long
 @pytest.mark.timeout(10 * LIMIT_S)  # others may have their turn before
 def test_every_command_of_the_first_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    """With every change, since most readers begin there: each fragment is merged once, not eight
-    times, and programs are kept for the next time."""
+    """With few steps, for who changes it: each fragment is merged once, not eight times, and
+    programs are kept for the next time."""
     (page,) = [page for page in typed("tutorials") if page.stem == "first-run"]
     kept = f"export DILOCO_CACHE={shlex.quote(str(COMPILED))}"
     follow(page, tmp_path, kept, ANY_PORT, instead=("steps = 192 ", "steps = 24 "))
