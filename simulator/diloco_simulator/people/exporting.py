@@ -264,8 +264,9 @@ class Exporting:
             self.counts["files of exports taken home"] += status == 200
 
     async def _ended(self, run: WatchedRun) -> list[View]:
-        """All, once none is being made any more and the last one by itself was."""
-        until = self.world.loop.now + ENDS_S
+        """All, once none is being made any more and the last one by itself was. One may follow
+        another, and each has its time."""
+        until, before = self.world.loop.now + ENDS_S, list[str]()
         while True:
             shown = await self.look()
             if shown is not None:
@@ -273,6 +274,8 @@ class Exporting:
                 lacking = await self._lacks_the_last(run, shown)
                 if not running and not lacking:
                     return shown
+                if running and running != before:
+                    until, before = self.world.loop.now + ENDS_S, running
                 if self.world.loop.now > until:
                     text = f"running {running}" + (", and none of the end" if lacking else "")
                     self.broken(f"after {ENDS_S:.0f} s exports are not over: {text}")
