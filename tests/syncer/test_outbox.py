@@ -411,7 +411,7 @@ async def test_chunks_that_were_lost_after_they_were_acknowledged_go_again() -> 
 
 async def test_a_link_that_breaks_repeats_no_chunk_that_was_acknowledged(monkeypatch: Any) -> None:
     """Were a pass without a break needed, a large publication would never be over."""
-    monkeypatch.setattr(blobs, "BACKOFF_S", (0.001,))
+    monkeypatch.setattr(blobs, "PAUSES_S", (0.001, 0.001))
     bus, d = await hub(1 << 24), driver()
     out = Outbox(context(d.spec, bus))
     subject, asked = subjects.publication("t", 0, 0, 1, 1), Counter[str]()

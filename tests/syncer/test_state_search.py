@@ -193,6 +193,43 @@ async def test_who_found_a_way_on_does_not_show_any_more_why_it_had_none(
     assert last == ("catching up", "", 9 if another else 3)
 
 
+class Back(InVain):
+    """What was gone can be read once the message server has begun a new life."""
+
+    async def _readable(self, follower: Follower) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("new_life", [True, False])
+async def test_what_a_backup_has_brought_back_is_executed(
+    monkeypatch: pytest.MonkeyPatch, *, new_life: bool
+) -> None:
+    """UP had lost a contribution, and the hub was put back from a backup that has it. The syncer
+    began again from what was published, with less than there was."""
+    looks, nothing = list[bool](), cast(Any, None)
+
+    async def tell(*_: str) -> None: ...
+
+    async def look_back() -> bool:
+        looks.append(True)
+        if len(looks) == 4:
+            raise Looked
+        return new_life and len(looks) == 2
+
+    class Looked(Exception):
+        pass
+
+    monkeypatch.setattr(stuck, "RETRY_S", 0.0)
+    keeper: Any = SimpleNamespace(lease=SimpleNamespace(me="s1"), fit=lambda why: None)
+    here = Back(context(SPEC, nothing, "s1"), keeper, nothing, lambda *_: None, tell)
+    left: Any = SimpleNamespace(
+        history=SimpleNamespace(seq=3), look_back=look_back, let_go=lambda: None
+    )
+    with pytest.raises(Replaced if new_life else Looked):
+        await here.way_on(left, Purged("record 4 is gone"))
+    assert len(looks) == (2 if new_life else 4)
+
+
 async def archived(folder: Path) -> Tape:
     """Two records of three lie in the archive alone."""
     bus = MemoryBus(MemoryBroker(), "s")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from diloco_shared.bus.repeating import pause_after
 from diloco_shared.process.stopping import dies_with_parent, how_ended
 
 # --------------------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ class Restarts:
         """Seconds to wait before starting it again."""
         self.total += 1
         self.in_a_row = 1 if now - self.started_at >= WELL_S else self.in_a_row + 1
-        return float(min(self.pause_s * 2 ** (self.in_a_row - 1), PAUSE_S_MAX))
+        return pause_after(self.in_a_row, (self.pause_s, PAUSE_S_MAX))
 
     @property
     def looping(self) -> bool:

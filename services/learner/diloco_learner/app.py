@@ -19,7 +19,7 @@ from diloco_learner.hosts.receiving_io import fetched_by_all
 from diloco_learner.recovery.incarnation_io import newest_boot
 from diloco_learner.settings import Settings
 from diloco_learner.training.computing_io import Computing, OnThisMachine, soon
-from diloco_learner.work_io import CHECKPOINTS, Unfit, Work
+from diloco_learner.work_io import CHECKPOINTS, RUN_OVER, Unfit, Work
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.run_streams import exists
@@ -60,8 +60,6 @@ DISMISS_S = 1.0
 ALONE_S = 60.0
 # What the member's record says meanwhile.
 WAITS = "waits until what was still at work for the run before has let go of the devices"
-# Why it leaves a run that it is no longer assigned to, where nobody merges anything any more.
-RUN_OVER = "the run is over"
 # Why a process whose id another one has taken does not work.
 TAKEN = "another process has this id: stop one of the two"
 

@@ -63,6 +63,8 @@ CHECKPOINTS = "checkpoints"
 # How a learner leaves whose contributions no merge takes any more: their epoch is void, or this
 # life is, or the run has merged its last round.
 VOID = frozenset({"restored", "superseded", *OVER})
+# Why it leaves where nobody merges anything any more.
+RUN_OVER = "the run is over"
 UNSAVED = "leaves without having saved its moments"
 # Of the seconds that a process has to stop, so many are for giving back its shards. The others are
 # for its step and its last checkpoint.
@@ -297,9 +299,14 @@ class Work:
             self.down.grants(),
             self.down.donations(),
             self.down.publications(),
+            self._heed_untold_end(),
             self.leases.supply(),
             self.reporter.heartbeats(),
         ]
+
+    async def _heed_untold_end(self) -> None:
+        await self.down.untold_end()
+        self.withdraw(RUN_OVER, run_over=True)
 
     # --- set-up --------------------------------------------------------------------------------
 

@@ -478,9 +478,12 @@ class Machine:
             known[p] = max(known[p], event.version)
             self.published = tuple(known)
         effects = self._free_up()
-        # One of an earlier epoch replaces nothing: this epoch's own may not be there yet.
-        if not event.keyframe or event.epoch != self.history.epoch:
+        if not event.keyframe:
             return effects
+        if event.epoch != self.history.epoch:
+            # It replaces what is older than it, so that there is room for this epoch's own. Of runs
+            # that go back again and again each epoch leaves one, and DN is no larger for them.
+            return [*effects, PurgeDown(event.epoch, event.fragment, event.version)]
         keyframes = list(self.keyframes or (-1,) * self.history.fragments)
         newest = keyframes[event.fragment] = max(keyframes[event.fragment], event.version)
         self.keyframes = tuple(keyframes)

@@ -30,6 +30,7 @@ from typing import TypeVar
 
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError, Lanes, StreamFull, TransferProgress, Unavailable
+from diloco_shared.bus.repeating import pause_after
 from diloco_shared.memory.buffers_io import Buffers
 from diloco_shared.memory.pages import pages
 from diloco_shared.protocol.chunks import (
@@ -50,7 +51,8 @@ WINDOW = 64
 # its way (8 MiB); fewer on a slow link, where much on its way would delay all else.
 FETCH_CHUNKS_MAX = 16
 FETCH_S = 1.0
-BACKOFF_S = (0.2, 0.4, 0.8, 1.6, 2.0)
+# First and longest pause before a chunk is sent, or what is missing asked for, once more.
+PAUSES_S = (0.2, 2.0)
 # Between two looks at whether a transfer moves, in seconds.
 LOOK_S = 0.5
 # Below this, hashing is cheaper than handing it to a thread (about 1 ms).
@@ -246,10 +248,10 @@ class _Sending:
 
     async def send_chunks(self) -> None:
         for index in self._indices:
-            tries = 0
+            failures = 0
             while not await self._send(index):
-                await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
-                tries += 1
+                failures += 1
+                await asyncio.sleep(pause_after(failures, PAUSES_S))
 
     async def _send(self, index: int) -> bool:
         """Send one chunk when the window has room for it; whether it was stored."""
@@ -381,7 +383,7 @@ class _Fetching:
         return received
 
     async def run(self) -> None:
-        tries, life = -1, self._bus.life
+        failures, life = 0, self._bus.life
         while self._incoming.awaited:
             received = self._incoming.received
             if life != self._bus.life:
@@ -396,8 +398,8 @@ class _Fetching:
                 if not self._incoming.awaited:
                     return
                 self.trouble = self._missing()
-            tries = 0 if self._incoming.received > received else tries + 1
-            await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
+            failures = 1 if self._incoming.received > received else failures + 1
+            await asyncio.sleep(pause_after(failures, PAUSES_S))
 
     def _missing(self) -> BlobIncomplete:
         incoming = self._incoming

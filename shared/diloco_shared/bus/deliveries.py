@@ -101,15 +101,16 @@ class Answers:
 # --------------------------------------------------------------------------------------------------
 # What a reader has yielded last, to recognise a stream that lost its end and was filled again.
 #
-# A killed server may have lost what it had acknowledged, and others may have written since, before
-# this reader is back: the sequences that it has passed then hold other messages, which it has not
-# seen.
+# A killed server may have lost what it had acknowledged, and one that was put back from a backup
+# what came after it. Others may have written since, before this reader is back: sequences that it
+# has passed then hold other messages, which it has not seen. All that is after the newest message
+# that is as it was may be such, and all that there is where none is left to tell.
 
 M = TypeVar("M")
 
 # Messages that are remembered. The server loses what it took in some milliseconds, or in up to two
 # minutes of a stream that is not synced: a hundred contributions of eight learners whose rounds
-# take ten seconds. What was lost of before the oldest of these stays unread.
+# take ten seconds.
 YIELDED_MAX = 128
 
 
@@ -118,10 +119,12 @@ class Trail(Generic[M]):
 
     def __init__(self) -> None:
         self._yielded: deque[tuple[int, M]] = deque(maxlen=YIELDED_MAX)
+        self._begun = False
 
     def add(self, seq: int, mark: M) -> None:
         """It was yielded."""
         self._yielded.append((seq, mark))
+        self._begun = True
 
     @property
     def newest_first(self) -> list[int]:
@@ -134,3 +137,16 @@ class Trail(Generic[M]):
             return True
         self._yielded = deque((item for item in self._yielded if item[0] < seq), YIELDED_MAX)
         return False
+
+    def resumes_at(self, next_seq: int, end: int, *, same: int, differs: bool) -> int:
+        """Where to read on, of a reader that was about to read `next_seq` of a stream whose next
+        message will be `end`.
+
+        `same`: the newest sequence that is as it was yielded, 0 for none; `differs`: some newer one
+        is not. One that is not there any more may have been removed, and says nothing.
+        """
+        if not self._begun:
+            return min(next_seq, end)
+        if same or differs or end < next_seq:
+            return min(next_seq, same + 1)
+        return next_seq

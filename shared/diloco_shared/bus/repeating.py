@@ -8,14 +8,14 @@ anything else, a cancellation above all, passes through.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, TypeVar
 
 import structlog
 
 from diloco_shared import ambient
-from diloco_shared.bus.port import BusError
+from diloco_shared.bus.port import BusError, Conflict
 
 log = structlog.get_logger()
 
@@ -27,6 +27,9 @@ Trouble = type[Exception] | tuple[type[Exception], ...]
 PATIENT = (0.2, 3.0)
 # For what a step, a round or the beginning of a process waits for: few and small requests.
 PROMPT = (0.3, 0.3)
+
+# Losing a compare-and-set that often means that somebody writes without end.
+CONFLICTS_MAX = 5
 
 # Requests of one kind that are under way together. A run has one or two keys for each data shard,
 # perhaps thousands, and a hub far away answers each request after a third of a second.
@@ -45,6 +48,25 @@ async def some_at_once(work: Iterable[Awaitable[Any]]) -> None:
                 raise outcome
 
 
+def pause_after(failures: int, pauses: tuple[float, float]) -> float:
+    """Seconds before the next attempt, after so many in a row failed (1 or more): each pause is
+    twice the one before, from the first to the longest of `pauses`."""
+    first_s, longest_s = pauses
+    # No more doublings than a float of seconds takes: a server may be away for weeks.
+    return min(first_s * 2.0 ** min(failures - 1, 64), longest_s)
+
+
+async def against_others(what: Callable[[], Awaitable[T]], conflicts_max: int = CONFLICTS_MAX) -> T:
+    """Try again at once where another writer came first; `what` reads anew what it writes upon.
+
+    Raises the last Conflict after `conflicts_max` of them.
+    """
+    for _ in range(conflicts_max - 1):
+        with suppress(Conflict):
+            return await what()
+    return await what()
+
+
 async def until_done(
     what: Callable[[], Awaitable[T]],
     doing: str,
@@ -58,19 +80,19 @@ async def until_done(
 
     `doing` says, in the log, what is waited for; of `trouble`, what is `fatal` is not waited out.
     """
-    pause_s, longest_s = pauses
-    said: set[type[Exception]] = set()
+    failures, said = 0, set[type[Exception]]()
     while True:
         try:
             return await what()
         except fatal:
             raise
         except trouble as error:
+            failures += 1
+            pause_s = pause_after(failures, pauses)
             if ambient.monotonic() + pause_s >= until:
                 raise
             _say(doing, error, said)
         await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, longest_s)
 
 
 async def again_and_again(

@@ -3,10 +3,13 @@
 Its leader writes it, and the coordinator once there is no leader left to end a run.
 """
 
+from functools import partial
+
 import structlog
 
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
+from diloco_shared.bus.repeating import against_others
 from diloco_shared.bus.run_streams import exists
 from diloco_shared.bus.stored_records import readable, readable_at, write_if
 from diloco_shared.protocol import subjects
@@ -60,19 +63,20 @@ class Standing:
 
     async def write(self, status: RunStatus) -> str:
         """Show this; why it must not be shown, or "". Once somebody else wrote, look again."""
-        for _ in range(3):  # a second writer is deposed, or the coordinator: neither goes on
-            if self.revision is None:
-                await self.read()
-            if why := await self._why_not(status):
-                self.revision = None
-                return why
-            try:
-                await self._set(status)
-            except Conflict:
-                self.revision = None
-                continue
-            return ""
-        return "others write it without end"
+        try:  # a second writer is deposed, or the coordinator: neither goes on
+            return await against_others(partial(self._written, status))
+        except Conflict:
+            return "others write it without end"
+
+    async def _written(self, status: RunStatus) -> str:
+        """Why it must not be shown, or ""; Conflict if somebody else wrote since the last look."""
+        if self.revision is None:
+            await self.read()
+        if why := await self._why_not(status):
+            self.revision = None
+        else:
+            await self._set(status)
+        return why
 
     async def _why_not(self, status: RunStatus) -> str:
         # Where nothing is shown, the run may have been deleted under us.

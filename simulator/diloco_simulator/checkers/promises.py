@@ -420,6 +420,11 @@ class KnownMembers:
             self.report("I10", f"{leader} admits {learner} {incarnation} after a newer one")
         self.admitted[key] = max(incarnation, self.admitted.get(key, -1))
 
+    def put_back(self) -> None:
+        """The hub was, from a backup: who was let in since is in no record, so that a life from
+        before may be the newest again."""
+        self.admitted.clear()
+
     def pull(
         self, leader: str, pull: Pull, participants: dict[str, int], now: float, late_s: float
     ) -> None:

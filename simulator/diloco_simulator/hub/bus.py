@@ -10,7 +10,7 @@ and `reconnect` cut one client off; `broker.fault` loses single messages or answ
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import copy_context
 from dataclasses import replace
@@ -417,15 +417,9 @@ class _Reader:
             return None
         # What came after the end of a stream that lost its last messages comes again.
         messages, end = broker.messages(self._stream)
-        self._next_seq = min(self._next_seq, end)
         last = self._last
-        as_it_was = last is not None and messages.get(last.seq) is last
-        for seq in () if as_it_was else self._trail.newest_first:
-            there = messages.get(seq)
-            if there is not None:
-                if self._trail.same(seq, there):
-                    break
-                self._next_seq = min(self._next_seq, seq)
+        if last is None or messages.get(last.seq) is not last:
+            self._look_back(messages, end)
         message = None
         if self._next_seq < end:
             message = next(broker.select(self._stream, self._subject, self._next_seq), None)
@@ -433,3 +427,13 @@ class _Reader:
             # Not to look through the same other subjects' messages again.
             self._next_seq = end
         return message
+
+    def _look_back(self, messages: Mapping[int, Stored], end: int) -> None:
+        same, differs = 0, False
+        for seq in self._trail.newest_first:
+            there = messages.get(seq)
+            if there is not None and self._trail.same(seq, there):
+                same = seq
+                break
+            differs |= there is not None
+        self._next_seq = self._trail.resumes_at(self._next_seq, end, same=same, differs=differs)

@@ -191,6 +191,8 @@ class Observer:
         """The hub was, from a backup: what was wished for since may be lost."""
         self.checkpoint = 0
         self.watch.stops.forget()
+        for of in self.watch.of:
+            of.members.put_back()
         there = self.broker.select(self.shards, ">", 1) if self.broker.exists(self.shards) else ()
         leases = [decode(m.payload, ShardLease) for m in there if self._ours(m)]
         self.watch.data.put_back(leases, self.scene.now)

@@ -161,7 +161,7 @@ class Exporting:
             if before != view and not self._unwritten(before, view):
                 self.broken(f"export {name} was {before['state']}, and changed to {view}")
             return
-        if name in self.gone_for_good:
+        if name in self.gone_for_good and not self._brought_back():
             self.broken(f"export {name} was removed, and is there again")
         if view["state"] == "complete":
             self.counts["exports ready"] += 1
@@ -175,6 +175,11 @@ class Exporting:
                 self.broken(f"export {name} failed without a reason")
         else:
             self._overdue(view)
+
+    def _brought_back(self) -> bool:
+        """Whether a power cut may have: of a file system that settles no names."""
+        options = self.world.options
+        return options.no_names and options.power_losses > 0
 
     def _unwritten(self, before: View, view: View) -> bool:
         """Whether a process died before its disk took that the export had failed."""

@@ -138,7 +138,7 @@ async def test_an_impossible_manifest_is_refused(open_buses: Open) -> None:
 
 
 async def test_lost_requests_and_answers_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "BACKOFF_S", (0.0,))
+    monkeypatch.setattr(blobs, "PAUSES_S", (0.0, 0.0))
     fates = random.Random(7)
     broker = MemoryBroker(
         fault=lambda _, operation, __: (

@@ -8,7 +8,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from diloco_shared.bus.port import Conflict, Refused, Unavailable
-from diloco_shared.bus.repeating import AT_ONCE, again_and_again, some_at_once, until_done
+from diloco_shared.bus.repeating import (
+    AT_ONCE,
+    CONFLICTS_MAX,
+    again_and_again,
+    against_others,
+    pause_after,
+    some_at_once,
+    until_done,
+)
 
 WITHOUT = (0.0, 0.0)  # pauses
 
@@ -102,3 +110,29 @@ async def test_what_was_begun_has_ended_when_some_of_it_fails_and_no_more_is_beg
     begun.clear()
     await some_at_once(work(n) for n in range(4, 4 + 2 * AT_ONCE))
     assert len(begun) == 2 * AT_ONCE
+
+
+def test_each_pause_is_twice_the_one_before_up_to_the_longest() -> None:
+    assert [pause_after(n, (0.2, 2.0)) for n in range(1, 7)] == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert pause_after(100_000, (0.2, 2.0)) == 2.0, "a server that is away for weeks"
+
+
+async def test_who_writes_against_others_reads_anew_and_gives_up_in_the_end() -> None:
+    lost = 0
+
+    async def what() -> str:
+        nonlocal lost
+        if lost < conflicts:
+            lost += 1
+            raise Conflict(f"{lost}")
+        return "written"
+
+    conflicts = 2
+    assert await against_others(what, 3) == "written"
+    lost, conflicts = 0, 9
+    with pytest.raises(Conflict, match=r"^3$"):
+        await against_others(what, 3)
+    lost, conflicts = 0, CONFLICTS_MAX
+    with pytest.raises(Conflict):
+        await against_others(what)
+    assert lost == CONFLICTS_MAX

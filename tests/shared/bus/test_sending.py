@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from diloco_shared.bus.nats import lane_put
-from diloco_shared.bus.nats.lane_put import BACKOFF_S, FirstPace, Sending
+from diloco_shared.bus.nats.lane_put import PAUSES_S, FirstPace, Sending
 from diloco_shared.bus.nats.lane_socket import LaneBroken
 from diloco_shared.bus.nats.wire import Arrived, WireMessage
 from diloco_shared.bus.port import Refused, StreamFull, Traffic, TransferProgress, Unavailable
+from diloco_shared.bus.repeating import pause_after
 from diloco_shared.protocol.chunks import cut
 
 PAYLOAD = bytes(range(100))
@@ -127,12 +128,12 @@ def test_what_was_flying_when_a_connection_broke_goes_first_over_the_next() -> N
     assert len({*first.ids, *second.ids}) == 10
     assert all(name.startswith("mine/") for name in first.ids), "those that nobody can guess"
     assert sent.progress.trouble.startswith("no answer within")
-    assert sent.pauses == [BACKOFF_S[0]], "something was stored: the first pause"
+    assert sent.pauses == [PAUSES_S[0]], "something was stored: the first pause"
 
 
 def test_a_server_that_stays_away_is_asked_less_and_less() -> None:
     sent = Sent(*[None] * 8).work()
-    wanted = [BACKOFF_S[min(n, len(BACKOFF_S) - 1)] for n in range(1, 10)]
+    wanted = [pause_after(failures, PAUSES_S) for failures in range(1, 10)]
     assert sent.pauses == wanted
     assert sent.progress.trouble == "no more lanes in this test"
 
@@ -140,7 +141,7 @@ def test_a_server_that_stays_away_is_asked_less_and_less() -> None:
 def test_a_full_stream_is_told_and_tried_again_after_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_put, "BACKOFF_S", (0.02, 0.04))
+    monkeypatch.setattr(lane_put, "PAUSES_S", (0.02, 0.04))
     refusals: list[float] = []
     full = {"error": {"err_code": 10077, "description": "maximum bytes exceeded"}}
     progress: list[str] = []

@@ -54,6 +54,37 @@ async def test_what_took_the_place_of_a_lost_end_is_read(lost: int) -> None:
         assert await took(messages, lost + 1) == [*"abcde"[:lost], "z"]
 
 
+async def test_all_is_read_that_took_the_place_of_an_end_of_which_nothing_is_left() -> None:
+    """As where a hub is put back from a backup: others wrote to it before this reader was back, and
+    what it had read before is not there to tell where the stream differs."""
+    broker = MemoryBroker()
+    one, two = MemoryBus(broker, "one"), MemoryBus(broker, "two")
+    await two.ensure_stream(SPEC)
+    await fill(two, *"123456789")
+    await two.purge("S", "s.>", below_seq=9)
+    async with one.read("S", "s.a") as messages:
+        assert await took(messages, 1) == ["9"]
+        one.disconnect()
+        broker.lose("S", 1)
+        await two.delete_stream("S")
+        await two.ensure_stream(SPEC)
+        await fill(two, *"abc")
+        one.reconnect()
+        assert await took(messages, 3) == [*"abc"]
+
+
+def test_where_a_reader_goes_on() -> None:
+    fresh, trail = Trail[str](), Trail[str]()
+    trail.add(7, "g")
+    assert fresh.resumes_at(9, 5, same=0, differs=False) == 5, "it was told where to begin"
+    assert trail.resumes_at(8, 12, same=7, differs=False) == 8
+    assert trail.resumes_at(12, 12, same=7, differs=False) == 8, "others' messages, once more"
+    assert trail.resumes_at(8, 12, same=0, differs=False) == 8, "what it read was removed"
+    assert trail.resumes_at(8, 5, same=0, differs=False) == 1
+    assert trail.resumes_at(8, 12, same=0, differs=True) == 1
+    assert trail.resumes_at(8, 5, same=3, differs=True) == 4
+
+
 async def test_what_was_removed_says_nothing() -> None:
     broker = MemoryBroker()
     one, two = MemoryBus(broker, "one"), MemoryBus(broker, "two")

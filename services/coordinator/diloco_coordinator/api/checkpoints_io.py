@@ -1,6 +1,7 @@
 """/v1/runs/RUN/checkpoints and /v1/checkpoints: make, list, show, restore, remove."""
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 import structlog
@@ -10,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from diloco_coordinator.access import asker, sees
 from diloco_coordinator.api.auth_io import Guard, must, must_see, run_of_folder
 from diloco_coordinator.api.problems_io import Problem, invalid, readable, spec_of
-from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX
 from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.vaults_io import problems
 from diloco_coordinator.api.views import jsonable
@@ -18,6 +18,7 @@ from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
+from diloco_shared.bus.repeating import against_others
 from diloco_shared.bus.stored_records import readable as record_in
 from diloco_shared.bus.stored_records import write_if
 from diloco_shared.checkpoints.checkpoints_io import (
@@ -423,23 +424,18 @@ async def seed_incarnations(bus: Bus, run: str, newest: dict[str, int]) -> None:
     for learner, number in newest.items():
         if number < 0:
             continue  # its only life is not in the checkpoint: there is nothing to begin above
-        for _ in range(ATTEMPTS_MAX):
-            if await _seed(bus, run, learner, number):
-                break  # else somebody was granted one meanwhile: it may be higher by now
-        else:  # its own site does that, to itself alone: others need not wait for it
+        try:  # again if somebody is granted one meanwhile: it may be higher by then
+            await against_others(partial(_seed, bus, run, learner, number))
+        except Conflict:  # its own site does that, to itself alone: others need not wait for it
             log.warning("life not counted on: its key is written without end", learner=learner)
 
 
-async def _seed(bus: Bus, run: str, learner: str, number: int) -> bool:
+async def _seed(bus: Bus, run: str, learner: str, number: int) -> None:
     place = (subjects.INCARNATIONS, subjects.life_key(run, learner, named=bus.named))
     entry = await bus.kv_get(*place)
     value = None if entry is None else entry.value
     found = record_in(value, Incarnation)  # what nobody can read is replaced
     if found and found.incarnation >= number:
-        return True
+        return
     record = Incarnation(learner=learner, incarnation=number, boot="", at=ambient.wall())
-    try:
-        await write_if(bus, *place, encode(record), entry.revision if entry and value else 0)
-    except Conflict:
-        return False
-    return True
+    await write_if(bus, *place, encode(record), entry.revision if entry and value else 0)

@@ -7,22 +7,24 @@ lost at any moment, and the same request may come twice at once, by two coordina
 import asyncio
 import contextlib
 import json
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from diloco_coordinator.access import digest
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.runs.registry_io import REPEATS, Registry
 from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared.bus.port import Conflict
+from diloco_shared.bus.repeating import CONFLICTS_MAX, against_others
 from diloco_shared.bus.stored_records import write_if
 from diloco_shared.protocol import subjects
+
+T = TypeVar("T")
 
 # How long a repeat of a request is known as one.
 REPEAT_S = 86_400.0
 # Ids that one request may have given to its run: a client repeats it a few times.
 IDS_MAX = 8
-# Losing a compare-and-set that often means that somebody writes without end.
-ATTEMPTS_MAX = 5
 # Looks at whether the other one of two requests has made the run, and seconds between them: its
 # streams are made meanwhile, each within a second or two.
 MADE_LOOKS, MADE_LOOK_S = 60, 0.25
@@ -32,6 +34,15 @@ def other_request() -> Problem:
     """Of a key that came with something else before."""
     text = "a key stands for one request: make a new one for a new request"
     return Problem(422, "Another request used this Idempotency-Key", text)
+
+
+async def until_written(run: str, what: Callable[[], Awaitable[T]]) -> T:
+    """Try again where another writer came first; 409 where others write without end."""
+    try:
+        return await against_others(what)
+    except Conflict:
+        text = f"{CONFLICTS_MAX} attempts lost: others write {run!r} too"
+        raise Problem(409, "The run keeps changing", text) from None
 
 
 class Repeatable:
@@ -49,19 +60,17 @@ class Repeatable:
         If not, it may now, as `run_id`. A run of this name that has none of its ids is somebody
         else's.
         """
-        bus = self.registry.bus
-        for _ in range(ATTEMPTS_MAX):
+
+        async def noted() -> bool:
             revision, ids = await self._noted()
             if ids and await self._is_one_of(ids):
                 return True
             # Else known, but without a run: the first attempt died half way, or it is deleted.
             await self._none_deleted(ids)
-            note = " ".join([self.asked, *ids[1 - IDS_MAX :], run_id]).encode()
-            with contextlib.suppress(Conflict):  # the same request came twice at once
-                await write_if(bus, *self.place, note, revision, ttl_s=REPEAT_S)
-                return False
-        text = f"{ATTEMPTS_MAX} attempts lost: others write {self.run!r} too"
-        raise Problem(409, "The run keeps changing", text)
+            await self._note([*ids[1 - IDS_MAX :], run_id], revision)
+            return False
+
+        return await until_written(self.run, noted)  # the same request may come twice at once
 
     async def was_made(self) -> bool:
         """Whether the same request, come at the same time, made the run; waits while it does."""
@@ -78,14 +87,19 @@ class Repeatable:
     async def forget(self, run_id: str) -> None:
         """An id was given to no run after all, and its removal is no user's: the same request may
         make the run later. Raises BusError."""
-        for _ in range(ATTEMPTS_MAX):
+
+        async def forgotten() -> None:
             revision, ids = await self._noted()
-            if run_id not in ids:
-                return
-            note = " ".join([self.asked, *(i for i in ids if i != run_id)]).encode()
-            with contextlib.suppress(Conflict):  # the same request came meanwhile
-                await write_if(self.registry.bus, *self.place, note, revision, ttl_s=REPEAT_S)
-                return
+            if run_id in ids:
+                await self._note([i for i in ids if i != run_id], revision)
+
+        with contextlib.suppress(Conflict):  # the same request comes again and again
+            await against_others(forgotten)
+
+    async def _note(self, ids: list[str], revision: int) -> None:
+        """Write down the ids; Conflict where the note is not of that revision any more."""
+        note = " ".join([self.asked, *ids]).encode()
+        await write_if(self.registry.bus, *self.place, note, revision, ttl_s=REPEAT_S)
 
     async def _none_deleted(self, ids: list[str]) -> None:
         """409 where one of the runs that had these ids was deleted. Its mark is kept for longer

@@ -15,7 +15,7 @@ from diloco_coordinator.access import asker, sees
 from diloco_coordinator.api.auth_io import Guard, must, must_see
 from diloco_coordinator.api.look_io import Look
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
-from diloco_coordinator.api.repeating_io import ATTEMPTS_MAX, Repeatable
+from diloco_coordinator.api.repeating_io import Repeatable, until_written
 from diloco_coordinator.api.sse_io import EventStreams
 from diloco_coordinator.api.uses_io import Uses
 from diloco_coordinator.api.vaults_io import Vaults
@@ -88,11 +88,6 @@ def _same(record: RunRecord, run_id: str) -> None:
     if run_id_of(record) != run_id:
         text = f"{record.name!r} was submitted anew meanwhile: look at it and decide again"
         raise Problem(409, "The run is another one by now", text)
-
-
-def _keeps_changing(run: str) -> Problem:
-    text = f"{ATTEMPTS_MAX} attempts lost: others write {run!r} too"
-    return Problem(409, "The run keeps changing", text)
 
 
 def _may_need(spec: RunSpec, quorum: int) -> None:
@@ -407,34 +402,32 @@ class Runs:
         caller has looked at, and not of a later one of its name. `told`: kind and text of an event,
         which is told of a change alone. Else whoever repeats a wish pushes out other events.
         """
-        for _ in range(ATTEMPTS_MAX):
+        run_id = run_id or run_id_of(self.record(run))
+
+        async def updated() -> dict[str, Any]:
             record = self.record(run)
-            run_id = run_id or run_id_of(record)
             _same(record, run_id)
-            if changing is not None:
-                changes = changing(record)
+            wanted = changes if changing is None else changing(record)
             if if_match not in ("", "*", self.etag(run)):
                 raise Problem(
                     412,
                     "The run changed meanwhile",
                     f"its ETag is {self.etag(run)}, not {if_match}: look at it and decide again",
                 )
-            self._may_change(record, changes)
-            changed = record.model_copy(update=changes)
+            self._may_change(record, wanted)
+            changed = record.model_copy(update=wanted)
             if changed == record:
                 # Of the mirror, which may be behind: perhaps it was otherwise since.
                 await self.registry.look_for_run(run)
                 if self.registry.runs.get(run) == record:
                     return self.view(record)
-                continue
-            try:
-                await self.registry.update_run(changed)
-            except Conflict:
-                continue
+                raise Conflict(f"the record of {run} changed meanwhile")
+            await self.registry.update_run(changed)
             if told is not None:
                 await self.registry.tell(run, *told, {})
             return self.view(self.record(run))  # somebody may have written after us
-        raise _keeps_changing(run)
+
+        return await until_written(run, updated)
 
     def _may_change(self, record: RunRecord, changes: dict[str, Any]) -> None:
         if record.phase != "there":
@@ -483,14 +476,15 @@ class Runs:
         self._may_delete(record)
         await self._left(record)
         run_id = run_id_of(record)
-        async with self._alone(run):
-            for _ in range(ATTEMPTS_MAX):
-                if now := self.registry.runs.get(run):
-                    _same(now, run_id)  # "deleted" would seem to speak of this one
-                    self._may_delete(now)  # its submission may have ended meanwhile
-                with contextlib.suppress(Conflict):  # its record changed, and is known anew
-                    return await delete_run(self.registry, run, run_id)
-        raise _keeps_changing(run)
+
+        async def deleted() -> None:
+            if now := self.registry.runs.get(run):
+                _same(now, run_id)  # "deleted" would seem to speak of this one
+                self._may_delete(now)  # its submission may have ended meanwhile
+            await delete_run(self.registry, run, run_id)
+
+        async with self._alone(run):  # again if its record changed: it is known anew then
+            await until_written(run, deleted)
 
     def _may_delete(self, record: RunRecord) -> None:
         run = record.name

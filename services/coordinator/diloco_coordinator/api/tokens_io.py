@@ -31,11 +31,11 @@ from diloco_coordinator.audit import row_view
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared import ambient
 from diloco_shared.bus.port import Conflict
+from diloco_shared.bus.repeating import CONFLICTS_MAX, against_others
 from diloco_shared.protocol.subjects import Id
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 # Losing a compare-and-set that often means that somebody writes without end.
-ATTEMPTS_MAX = 5
 # Never shown.
 _HIDDEN = {"digest", "previous_digest", "earlier"}
 
@@ -169,16 +169,18 @@ class TokenRoutes:
         overlap_s = (body or RotateRequest.model_validate({})).overlap_s
         if name == ADMIN:
             return await self._rotate_admin(overlap_s)
-        for _ in range(ATTEMPTS_MAX):
+
+        async def rotated() -> dict[str, Any]:
             record, token = self._find(name), new_token()
             changed = record.rotated(digest(token), ambient.wall(), overlap_s)
-            try:
-                await self.registry.update_token(record, changed)
-            except Conflict:
-                continue  # it was used meanwhile, which is noted in it
+            await self.registry.update_token(record, changed)
             return {**_view(changed), "token": token}
-        text = f"{ATTEMPTS_MAX} attempts lost: others write {name!r} too, try again"
-        raise Problem(409, "The token keeps changing", text)
+
+        try:  # again if it is used meanwhile, which is noted in it
+            return await against_others(rotated)
+        except Conflict:
+            text = f"{CONFLICTS_MAX} attempts lost: others write {name!r} too, try again"
+            raise Problem(409, "The token keeps changing", text) from None
 
     async def _rotate_admin(self, overlap_s: float) -> dict[str, Any]:
         admin = self.guard.admin

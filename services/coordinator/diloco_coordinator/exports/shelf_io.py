@@ -18,7 +18,7 @@ import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.exports.exports import ExportRecord
-from diloco_shared.durable import PART, make_folder, replace
+from diloco_shared.durable import PART, make_folder, replace, settle_names
 from diloco_shared.protocol.exports import MANIFEST, ExportedFile, ExportManifest
 
 log = structlog.get_logger()
@@ -105,6 +105,7 @@ class Shelf:
         """The export is gone; and its run's folder, with the last of them."""
         with suppress(FileNotFoundError):
             (self.place(record) / RECORD).unlink()  # the first: half an export is none
+            settle_names(self.place(record))  # else a power cut brings it back
         shutil.rmtree(self.place(record), ignore_errors=True)
         with suppress(OSError):
             (self.root / record.folder).rmdir()

@@ -37,7 +37,8 @@ from diloco_shared.bus.blobs import (
     receiving,
 )
 from diloco_shared.bus.port import BusError, Stored, Unavailable
-from diloco_shared.bus.repeating import PROMPT, left_undone, until_done
+from diloco_shared.bus.repeating import PROMPT, again_and_again, left_undone, until_done
+from diloco_shared.bus.status_key import shown
 from diloco_shared.memory.pages import joined
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import digest_array
@@ -124,6 +125,9 @@ MOVED_S = 1.0
 AGAIN_S = 5.0
 # Publications that were not whole and are fetched again: two of each of some dozen fragments.
 INCOMPLETE_MAX = 64
+# Between two looks at whether a shard is over whose leader is not heard, in seconds: while others
+# have told their end, that is a few requests.
+UNTOLD_S = 5.0
 
 
 class Downlink:
@@ -170,6 +174,18 @@ class Downlink:
             self.came.clear()
         self.ends = is_final(beat)
         return BeatSeen(beat)
+
+    async def untold_end(self) -> None:
+        """Until the run is over, and the leader of a shard has left without a word to this learner,
+        which had stood still. The leader of another one waits for it, and neither would end."""
+
+        async def look() -> bool:
+            told = {shard for shard, beat in self.leaders.beats.items() if is_final(beat)}
+            untold = set(range(self.leaders.shards)) - told if told else set()
+            found = [await shown(self.control, self.run, self.run_id, s) for s in untold]
+            return bool(found) and all(status and status.settled for status in found)
+
+        await again_and_again(look, "end of the run", UNTOLD_S)
 
     async def pulls(self) -> None:
         await self._listen(subjects.pull(self.run), Pull, PullSeen)

@@ -1,10 +1,10 @@
 """One life of a learner under its id: a number taken by compare-and-set (invariant I10)."""
 
-from contextlib import suppress
+from functools import partial
 
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, BusError, Conflict
-from diloco_shared.bus.repeating import PROMPT, until_done
+from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.repeating import PROMPT, against_others, until_done
 from diloco_shared.bus.stored_records import record_at, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Incarnation
@@ -22,9 +22,8 @@ async def take_incarnation(bus: Bus, run: str, learner: str, boot: str) -> int:
     key = subjects.life_key(run, learner, named=bus.named)
 
     async def take() -> int:
-        while True:
-            with suppress(Conflict):  # another process was first: take the next number
-                return await _take(bus, key, learner, boot)
+        # Where another process was first, take the next number.
+        return await against_others(partial(_take, bus, key, learner, boot))
 
     return await until_done(take, f"incarnation of {key}", pauses=PROMPT, trouble=TROUBLE)
 

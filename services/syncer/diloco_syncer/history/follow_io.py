@@ -76,8 +76,8 @@ Progress = Callable[[int, int], None]
 
 
 class Replaced(Exception):
-    """The tape has other records than this process has executed: the hub was put back from a
-    backup. Whoever begins anew sees what it has."""
+    """The tape has other records than this process has executed, or UP has what was gone: the hub
+    was put back from a backup. Whoever begins anew sees what it has."""
 
 
 class Damaged(Unread):
@@ -244,11 +244,13 @@ class Follower:
         self.store = None
         self.own.break_off()
 
-    async def look_back(self) -> None:
-        """Once the server has begun a new life: it may have other records than before."""
-        if (life := self.tape.bus.life) != self.tape.life:
-            await self._still_there()
-            self.tape.life = life
+    async def look_back(self) -> bool:
+        """Whether the server has begun a new life: it may have other records than before."""
+        if (life := self.tape.bus.life) == self.tape.life:
+            return False
+        await self._still_there()
+        self.tape.life = life
+        return True
 
     async def _still_there(self) -> None:
         seq = self.history.seq

@@ -93,11 +93,11 @@ class StateSearch:
         return found
 
     async def _way_on(self, follower: Follower, fault: Purged) -> Follower:
-        seq = follower.history.seq
+        seq, anew = follower.history.seq, False  # whether the server has begun a new life since
         while True:
             store = ambient.monotonic() >= self.checkpoints_at  # its turn to be asked
             with left_undone("look back at the tape"):
-                await follower.look_back()  # what is waited for may be of before a hub was put back
+                anew = await follower.look_back() or anew
             found, why = await self._newer(seq), ""
             if found is None:
                 # Those who live first: they have more, and a store that hangs is long waited for.
@@ -107,8 +107,11 @@ class StateSearch:
                 return found
             why = why or "the snapshot that was sent is of records that the tape has lost"
             again = isinstance(fault, Damaged) or (store and isinstance(fault, Unread))
-            if again and await self._readable(follower):
-                return follower
+            if (again or anew) and await self._readable(follower):
+                if isinstance(fault, Unread):
+                    return follower
+                # A hub that was put back has it. This follower has let go of its store.
+                raise Replaced(f"what was gone is there again: {fault}")
             text = f"{fault}, and {why}"
             not_yet = await self._why_not_begin_again(seq)
             if not not_yet:

@@ -19,13 +19,14 @@ from diloco_shared.bus.port import (
     TransferProgress,
     Unavailable,
 )
+from diloco_shared.bus.repeating import pause_after
 from diloco_shared.protocol.chunks import Outgoing
 from diloco_shared.protocol.pace import Pace
 
 # How often a thread that waits looks whether it is told to stop, in seconds.
 LOOK_S = 0.1
-# Pauses after a failure, in seconds: a restarting server is back within the second.
-BACKOFF_S = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0)
+# First and longest pause after a failure, in seconds: a server that restarts is back within one.
+PAUSES_S = (0.1, 2.0)
 
 Connect = Callable[[], AbstractContextManager[LaneSocket]]
 
@@ -91,7 +92,7 @@ class Sending:
     def work(self) -> None:
         """Send until the payload is stored, over one connection after the other."""
         pace = Pace(self._first_pace.window, self._first_pace.timeout_s_min)
-        tries = 0
+        failures = 0
         while not self.over:
             stored = self._progress.stored
             try:
@@ -99,8 +100,8 @@ class Sending:
                     _Sender(self, lane, pace).run()
             except Unavailable as error:
                 self._progress.trouble = str(error)
-                tries = 0 if self._progress.stored > stored else tries + 1
-                self._sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
+                failures = 1 if self._progress.stored > stored else failures + 1
+                self._sleep(pause_after(failures, PAUSES_S))
 
     def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -138,8 +139,8 @@ class Sending:
                 self.failure = error
             now = time.monotonic()
             if now >= self._pause_until:
-                self._pause_until = now + BACKOFF_S[min(self._refusals, len(BACKOFF_S) - 1)]
                 self._refusals += 1
+                self._pause_until = now + pause_after(self._refusals, PAUSES_S)
 
     def head(self, index: int, reply: str) -> tuple[bytes, memoryview]:
         """What goes before chunk `index`, and the chunk."""

@@ -29,6 +29,7 @@ from diloco_shared.bus.nats.pulls import (
 )
 from diloco_shared.bus.nats.wire import stored_of_head
 from diloco_shared.bus.port import BusError, Stored, Unavailable
+from diloco_shared.bus.repeating import pause_after
 
 _log = structlog.get_logger(__name__)
 
@@ -68,7 +69,7 @@ class Reader:
     way to `batch` messages and READ_BYTES_MAX.
     """
 
-    BACKOFF_S = (0.1, 0.2, 0.5, 1.0)
+    PAUSES_S = (0.1, 1.0)  # first and longest before it reads again
     PATIENCE_MAX = 4  # times the usual one
 
     def __init__(
@@ -148,22 +149,17 @@ class Reader:
             return
         what = f"stream {self._stream}"
         answer = await api_call(self._link, f"STREAM.INFO.{self._stream}", {}, what=what)
-        last = int(answer["state"]["last_seq"])
-        if last + 1 < self._next_seq:
-            _log.warning("the stream lost its end", stream=self._stream, end=last)
-            self._next_seq = last + 1
-        await self._look_at_trail(int(answer["state"]["first_seq"]))
-
-    async def _look_at_trail(self, first_seq: int) -> None:
-        """And the lost end may have been filled again before this reader was back."""
+        first, end = int(answer["state"]["first_seq"]), int(answer["state"]["last_seq"]) + 1
+        same, differs = 0, False
         for seq in self._trail.newest_first:
-            stored_at = await self._stored_at(seq) if seq >= first_seq else 0
-            if not stored_at:
-                continue  # removed since: that says nothing
-            if self._trail.same(seq, stored_at):
-                return
-            _log.warning("the stream lost its end", stream=self._stream, refilled=seq)
-            self._next_seq = min(self._next_seq, seq)
+            stored_at = await self._stored_at(seq) if first <= seq < end else 0
+            if stored_at and self._trail.same(seq, stored_at):
+                same = seq
+                break
+            differs |= bool(stored_at)
+        if end < self._next_seq or differs:
+            _log.warning("the stream lost its end", stream=self._stream, end=end, as_it_was=same)
+        self._next_seq = self._trail.resumes_at(self._next_seq, end, same=same, differs=differs)
 
     async def _stored_at(self, seq: int) -> int:
         """Nanoseconds since 1970; 0 where no message lies."""
@@ -216,13 +212,12 @@ class Reader:
 
     async def _retry(self, error: BusError) -> None:
         await self.close()
-        pause_s = self.BACKOFF_S[min(self._failures, len(self.BACKOFF_S) - 1)]
         if self._failures in (0, 30):
             _log.info(
                 "reading again", stream=self._stream, subject=self._subject, reason=str(error)
             )
         self._failures += 1
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(pause_after(self._failures, self.PAUSES_S))
 
     async def close(self) -> None:
         """Forget the consumer; the server is told if it listens."""

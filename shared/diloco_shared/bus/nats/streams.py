@@ -46,6 +46,7 @@ from diloco_shared.bus.port import (
     Sweep,
     Unavailable,
 )
+from diloco_shared.bus.repeating import pause_after
 from diloco_shared.bus.stream_kv import StreamKv
 
 # A repeat under the same message id is dropped within this time; receivers are idempotent anyway.
@@ -53,7 +54,7 @@ DUPLICATE_WINDOW_S = 120
 
 # Messages asked for at once, and failures in a row before a fetch is given up.
 _FETCH_BATCH = 256
-_FETCH_TRIES = 3
+_FETCH_TRIES, _FETCH_PAUSES_S = 3, (0.1, 0.2)
 # Headers asked for at once: a hundred bytes each.
 _SIZES_BATCH = 4096
 # Heads of one payload come for at most so many seconds, as long as they come: measured 16,400 a
@@ -349,7 +350,7 @@ class NatsStreams(StreamKv):
                 failures = 1 if len(found) > before else failures + 1
                 if failures == _FETCH_TRIES:
                     raise
-                await asyncio.sleep(0.1 * failures)
+                await asyncio.sleep(pause_after(failures, _FETCH_PAUSES_S))
         return found
 
     async def _newest(self, stream: str, subject: str) -> int:
