@@ -4,14 +4,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import structlog
 from learner.contexts import context
-from learner.test_leaders import beat
 from waiting import until
 
 from diloco_learner.events import (
@@ -25,11 +23,10 @@ from diloco_learner.events import (
 from diloco_learner.exchange import downlink_io as downlink
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.downlink_io import Downlink
-from diloco_learner.exchange.leaders import Leaders
 from diloco_learner.hosts.whole import HostLost
 from diloco_learner.recovery.moments import Received
 from diloco_learner.training.train import Anchored
-from diloco_shared.bus import blobs, repeating
+from diloco_shared.bus import blobs
 from diloco_shared.bus.blobs import announcement_subject, put_blob
 from diloco_shared.bus.port import Delivery, Unavailable
 from diloco_shared.numerics import codec
@@ -597,48 +594,3 @@ async def test_a_state_that_lies_elsewhere_or_is_far_too_large_is_bad(rig: Rig, 
         await send_state(rig, b"moments", blob=blob)
         assert isinstance(await rig.next(), StateBad)
         assert rig.down.states == {}
-
-
-@pytest.mark.parametrize(
-    ("told", "settled", "untold"),
-    [
-        ((), (0, 1), False),  # nobody has ended by what is heard
-        ((1,), (), False),
-        ((1,), (1,), False),  # the other one goes on
-        ((1,), (0,), True),
-        ((0, 1), (0, 1), False),  # both leaders tell it themselves: the learner ends as they say
-    ],
-)
-async def test_an_end_that_a_leader_told_while_a_learner_stood_still(
-    rig: Rig,
-    monkeypatch: pytest.MonkeyPatch,
-    told: tuple[int, ...],
-    settled: tuple[int, ...],
-    untold: bool,
-) -> None:
-    """The leader of one of two shards had left by then. The other one waited for the learner, which
-    waited for a word of the first."""
-    looks = 0
-
-    async def shown(control: Any, run: str, run_id: str, shard: int) -> Any:
-        nonlocal looks
-        looks += 1
-        return SimpleNamespace(settled=shard in settled)
-
-    async def slept(seconds: float) -> None:
-        nonlocal looks
-        looks += 1
-        await real(0)
-
-    real = asyncio.sleep
-    monkeypatch.setattr(downlink, "shown", shown)
-    monkeypatch.setattr(repeating.asyncio, "sleep", slept)
-    rig.down.leaders = Leaders("b", 2)
-    for shard in (0, 1):
-        state = "finished" if shard in told else "running"
-        rig.down.leaders.beat(beat(shard, (1, 1), state=state))
-    heeding = asyncio.create_task(rig.down.untold_end())
-    while looks < 6 and not heeding.done():
-        await real(0)
-    assert heeding.done() == untold
-    heeding.cancel()

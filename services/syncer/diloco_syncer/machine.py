@@ -460,9 +460,8 @@ class Machine:
         """What keyframes on DN have replaced, and is there all the same: the leader that published
         them may have died over it, or a deposed one was still sending. Until the next keyframe
         there may be no room."""
-        known = ((p, v) for p, v in enumerate(self.keyframes) if v >= 0)
-        owned = self.history.owned
-        return [PurgeDown(self.history.epoch, p, v) for p, v in known if p in owned]
+        h, known = self.history, [(p, v) for p, v in enumerate(self.keyframes) if v >= 0]
+        return [PurgeDown(h.epoch, p, v) for p, v in known if p in h.owned]
 
     def _make_room(self) -> list[Effect]:
         """On DN, which is full. Whoever led before has been gone for longer than that takes."""
@@ -480,13 +479,11 @@ class Machine:
         effects = self._free_up()
         if not event.keyframe:
             return effects
-        if event.epoch != self.history.epoch:
-            # It replaces what is older than it, so that there is room for this epoch's own. Of runs
-            # that go back again and again each epoch leaves one, and DN is no larger for them.
-            return [*effects, PurgeDown(event.epoch, event.fragment, event.version)]
-        keyframes = list(self.keyframes or (-1,) * self.history.fragments)
-        newest = keyframes[event.fragment] = max(keyframes[event.fragment], event.version)
-        self.keyframes = tuple(keyframes)
+        newest = event.version
+        if event.epoch == self.history.epoch:  # else it makes room for this epoch's own
+            keyframes = list(self.keyframes or (-1,) * self.history.fragments)
+            newest = keyframes[event.fragment] = max(keyframes[event.fragment], event.version)
+            self.keyframes = tuple(keyframes)
         return [*effects, PurgeDown(event.epoch, event.fragment, newest)]
 
     def _free_up(self) -> list[Effect]:

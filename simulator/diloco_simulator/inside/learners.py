@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from diloco_learner.app import RUN_OVER, Learner
+from diloco_learner.app import Learner
 from diloco_learner.events import (
     Adopt,
     AnchorReady,
@@ -37,7 +37,7 @@ from diloco_learner.recovery import recoverer_io as recoverer
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Pause, Rest, TrainLoop
-from diloco_learner.work_io import Work
+from diloco_learner.work_io import RUN_OVER, Work
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects

@@ -79,10 +79,10 @@ async def test_silence_and_other_statuses_end_it() -> None:
     ("stored", "begins_at"),
     [
         ({5: 50, 6: 60}, 7),  # as it was
-        ({5: 50}, 7),  # the newest was removed since: that says nothing
+        ({5: 50}, 6),  # the newest was removed since: nothing new is there
         ({5: 50, 6: 61}, 6),  # another one has its place
-        ({5: 51, 6: 61}, 5),
-        ({}, 7),
+        ({5: 51, 6: 61}, 1),  # whatever is there may be new
+        ({}, 7),  # all that was read was removed since: that says nothing
     ],
 )
 async def test_it_reads_on_from_where_the_stream_is_another_one(
@@ -97,7 +97,7 @@ async def test_it_reads_on_from_where_the_stream_is_another_one(
         return stored.get(seq, 0)
 
     reader._stored_at = stored_at
-    await reader._look_at_trail(1)
+    await reader._look_at_trail(1, 8)
     assert reader._next_seq == begins_at
 
 

@@ -22,9 +22,11 @@ EVERY_TIME = {
     "answer-that-was-refused-at-the-door",
     "backup-put-back-twice",
     "checkpoint-of-lost-records",
+    "contribution-that-a-backup-brought-back",
     "copy-begun-after-nobody-found-it",
     "disks-lost-before-anything-was-published",
     "empty-disk",
+    "end-of-one-shard-while-a-learner-stood-still",
     "ended-run-put-back-with-a-learner-less",
     "export-by-a-clock-that-was-ahead",
     "first-parameters-of-two-lives-and-a-look-without-an-answer",
@@ -37,6 +39,7 @@ EVERY_TIME = {
     "long-hang",
     "mark-that-failed-before-another-shard-heard-of-it",
     "new-names-of-syncers",
+    "publications-behind-an-end-that-was-lost",
     "quorum-after-a-shard-was-over",
     "requests-that-waited-for-a-slow-disk-one-by-one",
     "restore-told-after-the-run-was-submitted-anew",
@@ -51,6 +54,7 @@ EVERY_TIME = {
     "stop-while-somebody-hangs",
     "tail-of-dn",
     "term-that-waited-for-room",
+    "three-restores-in-a-row-and-a-small-dn",
     "two-snapshots-of-the-same-rounds",
 }
 # One world in thirty meets them.

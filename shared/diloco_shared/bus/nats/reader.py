@@ -149,7 +149,11 @@ class Reader:
             return
         what = f"stream {self._stream}"
         answer = await api_call(self._link, f"STREAM.INFO.{self._stream}", {}, what=what)
-        first, end = int(answer["state"]["first_seq"]), int(answer["state"]["last_seq"]) + 1
+        state = answer["state"]
+        await self._look_at_trail(int(state["first_seq"]), int(state["last_seq"]) + 1)
+
+    async def _look_at_trail(self, first: int, end: int) -> None:
+        """And the lost end may have been filled again before this reader was back."""
         same, differs = 0, False
         for seq in self._trail.newest_first:
             stored_at = await self._stored_at(seq) if first <= seq < end else 0
