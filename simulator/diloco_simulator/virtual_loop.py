@@ -39,6 +39,10 @@ THREAD_S = 0.05
 CANCELLATIONS = 20
 
 
+class NoEnd(Exception):
+    """Tasks that are told to end go on."""
+
+
 class Idle(RuntimeError):
     """Everybody waits for somebody else, for ever."""
 
@@ -435,7 +439,8 @@ class VirtualAmbient:
 async def _cancelled(loop: VirtualLoop) -> None:
     """Whoever is left ends; told again, should one take it for an answer of somebody else.
 
-    What was killed too: nobody can see any more what it does.
+    What was killed too: nobody can see any more what it does. Raises NoEnd where somebody goes on
+    all the same: it would be collected in the midst of a later world, and tidy up there.
     """
     mine = asyncio.current_task()
     for hosted in loop.hosted:
@@ -447,6 +452,9 @@ async def _cancelled(loop: VirtualLoop) -> None:
         if not left:
             return
         await asyncio.wait(left, timeout=1.0)
+    names = sorted({one.get_name().rstrip("-0123456789") for one in left if not one.done()})
+    if names:
+        raise NoEnd(f"told {CANCELLATIONS} times to end, these go on: {', '.join(names)}")
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """Virtual time: nobody waits, and everything happens in its order."""
 
 import asyncio
+from contextlib import suppress
 from random import Random
 
 import pytest
 
 from diloco_shared import ambient
-from diloco_simulator.virtual_loop import ORIGIN, WALL, Hosted, Idle, VirtualLoop, play
+from diloco_simulator.virtual_loop import ORIGIN, WALL, Hosted, Idle, NoEnd, VirtualLoop, play
 
 
 def test_an_hour_passes_at_once_for_every_clock() -> None:
@@ -57,6 +58,25 @@ def test_nobody_waits_for_ever() -> None:
 
     with pytest.raises(Idle):
         play(main(), Random(1))
+
+
+def test_who_does_not_end_with_its_world_is_named() -> None:
+    """It would be collected in the midst of a later world."""
+
+    async def stubborn() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def main() -> None:
+        kept.add(asyncio.create_task(stubborn(), name="stubborn"))
+
+    kept = set[asyncio.Task[None]]()
+    with pytest.raises(NoEnd, match="told 20 times to end, these go on: stubborn"):
+        play(main(), Random(1))
+    for task in kept:  # its loop is closed: nobody asks what becomes of it
+        task._log_destroy_pending = False
+        task.get_coro().close()
 
 
 @pytest.mark.parametrize("suspended", [False, True])
