@@ -443,9 +443,9 @@ async def _cancelled(loop: VirtualLoop) -> None:
     all the same: it would be collected in the midst of a later world, and tidy up there.
     """
     mine = asyncio.current_task()
-    for hosted in loop.hosted:
-        hosted.end()
     for _ in range(CANCELLATIONS):
+        for hosted in loop.hosted:
+            hosted.end()  # again: one that ends may kill its children
         left = {t for t in asyncio.all_tasks(loop) if t is not mine and not t.done()}
         for one in left:
             one.cancel()

@@ -79,6 +79,39 @@ def test_who_does_not_end_with_its_world_is_named() -> None:
         task.get_coro().close()
 
 
+def test_who_is_killed_while_the_world_ends_ends_with_it() -> None:
+    """What waited for a thread was never woken, and was collected in the midst of a later world."""
+    ended: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        parent = Hosted(loop, "parent")
+        child = Hosted(loop, "child", owner=parent)
+
+        async def works() -> None:
+            try:
+                for _ in range(9):
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.to_thread(lambda: None)
+            finally:
+                ended.append("child")
+
+        async def attends() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                child.kill()
+                ended.append("parent")
+
+        kept.update((child.run(works()), parent.run(attends())))
+        await asyncio.sleep(0)
+
+    kept = set[asyncio.Task[None]]()
+    play(main(), Random(1))
+    assert sorted(ended) == ["child", "parent"]
+
+
 @pytest.mark.parametrize("suspended", [False, True])
 def test_the_clock_of_a_suspended_machine_stands_still(suspended: bool) -> None:
     """Timers that it has set come so much later, and it cannot tell that time has passed."""

@@ -105,6 +105,7 @@ class Shelf:
         """The export is gone; and its run's folder, with the last of them."""
         with suppress(FileNotFoundError):
             (self.place(record) / RECORD).unlink()  # the first: half an export is none
+        with suppress(OSError):  # the rest goes also from a disk that takes nothing more
             settle_names(self.place(record))  # else a power cut brings it back
         shutil.rmtree(self.place(record), ignore_errors=True)
         with suppress(OSError):
